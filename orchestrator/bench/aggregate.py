@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from orchestrator.bench.drive import Drive, Sample
-from orchestrator.bench.steady import judge_sustained, realised_share, shows_a_rate, steady_window, ttft_growth
-from orchestrator.bench.workload import Workload
-from orchestrator.results import (
+from orchestrator.bench import metrics
+from orchestrator.bench.load_generator import Drive, Sample
+from orchestrator.bench.result import (
     CacheHits,
     Energy,
     FailureCount,
@@ -18,8 +17,9 @@ from orchestrator.results import (
     ServerCounts,
     Spread,
     Throughput,
-    figures,
 )
+from orchestrator.bench.steady_state import judge_sustained, realised_share, shows_a_rate, steady_window, ttft_growth
+from orchestrator.bench.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def _usd(throughput: Throughput | None, price: Price | None, gpus: int | None) -
     """US dollars per million output tokens: what the GPUs cost in the time they take for them."""
     if throughput is None or price is None or gpus is None:
         return None
-    return figures.usd_per_million_tokens(price.usd_per_gpu_hour * gpus, throughput.output_tok_per_s)
+    return metrics.usd_per_million_tokens(price.usd_per_gpu_hour * gpus, throughput.output_tok_per_s)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -11,23 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
+from orchestrator.bench.comparability import marks
 from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.counters import capped
-from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.endpoint import Endpoint, check_fits, probe
 from orchestrator.bench.energy import EnergyReader
-from orchestrator.bench.marks import marks
-from orchestrator.bench.run_point import PointRunner
-from orchestrator.bench.steady import knee
-from orchestrator.bench.workload import LEAST_TOKENS, Workload
-from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
-from orchestrator.core.files import write_whole
-from orchestrator.core.lookups import abandon_lookups
-from orchestrator.core.redaction import redact
-from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
-from orchestrator.core.signals import held
-from orchestrator.results import (
+from orchestrator.bench.load_generator import Drive, Sample
+from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
     BenchEnding,
@@ -40,6 +30,16 @@ from orchestrator.results import (
     Run,
     ServerProvenance,
 )
+from orchestrator.bench.run_point import PointRunner
+from orchestrator.bench.steady_state import knee
+from orchestrator.bench.workload import LEAST_TOKENS, Workload
+from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.lookups import abandon_lookups
+from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secret import Secret
+from orchestrator.core.signals import held
 
 
 @dataclass(frozen=True, kw_only=True)

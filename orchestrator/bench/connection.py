@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.bench.http import Framing, MalformedError
+from orchestrator.bench.http1 import Framing, MalformedError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import MOST_BYTES, NoAnswerError, OddAnswerError, authorization
+from orchestrator.engine.endpoints import authorization
+from orchestrator.engine.responses import MOST_BYTES, NoAnswerError, OddAnswerError
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0

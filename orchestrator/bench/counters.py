@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from orchestrator.engine import Metric, Metrics
-from orchestrator.results import MOST_AMOUNT, Point, ServerCounts, ServerProvenance
+from orchestrator.bench.result import MOST_AMOUNT, Point, ServerCounts, ServerProvenance
+from orchestrator.engine.metrics import Metric, Metrics
 
 
 def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) -> ServerCounts:

@@ -4,25 +4,23 @@ import json
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine import (
-    MOST_METRICS_BYTES,
-    Api,
+from orchestrator.engine import endpoints
+from orchestrator.engine.liveness import MOST_METRICS_BYTES
+from orchestrator.engine.metrics import Metrics, read_metrics
+from orchestrator.engine.requests import Api, tokenize_body
+from orchestrator.engine.responses import (
     Json,
-    Metrics,
     NoAnswerError,
     OddAnswerError,
     ServerInfo,
-    endpoints,
-    read_metrics,
     read_models,
     read_object,
     read_server_info,
     read_token_ids,
-    tokenize_body,
 )
-from orchestrator.results import EndpointFacts
 
 
 @dataclass(frozen=True, kw_only=True)

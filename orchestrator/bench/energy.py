@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from orchestrator.core import shell
+from orchestrator.bench.result import Energy
+from orchestrator.core import subprocesses
 from orchestrator.core.text import parse_json
-from orchestrator.results import Energy
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
 
@@ -36,8 +36,8 @@ EnergyReader = Callable[[], EnergyReading]
 def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
     """Read the counters of these GPUs of this machine, by index; of all by default. Raises EnergyUnavailableError."""
     try:
-        source, joules = "amd-smi", parse_amd_smi(shell.run(_AMD_SMI, timeout=30))
-    except shell.ProgramMissingError:
+        source, joules = "amd-smi", parse_amd_smi(subprocesses.run(_AMD_SMI, timeout=30))
+    except subprocesses.ProgramMissingError:
         source, joules = "nvml", _read_nvml()
     if gpus is not None:
         if missing := [index for index in gpus if index >= len(joules)]:
@@ -46,7 +46,7 @@ def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
     return EnergyReading(source=source, joules=joules, at_s=time.monotonic())
 
 
-def parse_amd_smi(done: shell.ProgramResult) -> tuple[float, ...]:
+def parse_amd_smi(done: subprocesses.ProgramResult) -> tuple[float, ...]:
     """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
     try:
         data = parse_json(done.stdout)

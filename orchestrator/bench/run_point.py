@@ -8,14 +8,16 @@ from typing import Final
 
 from orchestrator.bench.aggregate import Observation, closed_point, open_point
 from orchestrator.bench.counters import server_counts
-from orchestrator.bench.drive import Asked, Drive, Request, Sample, drive_closed, drive_open
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, energy_between
+from orchestrator.bench.load_generator import Asked, Drive, Request, Sample, drive_closed, drive_open
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
+from orchestrator.bench.result import Energy, Point, Price
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine import RANK_FIELD, Api, Metrics, load_body
-from orchestrator.results import Energy, Point, Price
+from orchestrator.engine.liveness import RANK_FIELD
+from orchestrator.engine.metrics import Metrics
+from orchestrator.engine.requests import Api, load_body
 
 _GAUGES_EVERY_S: Final = 1.0
 

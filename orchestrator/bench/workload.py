@@ -8,11 +8,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
-from orchestrator.core.nearest import did_you_mean
-from orchestrator.core.shell import quote
+from orchestrator.core.subprocesses import quote
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]

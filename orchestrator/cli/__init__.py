@@ -1,1 +1,1 @@
-"""The command line, one module a group of commands. Its face is `main`, the console script."""
+"""The command line."""

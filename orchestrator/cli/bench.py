@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, names_of, require_kind
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import Progress, note, out, out_json
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
-    from orchestrator.commands.bench import BenchOptions, MeasuredTarget, NamedHardware
-    from orchestrator.results import BenchResult
+    from orchestrator.bench.result import BenchResult
+    from orchestrator.bench.run import BenchOptions, MeasuredTarget, NamedHardware
 
 ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="the API to send requests to")]
 RatesOption: TypeAlias = Annotated[
@@ -88,9 +88,9 @@ def bench(
     """Measure a served model: throughput, latency and the knee."""
     import shlex
 
-    from orchestrator.commands import bench as command
-    from orchestrator.commands.servers import fleet
+    from orchestrator.bench import run as command
     from orchestrator.core.paths import Home
+    from orchestrator.servers.servers import fleet
 
     _check(api, arrivals)
     options = command.BenchOptions(
@@ -120,15 +120,15 @@ def bench(
 
 
 def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
-    from orchestrator.commands.bench import NamedHardware
+    from orchestrator.bench.run import NamedHardware
 
     return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
 
 
 def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":
     """Measure under a progress line; a result that cannot be written goes to standard output."""
-    from orchestrator.bench import UnwrittenError
-    from orchestrator.commands.bench import bench as run_bench
+    from orchestrator.bench.benchmark import UnwrittenError
+    from orchestrator.bench.run import bench as run_bench
 
     progress = Progress()
     try:
@@ -145,7 +145,7 @@ def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchR
 
 
 def _show(result: "BenchResult", *, json: bool) -> None:
-    from orchestrator.results import result_text
+    from orchestrator.bench.metrics import result_text
 
     if json:
         out_json(parse_json(result.to_json()))
@@ -155,7 +155,7 @@ def _show(result: "BenchResult", *, json: bool) -> None:
 
 def _tell_ending(result: "BenchResult", *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError where not every point was measured; `again` is the command that goes on."""
-    from orchestrator.results import BenchEnding
+    from orchestrator.bench.result import BenchEnding
 
     if result.ending is BenchEnding.INTERRUPTED:
         raise Interrupted("interrupted; what was finished is kept", hint=f"go on with `{again}`")

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import HostOption, Json
+from orchestrator.cli.typer_app import PREPARE, add, below
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 
 
@@ -18,8 +18,8 @@ def register(app: typer.Typer) -> None:
 
 def show(*, host: HostOption = None, json: Json = False) -> None:
     """List caches: Docker volumes for each image and gfx, and patched copies of sglang for processes."""
-    from orchestrator.commands.caches import caches
     from orchestrator.core.paths import Home
+    from orchestrator.runtimes.caches import caches
 
     found = caches(Home.from_environment(), host)
     if json:
@@ -48,8 +48,8 @@ def clear(
     host: HostOption = None,
 ) -> None:
     """Remove caches that nothing uses, such as a truncated kernel or a stale lock. The next start makes them again."""
-    from orchestrator.commands.caches import caches
     from orchestrator.core.paths import Home
+    from orchestrator.runtimes.caches import caches
 
     for cache in caches(Home.from_environment(), host):
         if image not in (None, cache.made_for.get("image")):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.core.asked import as_asked
+from orchestrator.cli.typer_app import SERVE, add
+from orchestrator.core.command_hints import as_asked
 from orchestrator.core.console import out, out_json
 from orchestrator.core.errors import UsageError
 
@@ -35,9 +35,9 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
-    from orchestrator.commands.runs import latest_run, note_request
     from orchestrator.core.paths import Home
-    from orchestrator.diagnose import diagnose
+    from orchestrator.diagnose.match import diagnose
+    from orchestrator.runs.run_dir import latest_run, note_request
 
     home = Home.from_environment()
     subject = subject or _last_started(home)
@@ -60,9 +60,9 @@ def diagnose(
 
 def _is_well(subject: str, home: "Home", host: str | None) -> bool:
     """Whether it is a server that runs and answers."""
-    from orchestrator.commands.runs import known_names
-    from orchestrator.commands.servers import fleet
-    from orchestrator.commands.status import statuses
+    from orchestrator.runs.run_dir import known_names
+    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.status import statuses
 
     if subject not in known_names(home):
         return False
@@ -80,19 +80,19 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
     from itertools import chain
     from pathlib import Path
 
-    from orchestrator.commands.logs import kept_log
-    from orchestrator.commands.runs import known_names
-    from orchestrator.commands.servers import fleet, lost_parts
-    from orchestrator.core.log_lines import Lines, LogTail, whole_lines
-    from orchestrator.core.nearest import did_you_mean
-    from orchestrator.plan import NAME
+    from orchestrator.core.logs.lines import Lines, LogTail, whole_lines
+    from orchestrator.core.suggest import did_you_mean
+    from orchestrator.plan.plan import NAME
+    from orchestrator.runs.run_dir import known_names
+    from orchestrator.servers.logs import kept_log
+    from orchestrator.servers.servers import fleet, lost_parts
 
     if subject == "-":
         yield Lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
         yield LogTail(Path(subject), alone=True).to_end(), ""
     else:
-        from orchestrator.commands.proof import not_running
+        from orchestrator.servers.start.verify import not_running
 
         with fleet(home, host) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()
@@ -112,7 +112,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
 
 
 def _last_started(home: "Home") -> str:
-    from orchestrator.commands.runs import known_names, latest_run
+    from orchestrator.runs.run_dir import known_names, latest_run
 
     runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
     if not runs:

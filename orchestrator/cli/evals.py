@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.commands.eval_forecast import EvalForecast
-    from orchestrator.commands.eval_report import SuiteScore
+    from orchestrator.evals.forecast import EvalForecast
+    from orchestrator.evals.report import SuiteScore
 
 BaselineOption: TypeAlias = Annotated[
     str | None,
@@ -84,10 +84,10 @@ def evaluate(
     import shlex
     import sys
 
-    from orchestrator.commands.bench import is_url
-    from orchestrator.commands.eval_suites import SuiteRequest, commands_of_tau2, expect, score
-    from orchestrator.commands.evals import EvalOptions
+    from orchestrator.bench.run import is_url
     from orchestrator.core.paths import Home
+    from orchestrator.evals.evaluation import SuiteRequest, commands_of_tau2, expect, score
+    from orchestrator.evals.run import EvalOptions
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])

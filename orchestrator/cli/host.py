@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.grammar import PREPARE, add
 from orchestrator.cli.options import (
     AtOnceOption,
     HostOption,
@@ -16,6 +15,7 @@ from orchestrator.cli.options import (
     SetOption,
     overridden,
 )
+from orchestrator.cli.typer_app import PREPARE, add
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 
@@ -33,11 +33,11 @@ def preflight(
     json: Json = False,
 ) -> None:
     """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
-    from orchestrator.commands.coverage import note_coverage
-    from orchestrator.commands.machine import inspect_host, place_of
-    from orchestrator.commands.planning import load
     from orchestrator.core.errors import HostError
     from orchestrator.core.paths import Home
+    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.planner.planning import load
+    from orchestrator.servers.start.host import inspect_host, place_of
 
     plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
     place = place_of(plan, home, host)
@@ -74,12 +74,12 @@ def stage(
     """
     from dataclasses import asdict
 
-    from orchestrator.commands import staging
-    from orchestrator.commands.machine import place_of
-    from orchestrator.commands.planning import load
-    from orchestrator.commands.prepare import far_directory
+    from orchestrator.checkpoints import staging
+    from orchestrator.checkpoints.verify import checkpoint_directory
     from orchestrator.core.paths import Home
-    from orchestrator.weights import checkpoint_directory
+    from orchestrator.planner.planning import load
+    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.prepare import far_directory
 
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := place_of(plan, home, host).far) is not None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
 from orchestrator.cli.options import (
     AtOnceOption,
     GiveOption,
@@ -16,14 +15,17 @@ from orchestrator.cli.options import (
     image_name,
     named_files,
 )
+from orchestrator.cli.typer_app import LOOK_UP, PREPARE, add, below
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestrator.images import BuiltImage, ImageReceipt, PatchState
-    from orchestrator.plan import Plan
+    from orchestrator.images.build import BuiltImage
+    from orchestrator.images.patch_check import PatchState
+    from orchestrator.images.receipt import ImageReceipt
+    from orchestrator.plan.plan import Plan
 
 
 MetadataOption: TypeAlias = Annotated[
@@ -78,12 +80,13 @@ def build(
     """
     from dataclasses import asdict
 
-    from orchestrator.commands.argument_check import require_accepted_by_image
-    from orchestrator.commands.machine import place_of
-    from orchestrator.commands.planning import render_artifacts
-    from orchestrator.commands.prepare import plan_to_build
     from orchestrator.core.paths import Home
-    from orchestrator.images import build_image, find_docker, push_image, tag_image, write_metadata
+    from orchestrator.images.build import build_image, push_image, tag_image, write_metadata
+    from orchestrator.images.client import find_docker
+    from orchestrator.planner.planning import render_artifacts
+    from orchestrator.servers.start.argument_check import require_accepted_by_image
+    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.prepare import plan_to_build
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
@@ -110,7 +113,7 @@ def build(
 
 
 def _show_built(built: "BuiltImage", plan: "Plan") -> None:
-    from orchestrator.images import differences
+    from orchestrator.images.patch_drift import differences
 
     say(_summary(built.receipt))
     for difference in differences(plan, built.receipt):
@@ -141,9 +144,10 @@ def inspect(
         _inspect_checkpoint(Path(image), json=json)
         return
 
-    from orchestrator.commands.environment import asked_config
     from orchestrator.core.paths import Home
-    from orchestrator.images import Registry, receipt_in
+    from orchestrator.images.receipt import receipt_in
+    from orchestrator.images.registry import Registry
+    from orchestrator.planner.image_env import asked_config
 
     config = asked_config(image, Home.from_environment(), Registry(), host)
     receipt = receipt_in(config.labels, image)
@@ -165,7 +169,7 @@ def inspect(
 
 
 def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
-    from orchestrator.commands.checkpoint import view_checkpoint
+    from orchestrator.checkpoints.view import view_checkpoint
 
     view = view_checkpoint(directory.absolute())
     if json:
@@ -180,8 +184,8 @@ def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
 
 def matrix() -> None:
     """Print the profiles with an image as a GitHub Actions matrix, with the disk space of each build in GiB."""
-    from orchestrator.commands.planning import usable_plans
-    from orchestrator.images import IMAGE_BYTES
+    from orchestrator.images.base import IMAGE_BYTES
+    from orchestrator.planner.planning import usable_plans
     from orchestrator.runtimes import runtime_kind
 
     entries = [
@@ -199,7 +203,7 @@ def matrix() -> None:
 
 def list_patches(*, json: Json = False) -> None:
     """List every patch: what it repairs, and where the fix comes from."""
-    from orchestrator.patches import read_ledger
+    from orchestrator.patches.ledger import read_ledger
 
     ledger = read_ledger()
     if json:
@@ -222,7 +226,7 @@ def check_patches(
     """Tell from their content which patches sources need. Shows the deciding line; exit code 5 on a conflict."""
     from dataclasses import asdict
 
-    from orchestrator.images import CONFLICT
+    from orchestrator.images.patch_check import CONFLICT
 
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
         raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
@@ -255,7 +259,8 @@ def _rows(found: "PatchState") -> "Iterator[list[str]]":
 
 def _states(*, wheel: str | None, source: Path | None, image: str | None, host: str | None) -> "Sequence[PatchState]":
     from orchestrator.core.paths import Home
-    from orchestrator.images import SourceChecker, fetch_wheel, find_docker
+    from orchestrator.images.client import find_docker
+    from orchestrator.images.patch_check import SourceChecker, fetch_wheel
 
     checker = SourceChecker.of_ledger()
     if wheel is not None:

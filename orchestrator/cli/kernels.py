@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, names_of
+from orchestrator.cli.typer_app import PREPARE, add, below
 from orchestrator.core.console import Progress, note, out, out_json, say
 from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
@@ -15,8 +15,8 @@ from orchestrator.core.errors import KernelsError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from orchestrator.kernels import GateReport
-    from orchestrator.plan import Plan
+    from orchestrator.kernels.log_gate import GateReport
+    from orchestrator.plan.plan import Plan
 
 TableOption: TypeAlias = Annotated[
     list[Path] | None,
@@ -54,9 +54,9 @@ def coverage(
     """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
     from os import environ
 
-    from orchestrator.commands.coverage import RowSources, cover, note_mismatches
     from orchestrator.core.paths import Home
-    from orchestrator.host import far_machine
+    from orchestrator.hosts.daemon import far_machine
+    from orchestrator.kernels.plan_coverage import RowSources, cover, note_mismatches
 
     if host is not None and image is None:
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
@@ -79,9 +79,9 @@ def coverage(
 
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
-    from orchestrator.commands.coverage import require_moe
-    from orchestrator.commands.planning import load, usable_plans
-    from orchestrator.kernels import looks_up
+    from orchestrator.kernels.coverage import looks_up
+    from orchestrator.kernels.plan_coverage import require_moe
+    from orchestrator.planner.planning import load, usable_plans
 
     if profile is None:
         return [plan for plan in usable_plans(overrides) if looks_up(plan)]
@@ -108,12 +108,12 @@ def table(
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
-    from orchestrator.commands.coverage import RowSources
-    from orchestrator.commands.kernels import build_table
-    from orchestrator.commands.machine import place_of
-    from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
-    from orchestrator.kernels import to_dict
+    from orchestrator.kernels.coverage import to_dict
+    from orchestrator.kernels.plan_coverage import RowSources
+    from orchestrator.kernels.plan_table import build_table
+    from orchestrator.planner.planning import load
+    from orchestrator.servers.start.host import place_of
 
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
@@ -154,12 +154,13 @@ def tune(
 
     On a host with the profile's GPU, while nothing else uses it; goes on where it was stopped.
     """
-    from orchestrator.commands.coverage import RowSources
-    from orchestrator.commands.planning import load
-    from orchestrator.commands.tuning import prepare_tuning, run_tuning
     from orchestrator.core.paths import Home
-    from orchestrator.core.shell import quote
-    from orchestrator.kernels import asks_triton, write_untuned
+    from orchestrator.core.subprocesses import quote
+    from orchestrator.kernels.plan_coverage import RowSources
+    from orchestrator.kernels.rows import write_untuned
+    from orchestrator.kernels.triton import asks_triton
+    from orchestrator.kernels.tuning import prepare_tuning, run_tuning
+    from orchestrator.planner.planning import load
 
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
@@ -187,10 +188,10 @@ def tune(
 
 def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: float, dry_run: bool) -> None:
     """The CUDA side of `tune`."""
-    from orchestrator.commands.tuning import prepare_triton_tuning, run_triton_tuning
     from orchestrator.core.paths import Home
-    from orchestrator.core.shell import quote
-    from orchestrator.kernels.disk import VARIABLE
+    from orchestrator.core.subprocesses import quote
+    from orchestrator.kernels.disk.triton_tuner import VARIABLE
+    from orchestrator.kernels.tuning import prepare_triton_tuning, run_triton_tuning
 
     home = Home.from_environment()
     job = prepare_triton_tuning(plan, home, tokens=tokens, every=every, hours=hours)
@@ -260,7 +261,7 @@ def log(
 def _read_log(path: str) -> "GateReport":
     import sys
 
-    from orchestrator.kernels import GateReader
+    from orchestrator.kernels.log_gate import GateReader
 
     reader = GateReader()
     try:

@@ -10,23 +10,23 @@ from orchestrator.cli import (
     cache,
     diagnose,
     evals,
+    history,
     host,
     images,
     kernels,
     monitoring,
     onboard,
-    past,
     probe,
     profiles,
     quantise,
     report,
     reproduce,
-    serve,
+    server,
     sweep,
     watch,
 )
-from orchestrator.cli.endings import carry_out
-from orchestrator.cli.grammar import Group
+from orchestrator.cli.exit_codes import carry_out
+from orchestrator.cli.typer_app import Group
 from orchestrator.core.console import out
 
 app = typer.Typer(
@@ -44,9 +44,9 @@ images.register(app)
 cache.register(app)
 kernels.register(app)
 quantise.register(app)
-serve.register(app)
+server.register(app)
 watch.register(app)
-past.register(app)
+history.register(app)
 monitoring.register(app)
 diagnose.register(app)
 bench.register(app)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import Json, SetOption, WorkloadOption, names_of, server_names
+from orchestrator.cli.typer_app import SERVE, add
 from orchestrator.core.console import note, out_json, say
 from orchestrator.core.safe_paths import RelativePath
 
@@ -46,10 +46,11 @@ def metrics(
     json: Json = False,
 ) -> None:
     """Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard."""
-    from orchestrator.commands.monitoring import MonitoringRequest, monitored
-    from orchestrator.commands.runs import write_files
     from orchestrator.core.paths import Home
-    from orchestrator.monitoring import monitoring_files, omitted
+    from orchestrator.monitoring.alerts import omitted
+    from orchestrator.monitoring.files import monitoring_files
+    from orchestrator.monitoring.request import MonitoringRequest, monitored
+    from orchestrator.runs.run_dir import write_files
 
     request = MonitoringRequest(
         name=name,

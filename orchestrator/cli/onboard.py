@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import HostOption, Json, RevisionOption, names_of
+from orchestrator.cli.typer_app import PREPARE, add, below
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width
 
 if TYPE_CHECKING:
-    from orchestrator.commands.onboard_engine import OnboardedEngine
-    from orchestrator.commands.onboard_file import OnboardedFile
+    from orchestrator.planner.add.engine import OnboardedEngine
+    from orchestrator.planner.add.file import OnboardedFile
 
 NameOption: TypeAlias = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="what it is to be called; default: as what it is read from")
@@ -89,9 +89,9 @@ def model(
     Read are config.json, the index and the headers of the safetensors files, never a tensor. What they do not say is
     asked for by key.
     """
-    from orchestrator.commands.onboard_model import onboard_model
-    from orchestrator.commands.onboard_profile import next_command
     from orchestrator.core.paths import Home
+    from orchestrator.planner.add.model import onboard_model
+    from orchestrator.planner.add.profile import next_command
 
     home = Home.from_environment()
     found = onboard_model(where, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
@@ -135,9 +135,9 @@ def engine(
     Patches are told from its sources; of an image its platform, its aiter and the tables of tuned kernels are read.
     What it does not say is asked for by key.
     """
-    from orchestrator.commands.engine_sources import EngineRequest
-    from orchestrator.commands.onboard_engine import next_command, onboard_engine
     from orchestrator.core.paths import Home
+    from orchestrator.planner.add.engine import next_command, onboard_engine
+    from orchestrator.planner.add.engine_sources import EngineRequest
 
     home = Home.from_environment()
     request = EngineRequest(
@@ -190,8 +190,8 @@ def profile(
 
     The layout is the smallest that holds the longest request, by the computation of `deploy show --capacity`.
     """
-    from orchestrator.commands.onboard_profile import ProfileRequest, propose_profile, write_proposal
     from orchestrator.core.paths import Home
+    from orchestrator.planner.add.profile import ProfileRequest, propose_profile, write_proposal
 
     home = Home.from_environment()
     request = ProfileRequest(

@@ -18,7 +18,7 @@ def names_of(kind: str) -> Callable[[str], list[str]]:
     """Offers a shell the names of a `Kind` of part; nothing rather than fail, as nobody reads an error there."""
 
     def offer(incomplete: str) -> list[str]:
-        from orchestrator.core.catalogue import Catalogue, Kind
+        from orchestrator.core.catalog import Catalogue, Kind
 
         with suppress(Exception):
             return _words(Catalogue.from_environment().names(Kind[kind]), incomplete)
@@ -29,8 +29,8 @@ def names_of(kind: str) -> Callable[[str], list[str]]:
 
 def server_names(incomplete: str) -> list[str]:
     """The servers of this home that have run; a far machine is not asked."""
-    from orchestrator.commands.runs import known_names
     from orchestrator.core.paths import Home
+    from orchestrator.runs.run_dir import known_names
 
     with suppress(Exception):
         return _words(known_names(Home.from_environment()), incomplete)
@@ -39,8 +39,8 @@ def server_names(incomplete: str) -> list[str]:
 
 def run_names(incomplete: str) -> list[str]:
     """The runs of this home, as `NAME/RUN`."""
-    from orchestrator.commands.runs import known_names, runs_of
     from orchestrator.core.paths import Home
+    from orchestrator.runs.run_dir import known_names, runs_of
 
     with suppress(Exception):
         home = Home.from_environment()
@@ -59,7 +59,7 @@ def runtime_names(incomplete: str) -> list[str]:
 def _no_broker(on: str | None) -> str | None:
     """Refuse who rents machines out where a runtime is meant. Raises UsageError."""
     if on is not None:
-        from orchestrator.rental import BROKERS
+        from orchestrator.render.cloud.launchers import BROKERS
 
         if on in BROKERS:
             hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
@@ -76,7 +76,7 @@ def sides_to_compare(incomplete: str) -> list[str]:
 def image_name(text: str | None) -> str | None:
     """Check an option that names an image. Raises UsageError."""
     if text is not None:
-        from orchestrator.commands.ready import require_image_name
+        from orchestrator.planner.prebuilt import require_image_name
 
         require_image_name(text)
     return text

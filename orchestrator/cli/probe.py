@@ -5,8 +5,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, out, out_json, terminal_width
 
 AgainstOption: TypeAlias = Annotated[
@@ -56,8 +56,9 @@ def probe(
     """
     from contextlib import ExitStack
 
-    from orchestrator.commands.bench import is_url
-    from orchestrator.commands.probe import (
+    from orchestrator.bench.run import is_url
+    from orchestrator.core.paths import Home
+    from orchestrator.evals.logprobs.run import (
         ProbeOptions,
         keep,
         load_reference,
@@ -67,8 +68,7 @@ def probe(
         side_of_server,
         side_of_url,
     )
-    from orchestrator.commands.servers import api_key, fleet
-    from orchestrator.core.paths import Home
+    from orchestrator.servers.servers import api_key, fleet
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import (
     GiveOption,
     ImageOption,
@@ -18,15 +17,16 @@ from orchestrator.cli.options import (
     overridden,
     runtime_names,
 )
-from orchestrator.core.asked import note_asked
+from orchestrator.cli.typer_app import LOOK_UP, PREPARE, add
+from orchestrator.core.command_hints import note_asked
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 from orchestrator.core.safe_paths import RelativePath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.plan import Plan
-    from orchestrator.render import ContextFile
+    from orchestrator.plan.plan import Plan
+    from orchestrator.render.artifacts import ContextFile
 
 
 def register(app: typer.Typer) -> None:
@@ -37,9 +37,9 @@ def register(app: typer.Typer) -> None:
 
 def profiles(*, json: Json = False) -> None:
     """List profiles, and the hardware, models and engines they name."""
-    from orchestrator.commands.listing import listing, tables
-    from orchestrator.core.catalogue import Catalogue
+    from orchestrator.core.catalog import Catalogue
     from orchestrator.core.console import table
+    from orchestrator.planner.listing import listing, tables
 
     found = listing(Catalogue.from_environment())
     if json:
@@ -59,10 +59,10 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a profile, or of another kind of file, for editors."""
-    from orchestrator.commands.schemas import SCHEMAS, write_schemas
     from orchestrator.core.errors import UsageError
-    from orchestrator.core.nearest import did_you_mean
-    from orchestrator.profile import json_schema
+    from orchestrator.core.suggest import did_you_mean
+    from orchestrator.profiles.json_schema import json_schema
+    from orchestrator.profiles.schemas import SCHEMAS, write_schemas
 
     if kind not in SCHEMAS:
         raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))
@@ -81,8 +81,8 @@ def flags(
     ] = None,
 ) -> None:
     """Make the table of options that a version of sglang knows. Profiles on that version are checked against it."""
-    from orchestrator.commands.flag_tables import write_flag_table
     from orchestrator.core.paths import Home
+    from orchestrator.planner.flag_tables import write_flag_table
 
     out(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
 
@@ -101,8 +101,8 @@ def lock(
 
     The hub and the image's registry are asked. What nobody answers for is unknown in the lock, with the reason.
     """
-    from orchestrator.commands.lock import lock_output, resolve, write_lock
     from orchestrator.core.paths import Home
+    from orchestrator.planner.lock import lock_output, resolve, write_lock
 
     path = lock_output(output, profile)
     found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
@@ -129,12 +129,12 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a profile decides."""
-    from orchestrator.commands.capacity import capacity_table, warn_capacity
-    from orchestrator.commands.coverage import note_coverage
-    from orchestrator.commands.environment import note_environment
-    from orchestrator.commands.explain import explained, explained_table
-    from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
+    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.planner.capacity import capacity_table, warn_capacity
+    from orchestrator.planner.explain import explained, explained_table
+    from orchestrator.planner.image_env import note_environment
+    from orchestrator.planner.planning import load
 
     loaded = load(profile, overrides=overridden(set_, on=on))
     if capacity:
@@ -192,13 +192,13 @@ def render(
     or manifests. They follow from the profile and the options alone: a table that this machine holds is
     named with `--give`, and an `--image` is taken at its word.
     """
-    from orchestrator.commands.coverage import note_coverage
-    from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
-    from orchestrator.commands.ready import on_image
-    from orchestrator.commands.rental import rental_files
     from orchestrator.core.errors import UsageError
     from orchestrator.core.paths import Home
-    from orchestrator.rental import BROKERS
+    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.planner.cloud import rental_files
+    from orchestrator.planner.planning import plan_given, render_artifacts, rendered_files
+    from orchestrator.planner.prebuilt import on_image
+    from orchestrator.render.cloud.launchers import BROKERS
 
     given, home = named_files("--give", give), Home.from_environment()
     if tool is not None and on not in BROKERS:
@@ -217,7 +217,7 @@ def render(
 
 def _hand_over(plan: "Plan", files: "Sequence[ContextFile]", output: Path | None, *, json: bool) -> None:
     """Write rendered files, or print them; for programs, both."""
-    from orchestrator.commands.runs import write_files
+    from orchestrator.runs.run_dir import write_files
 
     if output is not None:
         write_files(output, files)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import PREPARE, add
 from orchestrator.cli.options import Json, names_of
+from orchestrator.cli.typer_app import PREPARE, add
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width
 from orchestrator.core.errors import UsageError
 
@@ -59,10 +59,10 @@ def quantise(
     Without TARGET shows what each recipe would make of it. What was made is verified as `stage` does; a model's file
     goes into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in an environment of its own (1.5 GB, once).
     """
-    from orchestrator.commands.planning import load
-    from orchestrator.commands.quantise import QuantisationRequest
-    from orchestrator.commands.quantise import quantise as carry_out
+    from orchestrator.checkpoints.quantize.run import QuantisationRequest
+    from orchestrator.checkpoints.quantize.run import quantise as carry_out
     from orchestrator.core.paths import Home
+    from orchestrator.planner.planning import load
 
     home = Home.from_environment()
     if target is None:
@@ -92,8 +92,8 @@ def quantise(
 
 
 def _show(source: Path, home: "Home", *, json: bool) -> None:
-    from orchestrator.commands.quantise import cost, recipe_rows
-    from orchestrator.quantisation import read_source
+    from orchestrator.checkpoints.quantize.run import cost, recipe_rows
+    from orchestrator.checkpoints.quantize.source import read_source
 
     found = read_source(source)
     rows = list(recipe_rows(found, home))
@@ -105,7 +105,7 @@ def _show(source: Path, home: "Home", *, json: bool) -> None:
 
 
 def _show_next(name: str, path: Path, home: "Home") -> None:
-    from orchestrator.commands.onboard_profile import next_command
+    from orchestrator.planner.add.profile import next_command
 
     say(f"wrote {path}")
     if following := next_command(name, home):

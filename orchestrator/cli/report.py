@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import Json, names_of
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, out, out_json, warn
 from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
-    from orchestrator.report import Report
+    from orchestrator.report.document import Report
 
 
 def _published(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
@@ -43,8 +43,9 @@ def compare(
     json: Json = False,
 ) -> None:
     """Set measurements side by side: what differs, and by how much."""
-    from orchestrator.commands.report import find_results, make_report
-    from orchestrator.report import comparison_text, render_json
+    from orchestrator.report.render import render_json
+    from orchestrator.report.text import comparison_text
+    from orchestrator.report.write import find_results, make_report
 
     made = make_report(find_results(results), published=published or "none", prices=price or ())
     if json:
@@ -76,9 +77,11 @@ def report(
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and report.json. The page is self-contained; the others say the same."""
-    from orchestrator.commands.report import find_evals, find_requests, find_results, make_report, write_report
     from orchestrator.core.errors import BenchError
-    from orchestrator.report import Details, NodePower, render_json
+    from orchestrator.report.document import Details
+    from orchestrator.report.economics import NodePower
+    from orchestrator.report.render import render_json
+    from orchestrator.report.write import find_evals, find_requests, find_results, make_report, write_report
 
     evals = find_evals(directory, baseline or ())
     results = find_results([directory], wanted=not evals)

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, names_of
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.safe_paths import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.commands.reproduce import FinishedSteps, ReproducePlan
+    from orchestrator.experiments.reproduce import FinishedSteps, ReproducePlan
 
 PublishedArgument: TypeAlias = Annotated[
     str,
@@ -80,9 +80,15 @@ def reproduce(
 
     The same command goes on where the last call ended.
     """
-    from orchestrator.commands.bill import Bill
-    from orchestrator.commands.reproduce import STATE_FILE, FinishedSteps, ReproduceRequest, plan_steps, still_to_do
-    from orchestrator.report import load_published, split_currency
+    from orchestrator.bench.cost import Bill
+    from orchestrator.bench.published import load_published, split_currency
+    from orchestrator.experiments.reproduce import (
+        STATE_FILE,
+        FinishedSteps,
+        ReproduceRequest,
+        plan_steps,
+        still_to_do,
+    )
 
     published = load_published(name)
     directory = output or Path("results") / FileName(published.name)
@@ -116,9 +122,9 @@ def reproduce(
 
 def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
     """Refuse a machine that a plan cannot run on, and kernels that nobody tuned; say what is known of them."""
-    from orchestrator.commands.coverage import note_coverage, require_covered
-    from orchestrator.commands.machine import place_of
     from orchestrator.core.paths import Home
+    from orchestrator.kernels.plan_coverage import note_coverage, require_covered
+    from orchestrator.servers.start.host import place_of
 
     home = Home.from_environment()
     for server in planned.servers:
@@ -132,8 +138,8 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
 def _run_step(argv: "Sequence[str]") -> int:
     """Run a step, which no lost line may end: it is as paid for as those before it. Return its exit code."""
     from orchestrator.core.errors import OutputError
-    from orchestrator.core.shell import attend, own
     from orchestrator.core.streams import IGNORE_SIGPIPE
+    from orchestrator.core.subprocesses import attend, own
 
     code = attend(own("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
     return 0 if code == OutputError.exit_code else code
@@ -142,15 +148,15 @@ def _run_step(argv: "Sequence[str]") -> int:
 def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool, data: Path | None) -> None:
     import datetime as dt
 
-    from orchestrator.commands.reproduce import (
+    from orchestrator.core.paths import Home
+    from orchestrator.experiments.reproduce import (
         StepRunner,
         may_be_there,
         reproduce,
         require_all_questions,
         still_to_do,
     )
-    from orchestrator.commands.servers import fleet
-    from orchestrator.core.paths import Home
+    from orchestrator.servers.servers import fleet
 
     def is_there(server: str) -> bool:
         with fleet(Home.from_environment(), host) as servers:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.bench import RatesOption, read_rates
-from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
+from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
-    from orchestrator.commands.sweep import Sweep
+    from orchestrator.experiments.sweep.run import Sweep
 
 SpaceOption: TypeAlias = Annotated[
     Path | None,
@@ -94,9 +94,9 @@ def sweep(
 
     Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
     """
-    from orchestrator.commands.sweep import Budget, SweepRequest, default_output, plan_sweep
-    from orchestrator.commands.sweep_winner import profile_path
     from orchestrator.core.paths import Home
+    from orchestrator.experiments.sweep.run import Budget, SweepRequest, default_output, plan_sweep
+    from orchestrator.experiments.sweep.winner import profile_path
 
     request = SweepRequest(
         profile=profile,
@@ -128,7 +128,7 @@ def sweep(
 
 
 def _preview(planned: "Sweep", *, json: bool) -> None:
-    from orchestrator.commands.sweep_preview import dry_data, dry_text, look_at
+    from orchestrator.experiments.sweep.preview import dry_data, dry_text, look_at
 
     looked = look_at(planned)
     if json:
@@ -138,9 +138,9 @@ def _preview(planned: "Sweep", *, json: bool) -> None:
 
 
 def _search(planned: "Sweep", *, json: bool) -> None:
-    from orchestrator.commands.sweep import opened
-    from orchestrator.commands.sweep_report import write_sweep_report, write_winners
-    from orchestrator.commands.sweep_trial import run_trials
+    from orchestrator.experiments.sweep.files import write_sweep_report, write_winners
+    from orchestrator.experiments.sweep.run import opened
+    from orchestrator.experiments.sweep.trial import run_trials
 
     with opened(planned) as search:
         write_sweep_report(planned, search)

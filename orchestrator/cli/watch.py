@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import Json, server_names
+from orchestrator.cli.typer_app import SERVE, add
 from orchestrator.core.console import say
 from orchestrator.core.errors import UsageError
 
@@ -35,10 +35,10 @@ def watch(
     json: Json = False,
 ) -> None:
     """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
-    from orchestrator.commands.alerts import Receiver
-    from orchestrator.commands.healing import require_watchable
     from orchestrator.core.paths import Home
-    from orchestrator.core.shell import become, own
+    from orchestrator.core.subprocesses import become, own
+    from orchestrator.servers.watch.alerts import Receiver
+    from orchestrator.servers.watch.recovery import require_watchable
 
     home = Home.from_environment()
     if output is not None and not install:
@@ -48,7 +48,7 @@ def watch(
     if webhook is not None:
         Receiver.webhook(webhook)
     if install:
-        from orchestrator.commands.watch_unit import WEBHOOK, install_unit
+        from orchestrator.servers.watch.systemd import WEBHOOK, install_unit
 
         if webhook != (environ.get(WEBHOOK) or None):
             hint = f"export {WEBHOOK}=…, without `--webhook`: what comes next then puts it where the unit reads it"
@@ -57,4 +57,4 @@ def watch(
         return
     require_watchable(home, names)
     request = dumps({"names": names, "exec": exec_, "json": json})
-    become(own("orchestrator.cli.watching", request), env={"DEPLOY_WEBHOOK": webhook})
+    become(own("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})

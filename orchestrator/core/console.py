@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TextIO
 
-from orchestrator.core.asked import as_asked
+from orchestrator.core.command_hints import as_asked
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.redaction import redact, redact_data, redact_known
 from orchestrator.core.streams import write

@@ -13,7 +13,14 @@ from typing import BinaryIO, Final
 from zipfile import ZipFile
 
 from orchestrator.core.console import Progress
-from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, move, open_to_append, remove_tree, write_whole
+from orchestrator.core.safe_paths import (
+    RelativePath,
+    UnsafeValueError,
+    move,
+    open_to_append,
+    remove_tree,
+    write_whole,
+)
 
 __all__ = ["move", "open_to_append", "remove_tree", "write_whole"]  # with what is defined here, the face of this module
 

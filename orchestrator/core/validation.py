@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from orchestrator.core import files
-from orchestrator.core.document import Data, Document, KeyPath, read_document
 from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
-from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.safe_paths import ImageReference
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import hidden_in
+from orchestrator.core.yaml_document import Data, Document, KeyPath, read_document
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "string_type": "text",

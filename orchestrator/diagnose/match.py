@@ -6,12 +6,12 @@ from functools import cache
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from orchestrator.core.log_lines import batches, holding, last_lines
+from orchestrator.core.logs.lines import batches, holding, last_lines
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.text import kinds, repetitive, standing_in
-from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
-from orchestrator.engine import quotes_a_user
+from orchestrator.diagnose.signatures import Clause, Signature, load_catalogue
+from orchestrator.engine.log import quotes_a_user
 
 KEPT_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400

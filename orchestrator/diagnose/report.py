@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestrator.diagnose.catalogue import Effect, Signature
+from orchestrator.diagnose.signatures import Effect, Signature
 
 TAIL_LINES: Final = 40
 _RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.CONSEQUENCE: 3}

@@ -21,7 +21,11 @@ from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
-from orchestrator.engine.answers import (
+from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
+from orchestrator.engine.liveness import MOST_METRICS_BYTES
+from orchestrator.engine.metrics import Metrics, read_metrics
+from orchestrator.engine.requests import Body
+from orchestrator.engine.responses import (
     MOST_BYTES,
     Json,
     KeyRefusedError,
@@ -31,11 +35,7 @@ from orchestrator.engine.answers import (
     read_models,
     read_object,
 )
-from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
-from orchestrator.engine.life import MOST_METRICS_BYTES
-from orchestrator.engine.metrics import Metrics, read_metrics
-from orchestrator.engine.requests import Body
-from orchestrator.engine.stream import DONE, EventReader, is_error
+from orchestrator.engine.sse import DONE, EventReader, is_error
 
 MOST_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.errors import UsageError
 from orchestrator.core.known_secrets import SHORTEST
 from orchestrator.core.secret import Secret
-from orchestrator.engine.life import GENERATE, HEALTH, METRICS
+from orchestrator.engine.liveness import GENERATE, HEALTH, METRICS
 
 MODELS: Final = "/v1/models"
 MODEL_INFO: Final = "/model_info"

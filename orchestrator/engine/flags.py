@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.nearest import nearest
+from orchestrator.core.suggest import nearest
 from orchestrator.core.text import parse_json
 
 # Decided by other parts of a profile, so that one fact is written once.

@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.nearest import nearest
-from orchestrator.engine.answers import Json, OddAnswerError
+from orchestrator.core.suggest import nearest
 from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
+from orchestrator.engine.responses import Json, OddAnswerError
 
 VERSION: Final = "1.13.0"
 REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/

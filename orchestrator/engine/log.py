@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART
-from orchestrator.core.log_lines import holding, last_lines
+from orchestrator.core.logs.lines import holding, last_lines
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.text import kinds
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from orchestrator.engine import life
-from orchestrator.engine.answers import MOST_COUNT
-from orchestrator.engine.life import number_in, samples
+from orchestrator.engine import liveness
+from orchestrator.engine.liveness import number_in, samples
+from orchestrator.engine.responses import MOST_COUNT
 
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
@@ -21,7 +21,7 @@ ESCAPED: Final = ("sglang_(.+)", "sglang:$1")
 class Metric(StrEnum):
     """The counters and gauges that are read here (0.5.14, srt/observability/metrics_collector.py)."""
 
-    REQUESTS = life.REQUESTS
+    REQUESTS = liveness.REQUESTS
     PROMPT_TOKENS = "sglang:prompt_tokens_total"
     OUTPUT_TOKENS = "sglang:generation_tokens_total"
     CACHED_TOKENS = "sglang:cached_tokens_total"
@@ -31,10 +31,10 @@ class Metric(StrEnum):
     RUNNING = "sglang:num_running_reqs"
     USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, those that may be evicted not counted
     ALL_TOKENS = "sglang:max_total_num_tokens"
-    TTFT = life.FIRST_TOKENS  # a histogram: `_sum` and `_count`
-    ITL = life.LATER_TOKENS  # histograms as well
+    TTFT = liveness.FIRST_TOKENS  # a histogram: `_sum` and `_count`
+    ITL = liveness.LATER_TOKENS  # histograms as well
     E2E = "sglang:e2e_request_latency_seconds"
-    RANK_TOKENS = life.RANK_TOKENS  # of each rank, at every chunk of prefill and every step of decode
+    RANK_TOKENS = liveness.RANK_TOKENS  # of each rank, at every chunk of prefill and every step of decode
     OPEN_REQUESTS = "sglang:http_requests_active"  # until an answer begins (0.5.14, srt/utils/common.py)
 
 

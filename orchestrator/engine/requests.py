@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
-from orchestrator.engine.life import RANK_FIELD
+from orchestrator.engine.liveness import RANK_FIELD
 
 Body = dict[str, object]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import remove_tree, write_whole
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
+from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome
 from orchestrator.evals.suites import Suite, local_files
-from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
 
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
 CONCURRENCY: Final = 32
@@ -78,7 +78,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
         model["seed"] = str(request.seed)
     return [
         *("prlimit", f"--data={_MOST_MEMORY}:"),
-        *shell.own("lm_eval", "run", python=str(request.python)),
+        *subprocesses.own("lm_eval", "run", python=str(request.python)),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),
         *("--tasks", task),
@@ -171,7 +171,7 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
         environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     elif token := hub_token():
         environ |= {HUB_TOKEN: token.reveal()}
-    code = shell.follow(command, keep, env=environ)
+    code = subprocesses.follow(command, keep, env=environ)
     if code != 0:
         raise BenchError(
             f"the harness ended with exit code {code}",

@@ -18,7 +18,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.validation import faults_in
-from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
+from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome
 
 NAME: Final = "tau2"
 COMMIT: Final = "a2c024725189473d2d7cea3a5cfdbcc67478e41f"

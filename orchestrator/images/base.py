@@ -10,8 +10,8 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
 from orchestrator.images.registry import Registry
-from orchestrator.plan import Engine
-from orchestrator.render import base_reference, repository
+from orchestrator.plan.plan import Engine
+from orchestrator.render.dockerfile import base_reference, repository
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
 # An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037). The rest is our estimate of what compressed

@@ -21,7 +21,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.images.base import ensure_base, image_id, known_digests
 from orchestrator.images.client import Docker
 from orchestrator.images.config import ImageConfig, docker_config
-from orchestrator.images.found import require_version
+from orchestrator.images.patch_drift import require_version
 from orchestrator.images.receipt import (
     BASE_DIGEST,
     BASE_LABEL,
@@ -31,8 +31,9 @@ from orchestrator.images.receipt import (
     parse_receipt,
     read_receipt,
 )
-from orchestrator.plan import Engine, Plan
-from orchestrator.render import Artifacts, BuildContext, repository
+from orchestrator.plan.plan import Engine, Plan
+from orchestrator.render.artifacts import Artifacts, BuildContext
+from orchestrator.render.dockerfile import repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.
 _STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.shell import ProgramResult, follow, run
-from orchestrator.host import docker_endpoint
+from orchestrator.core.subprocesses import ProgramResult, follow, run
+from orchestrator.hosts.daemon import docker_endpoint
 
 Line = Callable[[str], None]  # what is done with one line of output
 _CLEAN_UP = 10.0  # seconds the daemon has to drop what was half done

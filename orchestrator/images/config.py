@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from orchestrator.core.shell import ProgramResult, attempt
+from orchestrator.core.subprocesses import ProgramResult, attempt
 from orchestrator.core.text import parse_json
-from orchestrator.host import docker_endpoint
+from orchestrator.hosts.daemon import docker_endpoint
 from orchestrator.images.client import Docker
 
 # Prefixes of what steers an engine and its collectives; `PATH` and the like say nothing of it.

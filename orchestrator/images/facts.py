@@ -7,8 +7,8 @@ from typing import Final
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import data_root
 from orchestrator.core.text import parse_json
-from orchestrator.images.check import one_text, python_in
 from orchestrator.images.client import Docker
+from orchestrator.images.patch_check import one_text, python_in
 from orchestrator.images.receipt import SourceRecord
 from orchestrator.images.sources import program_paths
 

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
-from orchestrator.plan import PatchUse
+from orchestrator.plan.plan import PatchUse
 
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image

@@ -5,14 +5,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import data_root
 from orchestrator.engine.gateway import LAUNCHER
-from orchestrator.patches import Patch, read_diffs, read_ledger
-from orchestrator.plan import Plan
-from orchestrator.render import GATEWAY_FOLDER, ImageSources
+from orchestrator.patches.ledger import read_diffs, read_ledger
+from orchestrator.patches.schema import Patch
+from orchestrator.plan.plan import Plan
+from orchestrator.render.dockerfile import GATEWAY_FOLDER, ImageSources
 
 _MOST_GIVEN: Final = 256 << 20  # bytes of a file given to a patch: it is held whole, and copied into the image
 _ARGUMENT_CHECKER: Final = "check_server_args.py"

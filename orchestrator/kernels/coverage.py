@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.core.console import table
-from orchestrator.engine import speculation
+from orchestrator.engine.flag_checks import speculation
 from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
 from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, is_mxfp4, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
 _DEFAULT_SPECULATING = (

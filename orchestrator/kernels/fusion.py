@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.kernels.keys import is_mxfp4
-from orchestrator.plan import Moe, Plan
+from orchestrator.plan.plan import Moe, Plan
 
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
 _QUARK_ONLY: Final = 384  # deepseek_v2.py:2679

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan import Layout, Moe, Plan
+from orchestrator.plan.plan import Layout, Moe, Plan
 
 TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
 _PADDING: Final = 256  # inter_dim of MXFP4 weights is padded to a multiple of this

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from orchestrator.kernels.keys import Key, Shape, buckets, key_of, mxfp4_key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, rekey
-from orchestrator.plan import Moe, Plan
+from orchestrator.plan.plan import Moe, Plan
 
 _JUDGED = "flydsl"  # names of other families (CK, assembly) are generated from the row and are not judged
 

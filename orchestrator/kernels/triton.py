@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 
 _FOUND: Final = re.compile(r"Using MoE kernel config from (?P<path>.+?\.json)")
 _OLDER: Final = re.compile(

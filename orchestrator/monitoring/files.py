@@ -6,11 +6,13 @@ from typing import Final
 
 import yaml
 
-from orchestrator.engine import ESCAPED, endpoints
+from orchestrator.engine import endpoints
+from orchestrator.engine.metrics import ESCAPED
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
 from orchestrator.monitoring.dashboard import dashboard
 from orchestrator.monitoring.series import SCRAPED, SCRAPED_GATEWAY, Monitored, Pods, series_of
-from orchestrator.render import ContextFile, replica_folder
+from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.scripts import replica_folder
 
 _EVERY: Final = "15s"
 _WIDTH: Final = 118

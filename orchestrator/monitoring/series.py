@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.engine import Metric
 from orchestrator.engine.gateway import GatewayMetric
-from orchestrator.plan import Plan
+from orchestrator.engine.metrics import Metric
+from orchestrator.plan.plan import Plan
 
 TTFT_P95: Final = "ttft_p95_s"
 HIT_SHARE: Final = "hit_share"

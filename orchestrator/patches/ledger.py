@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core import files
-from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.document import Document
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
+from orchestrator.core.yaml_document import Document
 from orchestrator.patches.schema import Diff, Patch
 
 _MOST_BYTES: Final = 4 << 20  # of a diff

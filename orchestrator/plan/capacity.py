@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text
-from orchestrator.engine import Arguments
+from orchestrator.engine.flag_checks import Arguments
 from orchestrator.engine.memory import (
     DSA_PAGE,
     GIB,
@@ -29,7 +29,7 @@ from orchestrator.engine.memory import (
     working_bytes,
 )
 from orchestrator.plan.plan import Hazard
-from orchestrator.profile import Profile
+from orchestrator.profiles.schema import Profile
 
 # Of a GPU, before weights: what its driver and sglang's process take, and with several ranks their collectives. Both
 # measured with sglang 0.5.16 on one H200 and on two of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD's.

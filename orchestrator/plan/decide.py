@@ -6,10 +6,11 @@ from math import inf
 from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.engine import FlagTable, flag_words, speculation
-from orchestrator.patches import Patch
+from orchestrator.engine.flag_checks import speculation
+from orchestrator.engine.flags import FlagTable, flag_words
+from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Load, capacity_hazards
-from orchestrator.plan.known_bad import Reports, hazards, known_bad
+from orchestrator.plan.known_issues import Reports, hazards, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
 from orchestrator.plan.plan import (
     ContainerNeeds,
@@ -31,7 +32,8 @@ from orchestrator.plan.plan import (
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
 from orchestrator.plan.rules import RULES, Case, Rule
-from orchestrator.profile import Composed, ContainerSection, Profile
+from orchestrator.profiles.layers import Composed
+from orchestrator.profiles.schema import ContainerSection, Profile
 
 _LARGEST_CHUNK: Final = (
     16384  # tokens; of sglang's defaults, which go by the GPU's memory (0.5.14, server_args.py:3201)

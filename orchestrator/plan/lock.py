@@ -13,10 +13,10 @@ from typing import Final
 
 import yaml
 
-from orchestrator.core.catalogue import can_be_named
-from orchestrator.core.document import Document
+from orchestrator.core.catalog import can_be_named
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.plan.changes import differences, flat
+from orchestrator.core.yaml_document import Document
+from orchestrator.plan.diff import differences, flat
 from orchestrator.plan.plan import Plan
 
 FORMAT: Final = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from orchestrator.patches import AddedFile, Applies, EnvironmentPatch, Patch
+from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
 from orchestrator.plan.plan import EnvVar, PatchUse
 
 

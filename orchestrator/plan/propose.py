@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
-from orchestrator.profile import Profile
+from orchestrator.profiles.schema import Profile
 
 # Options of another profile that are sized for its own model and layout, and are reckoned anew.
 _SIZED: Final = (

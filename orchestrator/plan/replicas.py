@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.origin import Origin
-from orchestrator.engine import flag_words
+from orchestrator.engine.flags import flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
 from orchestrator.plan.plan import Flag, Gateway, Plan
 
 if TYPE_CHECKING:  # it takes long to import, and a command over servers that run has no use for it
-    from orchestrator.profile import Profile
+    from orchestrator.profiles.schema import Profile
 
 LOOPBACK: Final = "127.0.0.1"
 _APART: Final = 8  # ports: with dp-attention sglang derives seven from its own (0.5.14, server_args.py:7302-7334)

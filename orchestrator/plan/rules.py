@@ -7,26 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
-from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.redaction import looks_secret
 from orchestrator.core.secret import names_secret
-from orchestrator.engine import (
-    Arguments,
-    FlagTable,
-    argument_problems,
-    flag_problems,
-    flag_words,
-    name_problem,
-    port_problem,
-)
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.yaml_document import KeyPath
+from orchestrator.engine.flag_checks import Arguments, argument_problems, name_problem, port_problem
+from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
-from orchestrator.patches import Patch
+from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
-from orchestrator.plan.known_bad import KnownBad
+from orchestrator.plan.known_issues import KnownBad
 from orchestrator.plan.replicas import LOOPBACK, gpus_of_a_replica, replica_ports
-from orchestrator.profile import Composed, Profile
+from orchestrator.profiles.layers import Composed
+from orchestrator.profiles.schema import Profile
 
 
 @dataclass(frozen=True, kw_only=True)

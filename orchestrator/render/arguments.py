@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from orchestrator.engine import ArgumentQuestion, server_arguments
+from orchestrator.engine.server_args import ArgumentQuestion, server_arguments
 from orchestrator.render.artifacts import Artifacts
 
 

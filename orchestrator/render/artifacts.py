@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.engine import Launch, launch_argv
 from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodSearch, gateway_argv
-from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.engine.launch import Launch, launch_argv
+from orchestrator.plan.plan import ContainerNeeds, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 

@@ -14,9 +14,10 @@ from typing import Final
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import hidden_in
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES
-from orchestrator.patches import AddedFile, Patch, manifest
-from orchestrator.plan import Engine, Plan
+from orchestrator.patches.ledger import manifest
+from orchestrator.patches.schema import AddedFile, Patch
 from orchestrator.plan.patches import environment
+from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.artifacts import BuildContext, ContextFile
 
 GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg that an image holds

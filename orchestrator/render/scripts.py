@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.core.text import printable
-from orchestrator.plan import EnvVar, Flag, Plan
+from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, ContextFile
 

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.bench import metrics
+from orchestrator.bench.metrics import Figure
+from orchestrator.bench.published import PublishedRate
 from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.document import Report
 from orchestrator.report.layouts import LayoutRow
-from orchestrator.report.over_time import OverTime
 from orchestrator.report.plot import Bar, Chart, Limit, Line
-from orchestrator.report.published import PublishedRate
-from orchestrator.results import Figure, figures
+from orchestrator.report.timeline import OverTime
 
 RATE: Final = "offered rate, requests per second"
 TIME: Final = "seconds after the first planned arrival"
@@ -35,7 +36,7 @@ _AGAINST_RATE: Final = (
         id="ttft-p95",
         title="Time to first token, p95",
         unit="seconds, logarithmic",
-        figure=figures.TTFT_P95,
+        figure=metrics.TTFT_P95,
         says="How long 19 of 20 requests wait for their first token at most:",
         log=True,
         limited=True,
@@ -44,7 +45,7 @@ _AGAINST_RATE: Final = (
         id="ttft-p50",
         title="Time to first token, p50",
         unit="seconds, logarithmic",
-        figure=figures.TTFT_P50,
+        figure=metrics.TTFT_P50,
         says="How long half of the requests wait for their first token at most:",
         log=True,
     ),
@@ -52,28 +53,28 @@ _AGAINST_RATE: Final = (
         id="tpot",
         title="Time per output token, p50",
         unit="milliseconds",
-        figure=figures.TPOT_P50,
+        figure=metrics.TPOT_P50,
         says="How long half of the answers take from token to token at most:",
     ),
     _Against(
         id="throughput",
         title="Output throughput of the node",
         unit="output tokens per second",
-        figure=figures.OUTPUT,
+        figure=metrics.OUTPUT,
         says="A server that is full puts out no more when more is asked of it. Tokens a second:",
     ),
     _Against(
         id="cost",
         title="Cost of a million output tokens",
         unit="US dollars",
-        figure=figures.USD,
+        figure=metrics.USD,
         says="The busier the node, the cheaper the token:",
     ),
     _Against(
         id="energy",
         title="Energy of an output token",
         unit="joules",
-        figure=figures.JOULES,
+        figure=metrics.JOULES,
         says="By the GPUs' own counters, in joules:",
     ),
 )
@@ -103,9 +104,9 @@ def _frontier(report: Report) -> Chart:
     """Output of a GPU against what a user sees; of the node where a result does not say how many GPUs it had."""
     drawn = _drawn(report)
     rows = [row for each, _ in drawn for row in each.rows]
-    output = [row for row in rows if row.of(figures.OUTPUT).measured is not None]
-    per_gpu = all(row.of(figures.OUTPUT_PER_GPU).measured is not None for row in output)
-    figure, unit = (figures.OUTPUT_PER_GPU, "a GPU") if per_gpu else (figures.OUTPUT, "the node")
+    output = [row for row in rows if row.of(metrics.OUTPUT).measured is not None]
+    per_gpu = all(row.of(metrics.OUTPUT_PER_GPU).measured is not None for row in output)
+    figure, unit = (metrics.OUTPUT_PER_GPU, "a GPU") if per_gpu else (metrics.OUTPUT, "the node")
     lines = tuple(
         Line(label=_short(comparison, report), points=points, colour=index, tags=tags)
         for comparison, index in drawn
@@ -126,7 +127,7 @@ def _spots(rows: tuple[RateRow, ...], output: Figure) -> tuple[tuple[tuple[float
     found = [
         ((user, tok_s), row.load)
         for row in rows
-        if (user := row.of(figures.PER_USER).measured) and (tok_s := row.of(output).measured) is not None
+        if (user := row.of(metrics.PER_USER).measured) and (tok_s := row.of(output).measured) is not None
     ]
     return tuple(spot for spot, _ in found), tuple(load for _, load in found)
 
@@ -134,7 +135,7 @@ def _spots(rows: tuple[RateRow, ...], output: Figure) -> tuple[tuple[tuple[float
 def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
     """When each request was due and how long it waited; how many were under way at each moment."""
     waits = [wait for _, wait in drawn.waits]
-    slowest = f"; the slowest waited {figures.seconds(max(waits))} s" if waits else ""
+    slowest = f"; the slowest waited {metrics.seconds(max(waits))} s" if waits else ""
     failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
     most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.under_way, drawn.waiting))
     waited = (
@@ -180,7 +181,7 @@ def _ends(line: Line, figure: Figure, *, alone: bool) -> str:
     whose = "" if alone else f"{line.label.removesuffix(' †')} "
     unit = f" {figure.unit}" if figure.unit in {"s", "ms"} else ""
     ends = (line.points[0], line.points[-1])[: len(line.points)]
-    return whose + ", ".join(f"{figure.show(value)}{unit} at {figures.plain(rate)} rps" for rate, value in ends)
+    return whose + ", ".join(f"{figure.show(value)}{unit} at {metrics.plain(rate)} rps" for rate, value in ends)
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:
@@ -240,7 +241,7 @@ def _short(comparison: Comparison, report: Report) -> str:
 
 def _published(line: PublishedRate, measured: Figure, usd_per_hour: float | None) -> float | None:
     """What was published of that figure; a cost is that of the published throughput, at the published price."""
-    if measured is figures.USD:
-        return figures.usd_per_million_tokens(usd_per_hour, line.output_tok_s)
+    if measured is metrics.USD:
+        return metrics.usd_per_million_tokens(usd_per_hour, line.output_tok_s)
     found = line.model_dump().get(measured.key)
     return found if isinstance(found, float) else None

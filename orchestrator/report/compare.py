@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from orchestrator.report.published import PriceBook, Published, PublishedRate
-from orchestrator.results import BenchResult, Figure, MarkKind, Point, figures
+from orchestrator.bench import metrics
+from orchestrator.bench.metrics import Figure
+from orchestrator.bench.published import PriceBook, Published, PublishedRate
+from orchestrator.bench.result import BenchResult, MarkKind, Point
 
 
 class Agreement(StrEnum):
@@ -69,7 +71,7 @@ class RateRow:
     @property
     def load(self) -> str:
         """What was offered, in words."""
-        return f"{figures.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
+        return f"{metrics.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
     def of(self, figure: Figure) -> ComparedFigure:
         """That figure, measured and published."""
@@ -104,7 +106,7 @@ class Comparison:
     @property
     def unjudged(self) -> RateRow | None:
         """The highest rate that was measured, where none could be judged."""
-        measured = [row for row in self.rows if row.rate_rps and row.of(figures.OUTPUT).measured is not None]
+        measured = [row for row in self.rows if row.rate_rps and row.of(metrics.OUTPUT).measured is not None]
         judged = any(row.sustained is not None for row in self.rows)
         return measured[-1] if measured and not judged else None
 
@@ -301,7 +303,7 @@ def _rows(
 
 def _priced(point: Point, usd_per_hour: float | None) -> Point:
     """The point at the price that this comparison takes, for the throughput of the steady window."""
-    cost = figures.usd_per_million_tokens(usd_per_hour, figures.OUTPUT.of(point))
+    cost = metrics.usd_per_million_tokens(usd_per_hour, metrics.OUTPUT.of(point))
     return replace(point, usd_per_million_output_tokens=cost)
 
 
@@ -321,9 +323,9 @@ def _row(
             higher_is_better=figure.higher_is_better,
             exact=figure.exact,
         )
-        for figure in figures.FIGURES
+        for figure in metrics.FIGURES
     }
-    found[figures.OUTPUT.key] = _against_load(found[figures.OUTPUT.key], load_tok_s, terms.tolerance)
+    found[metrics.OUTPUT.key] = _against_load(found[metrics.OUTPUT.key], load_tok_s, terms.tolerance)
     return RateRow(
         rate_rps=rate_rps,
         concurrency=point.concurrency if point else None,

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.plan import Difference, differences, flat
+from orchestrator.bench import metrics
+from orchestrator.bench.result import BenchResult, ServerProvenance
+from orchestrator.checkpoints.verify import FROM_RECEIPT
+from orchestrator.plan.diff import Difference, differences, flat
 from orchestrator.report.compare import Comparison
-from orchestrator.results import BenchResult, ServerProvenance, figures
-from orchestrator.weights import FROM_RECEIPT
 
 # Of a plan and a workload: names, places and the draw of random prompts, which say nothing of what was measured.
 _NAMES: Final = frozenset(
@@ -149,6 +150,6 @@ def load(comparison: Comparison) -> str:
     if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):
         return ""
     shared = (
-        f", {figures.share(cached)} of each prompt shared with others" if isinstance(cached, float) and cached else ""
+        f", {metrics.share(cached)} of each prompt shared with others" if isinstance(cached, float) and cached else ""
     )
     return f"{tokens_in:,} tokens in, {tokens_out:,} out{shared}"

@@ -4,17 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.plan import Difference
+from orchestrator.bench import metrics
+from orchestrator.bench.published import PriceBook, Prices, Published, Reference, of_kind
+from orchestrator.bench.requests import RequestTimes
+from orchestrator.bench.result import BenchResult, Point
+from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.quality import EvalRow, measured_evals, published_eval
+from orchestrator.plan.diff import Difference
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.headline import headline, named, title_of
 from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
-from orchestrator.report.over_time import OverTime, over_time
-from orchestrator.report.published import PriceBook, Prices, Published, Reference, of_kind
-from orchestrator.report.quality import EvalRow, measured_evals, published_eval
-from orchestrator.report.sides import SideBySide, side_by_side
-from orchestrator.results import BenchResult, Outcome, Point, RequestTimes, figures
+from orchestrator.report.side_by_side import SideBySide, side_by_side
+from orchestrator.report.timeline import OverTime, over_time
 
 _UNKNOWN: Final = NodePower()
 
@@ -134,7 +137,7 @@ def _answers(comparison: Comparison) -> dict[str, float | None]:
     if comparison.single_stream_tok_s is not None:
         return {"single stream, tok/s": comparison.single_stream_tok_s.measured}
     best = comparison.best
-    output = best.of(figures.OUTPUT).measured if best else None
+    output = best.of(metrics.OUTPUT).measured if best else None
     return {"knee, rps": comparison.knee_rps.measured if comparison.knee_rps else None, "knee, tok/s": output}
 
 
@@ -147,7 +150,7 @@ def _price_notes(
     for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
         price, source = prices.of(gpu)
-        cost = figures.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s)
+        cost = metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s)
         if price is None or cost is None:
             continue
         costs[gpu] = min(cost, costs.get(gpu, cost))

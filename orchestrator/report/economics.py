@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from orchestrator.bench import metrics
+from orchestrator.bench.published import PriceBook, split_currency
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison
-from orchestrator.report.published import PriceBook, split_currency
-from orchestrator.results import figures
 
 UTILISATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
 _PER_TOKENS: Final = "{} per million output tokens"
@@ -86,13 +86,13 @@ def _rows(prices: PriceBook, power: NodePower) -> Iterator[tuple[str, str, Calla
 
 
 def _tok_s(comparison: Comparison) -> float | None:
-    return comparison.best.of(figures.OUTPUT).measured if comparison.best is not None else None
+    return comparison.best.of(metrics.OUTPUT).measured if comparison.best is not None else None
 
 
 def _at(comparison: Comparison, *, price: Callable[[Comparison], float | None], share: float) -> float | None:
     """USD per million tokens where the node is paid for all hours and works in a share of them."""
     hourly = price(comparison)
-    return figures.usd_per_million_tokens(hourly / share if hourly else None, _tok_s(comparison))
+    return metrics.usd_per_million_tokens(hourly / share if hourly else None, _tok_s(comparison))
 
 
 def _rent(comparison: Comparison) -> float | None:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.report.accepted import accepted_text
+from orchestrator.bench import metrics
+from orchestrator.bench.published import Reference
+from orchestrator.report.acceptance import accepted_text
 from orchestrator.report.compare import Comparison, RateRow
-from orchestrator.report.published import Reference
-from orchestrator.report.sides import Side, SideBySide, change_text, estimate_text
-from orchestrator.results import figures
+from orchestrator.report.side_by_side import Side, SideBySide, change_text, estimate_text
 
-_OF_A_CHANGE = (figures.OUTPUT, figures.TTFT_P95, figures.TPOT_P50)
+_OF_A_CHANGE = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
@@ -78,9 +78,9 @@ def _own_side(side: Side, comparisons: tuple[Comparison, ...], together: SideByS
         return f"{of}: no sustained rate was found in any of them."
     least = "" if all(each.knee_reached for each in members) else "at least "
     between = f"{knees[0]:g}" if len(knees) == 1 else f"{knees[0]:g} to {knees[-1]:g}"
-    place, load = together.sides.index(side), f"{figures.plain(knees[0])} rps"
+    place, load = together.sides.index(side), f"{metrics.plain(knees[0])} rps"
     at = {row.figure: row.estimates[place] for row in together.rows if row.load == load}
-    ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
     there = "there" if len(knees) == 1 else f"at {load}"
     return (
         f"{of}: sustains {least}{between} requests a second; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
@@ -90,10 +90,10 @@ def _own_side(side: Side, comparisons: tuple[Comparison, ...], together: SideByS
 def _found(comparison: Comparison) -> str:
     best = comparison.best
     if (single := comparison.single_stream_tok_s) is not None:
-        return f"{figures.OUTPUT.text(single.measured)} tok/s in a single stream"
+        return f"{metrics.OUTPUT.text(single.measured)} tok/s in a single stream"
     if comparison.rows and comparison.rows[-1].concurrency is not None:
         row = comparison.rows[-1]
-        return f"{figures.OUTPUT.text(row.of(figures.OUTPUT).measured)} output tok/s per node, {row.load}"
+        return f"{metrics.OUTPUT.text(row.of(metrics.OUTPUT).measured)} output tok/s per node, {row.load}"
     if (measured := comparison.unjudged) is not None:
         return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
     if best is None:
@@ -105,7 +105,7 @@ def _found(comparison: Comparison) -> str:
 
 
 def _two_figures(row: RateRow) -> str:
-    ttft, tok_s = (figure.text(row.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    ttft, tok_s = (figure.text(row.of(figure).measured) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
     return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 
 
@@ -117,7 +117,7 @@ def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Itera
     kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
     for place, side in enumerate(together.sides):
         base = together.sides[0]
-        loads = [row.load for row in together.rows if row.changes[place] and row.figure == figures.OUTPUT.key]
+        loads = [row.load for row in together.rows if row.changes[place] and row.figure == metrics.OUTPUT.key]
         if not loads or kinds[place] != kinds[0]:
             continue
         at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}

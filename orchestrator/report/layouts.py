@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.bench import metrics
+from orchestrator.bench.published import PriceBook, Published, PublishedLayout
 from orchestrator.report.compare import Comparison
-from orchestrator.report.published import PriceBook, Published, PublishedLayout
-from orchestrator.results import figures
 
-_FIGURES = figures.shown_in(figures.Shown.LAYOUT)
+_FIGURES = metrics.shown_in(metrics.Shown.LAYOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         change=None,
         figures=dict.fromkeys(figure.key for figure in _FIGURES)
         | {
-            figures.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
-            figures.USD.key: figures.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
+            metrics.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
+            metrics.USD.key: metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
         },
         note=line.caveat,
     )
@@ -80,7 +80,7 @@ def hourly(system: str, prices: PriceBook) -> float | None:
 
 def _measured_layout(index: int, comparison: Comparison, published: Published | None) -> LayoutRow | None:
     best = comparison.best
-    tok_s = best.of(figures.OUTPUT).measured if best is not None else None
+    tok_s = best.of(metrics.OUTPUT).measured if best is not None else None
     if best is None or tok_s is None:
         return None
     row = LayoutRow(

@@ -13,14 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
+from orchestrator.bench import metrics
+from orchestrator.bench.metrics import Figure
 from orchestrator.core.text import printable, printable_json
 from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
 from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow, Reason
 from orchestrator.report.configuration import load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
-from orchestrator.report.sides import change_text, estimate_text, signed
-from orchestrator.results import Figure, figures
+from orchestrator.report.side_by_side import change_text, estimate_text, signed
 
 # Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
 _MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
@@ -54,15 +55,15 @@ def _shown(report: Report) -> dict[str, object]:
     Without anything published the figures that no result has are left out.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    known = {each.key for each in figures.FIGURES if any(row.of(each).measured is not None for row in rows)}
+    known = {each.key for each in metrics.FIGURES if any(row.of(each).measured is not None for row in rows)}
     places = {
-        "by_rate": figures.Shown.RATE,
-        "by_wait": figures.Shown.WAIT,
-        "by_layout": figures.Shown.LAYOUT,
-        "cards": figures.Shown.CARD,
+        "by_rate": metrics.Shown.RATE,
+        "by_wait": metrics.Shown.WAIT,
+        "by_layout": metrics.Shown.LAYOUT,
+        "cards": metrics.Shown.CARD,
     }
     shown: dict[str, object] = {
-        name: [figure for figure in figures.shown_in(place) if report.published or figure.key in known]
+        name: [figure for figure in metrics.shown_in(place) if report.published or figure.key in known]
         for name, place in places.items()
     }
     firsts = [side.runs[0] for side in report.together.sides]
@@ -92,18 +93,18 @@ def environment(*, markdown: bool) -> Environment:
         finalize=escaped if markdown else None,
     )
     environment.globals |= {
-        "OUTPUT": figures.OUTPUT,
-        "absent": figures.ABSENT,
-        "plain": figures.plain,
-        "figure_of": {figure.key: figure for figure in figures.FIGURES},
+        "OUTPUT": metrics.OUTPUT,
+        "absent": metrics.ABSENT,
+        "plain": metrics.plain,
+        "figure_of": {figure.key: figure for figure in metrics.FIGURES},
         "legend_mark": legend_mark,
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
     environment.filters |= {
         "code": code,
-        "count": figures.count,
-        "share": figures.share,
-        "plain": figures.plain,
+        "count": metrics.count,
+        "share": metrics.share,
+        "plain": metrics.plain,
         "change": change,
         "pretty": pretty,
         "load": load,
@@ -143,13 +144,13 @@ def known_in(columns: list[Figure], comparison: Comparison, published: object) -
 
 def beside(row: RateRow, figure: Figure, comparison: Comparison) -> str:
     """What stands below a figure at the head of the page: what it is measured by, where there is such a thing."""
-    if figure is figures.OUTPUT and row.load_tok_s is not None:
-        return f"{figures.count(row.load_tok_s)} is the load offered"
-    if figure is figures.TTFT_P95 and comparison.ttft_limit_s is not None:
-        return f"limit {figures.plain(comparison.ttft_limit_s)} s"
-    if figure is figures.USD:
+    if figure is metrics.OUTPUT and row.load_tok_s is not None:
+        return f"{metrics.count(row.load_tok_s)} is the load offered"
+    if figure is metrics.TTFT_P95 and comparison.ttft_limit_s is not None:
+        return f"limit {metrics.plain(comparison.ttft_limit_s)} s"
+    if figure is metrics.USD:
         price = comparison.usd_per_gpu_hour
-        return "no price known" if price is None else f"{figures.usd(price)} per GPU-hour"
+        return "no price known" if price is None else f"{metrics.usd(price)} per GPU-hour"
     return ""
 
 
@@ -177,10 +178,10 @@ def remarks(comparison: Comparison) -> list[str]:
 def cost(value: float | None, unit: str) -> str:
     """A value of the table of costs: dollars, another currency that the unit names, or a plain ratio."""
     if value is None:
-        return figures.ABSENT
+        return metrics.ABSENT
     if not unit:
         return f"{value:.3g}"
-    return figures.usd(value) if unit.startswith("USD") else f"{value:.2f}"
+    return metrics.usd(value) if unit.startswith("USD") else f"{value:.2f}"
 
 
 def agreement_class(agreement: Agreement) -> str:

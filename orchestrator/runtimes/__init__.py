@@ -27,29 +27,29 @@ from orchestrator.runtimes.base import (
     UnansweredError,
     since_then,
 )
-from orchestrator.runtimes.several import each_of, run_dirs, start_of
+from orchestrator.runtimes.replicas import each_of, run_dirs, start_of
 
 
 def _docker() -> RuntimeKind:
-    from orchestrator.runtimes.docker.kind import DOCKER  # noqa: PLC0415
+    from orchestrator.runtimes.docker.spec import DOCKER  # noqa: PLC0415
 
     return DOCKER
 
 
 def _kubernetes() -> RuntimeKind:
-    from orchestrator.runtimes.kubernetes.kind import KUBERNETES  # noqa: PLC0415
+    from orchestrator.runtimes.kubernetes.spec import KUBERNETES  # noqa: PLC0415
 
     return KUBERNETES
 
 
 def _process() -> RuntimeKind:
-    from orchestrator.runtimes.process.kind import PROCESS  # noqa: PLC0415
+    from orchestrator.runtimes.process.spec import PROCESS  # noqa: PLC0415
 
     return PROCESS
 
 
 def _slurm() -> RuntimeKind:
-    from orchestrator.runtimes.slurm.kind import SLURM  # noqa: PLC0415
+    from orchestrator.runtimes.slurm.spec import SLURM  # noqa: PLC0415
 
     return SLURM
 

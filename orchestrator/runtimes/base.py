@@ -18,15 +18,17 @@ from orchestrator.core.errors import HostError
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
-    from orchestrator.core.shell import ProgramResult
-    from orchestrator.engine import ArgumentRefusal
-    from orchestrator.host import Check, Finding, Runner, Space
-    from orchestrator.images import ImageConfig
-    from orchestrator.monitoring import Pods
-    from orchestrator.plan import Plan
+    from orchestrator.core.subprocesses import ProgramResult
+    from orchestrator.engine.server_args import ArgumentRefusal
+    from orchestrator.hosts.context import Check, Space
+    from orchestrator.hosts.report import Finding
+    from orchestrator.hosts.survey import Runner
+    from orchestrator.images.config import ImageConfig
+    from orchestrator.monitoring.series import Pods
+    from orchestrator.plan.plan import Plan
     from orchestrator.plan.rules import Rule
-    from orchestrator.profile import Profile
-    from orchestrator.render import Artifacts, ContextFile
+    from orchestrator.profiles.schema import Profile
+    from orchestrator.render.artifacts import Artifacts, ContextFile
 
 LOG: Final = "server.log"  # in the run directory
 ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
@@ -105,7 +107,7 @@ def since_then(
 
     All of it where it was started later: its first lines have no time.
     """
-    from orchestrator.engine import written_since  # noqa: PLC0415 - see above: a supervisor has no use for it
+    from orchestrator.engine.log import written_since  # noqa: PLC0415 - see above: a supervisor has no use for it
 
     if started is not None and started >= since:
         return iter(lines)

@@ -3,10 +3,14 @@
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core.errors import Problem
-from orchestrator.images import Docker, image_sources, image_tag, python_in
-from orchestrator.plan import Plan
+from orchestrator.images.build import image_tag
+from orchestrator.images.client import Docker
+from orchestrator.images.patch_check import python_in
+from orchestrator.images.sources import image_sources
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.rules import Case
-from orchestrator.render import Artifacts, BuildContext, build_context
+from orchestrator.render.artifacts import Artifacts, BuildContext
+from orchestrator.render.dockerfile import build_context
 from orchestrator.runtimes.base import EnginePython
 
 

@@ -6,7 +6,7 @@ from deployment import Deployment
 from survivors import programs_of
 
 from orchestrator.core.procfs import read_process
-from orchestrator.runtimes.supervised.record import Record, read_record
+from orchestrator.runtimes.supervisor.record import Record, read_record
 
 
 def record_of(deployment: Deployment) -> tuple[Path, Record] | None:

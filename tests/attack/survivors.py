@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
 
 SOON = 10.0  # seconds in which what has been told to end has ended
 _BESIDE = re.compile(r"\..+\.\d+|.+\.(new|tmp|part)|secrets\.yaml")  # what `write_whole` writes first, a key's FIFO

@@ -13,7 +13,7 @@ from forked import Ended
 from hostile_server import BEHAVIOURS, hostile
 from rounds import attack
 
-from orchestrator.runtimes.supervised.record import read_record, token_of, write_record
+from orchestrator.runtimes.supervisor.record import read_record, token_of, write_record
 
 pytestmark = pytest.mark.attack
 

@@ -13,13 +13,13 @@ from forked import Command, Ended
 from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
 from rounds import attack
 
-from orchestrator.commands.runs import runs_of
+from orchestrator.checkpoints.quantize.work_dir import WorkFolder
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home
-from orchestrator.core.waiting import look_until
-from orchestrator.environments import ensure
-from orchestrator.quantisation import WorkFolder
-from orchestrator.weights import read_receipt
+from orchestrator.core.polling import look_until
+from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.runs.run_dir import runs_of
 
 pytestmark = pytest.mark.attack
 

@@ -19,7 +19,7 @@ from rounds import attack
 from survivors import SOON, programs_of
 
 from orchestrator.core.procfs import read_process
-from orchestrator.runtimes.supervised.record import write_record
+from orchestrator.runtimes.supervisor.record import write_record
 
 pytestmark = pytest.mark.attack
 

@@ -18,7 +18,7 @@ from patience import wait_for
 from survivors import listens
 from watching import end, wait_for_event, watched
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 
 pytestmark = pytest.mark.attack
 
@@ -54,7 +54,7 @@ def impostor(port: int, model: str) -> Iterator[None]:
     options = {"--model-path": "/tiny", "--served-model-name": model, "--host": "127.0.0.1", "--port": str(port)}
     words = [word for option in options.items() for word in option]
     argv = [sys.executable, str(ENGINE), "-m", "sglang.launch_server", *words]
-    with shell.start(argv, output=shell.DEVNULL, tied=True):
+    with subprocesses.start(argv, output=subprocesses.DEVNULL, tied=True):
         wait_for(lambda: listens(port))
         yield
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from orchestrator.bench import benchmark
-from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address
+from orchestrator.bench.streamed_response import Answer
 from orchestrator.cli.main import main
 from orchestrator.core.secret import Secret
-from orchestrator.engine import authorization
+from orchestrator.engine.endpoints import authorization
 
 
 class AiohttpConnections:

@@ -103,8 +103,8 @@ def pieces(path: Path, size: int = 1 << 16) -> Iterator[bytes]:
 
 
 def copy(path: Path) -> None:
-    from orchestrator.core.log_lines import redacted
-    from orchestrator.runtimes.supervised.supervisor import _PIECE
+    from orchestrator.core.logs.lines import redacted
+    from orchestrator.runtimes.supervisor.main import _PIECE
 
     with path.with_suffix(".copy").open("wb", buffering=0) as log:
         for block in redacted(pieces(path, _PIECE)):
@@ -112,34 +112,34 @@ def copy(path: Path) -> None:
 
 
 def tail(path: Path) -> Iterator[str]:
-    from orchestrator.core.log_lines import LogTail
+    from orchestrator.core.logs.lines import LogTail
 
     return LogTail(path).to_end()
 
 
 def of_container(path: Path) -> None:
-    from orchestrator.core.log_lines import Lines, gathered, redacted
+    from orchestrator.core.logs.lines import Lines, gathered, redacted
 
     read_all(Lines(redacted(gathered(pieces(path, 1 << 14)))))  # as much as a Docker daemon sends at most
 
 
 def awaited(path: Path) -> None:
-    from orchestrator.prove import waiting
+    from orchestrator.verify import readiness
 
     log = LogTailOf(path)
     server = SimpleNamespace(log=log, url="http://127.0.0.1:1", state=lambda: SimpleNamespace(restarts=0))
-    wait = waiting._Wait(cast("waiting.Starting", server), client=None, clock=time.monotonic, end=1e9)  # type: ignore[arg-type]
+    wait = readiness._Wait(cast("readiness.Starting", server), client=None, clock=time.monotonic, end=1e9)  # type: ignore[arg-type]
     wait._read_log()
 
 
 def LogTailOf(path: Path) -> Callable[[], Iterable[str]]:  # noqa: N802
-    from orchestrator.core.log_lines import LogTail
+    from orchestrator.core.logs.lines import LogTail
 
     return LogTail(path)
 
 
 def diagnosed(path: Path) -> None:
-    from orchestrator.diagnose import diagnose
+    from orchestrator.diagnose.match import diagnose
 
     diagnose(tail(path))
 
@@ -171,12 +171,12 @@ def kib(what: str) -> int:
 
 def measure(part: str, path: Path) -> None:
     from orchestrator.core.secret import Secret
-    from orchestrator.diagnose import diagnose
-    from orchestrator.prove import waiting
+    from orchestrator.diagnose.match import diagnose
+    from orchestrator.verify import readiness
 
     Secret(KEY)
-    importlib.import_module("orchestrator.runtimes.supervised.supervisor")
-    diagnose([waiting.__name__])  # its catalogue is read, and its search made
+    importlib.import_module("orchestrator.runtimes.supervisor.main")
+    diagnose([readiness.__name__])  # its catalogue is read, and its search made
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     began, before = time.process_time(), kib("VmRSS")
     PARTS[part](path)

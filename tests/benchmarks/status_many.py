@@ -27,9 +27,9 @@ from patience import wait_for
 from standin import base_image
 from wheels import wheel
 
-from orchestrator.commands.planning import render_artifacts
-from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
+from orchestrator.planner.planning import render_artifacts
+from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.kubernetes.manifests import server_objects
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from golden_files import check_file, check_folder, differences
 
-from orchestrator.commands.planning import load, profile_names, render_artifacts, rendered_files
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.planner.planning import load, profile_names, render_artifacts, rendered_files
 
 GOLDEN = Path(__file__).parent
 PROFILES = profile_names(Catalogue.shipped())

@@ -12,12 +12,12 @@ import yaml
 from cluster_samples import CASES, all_objects, cluster_plan, manifest_texts, objects
 from golden_files import check_file, check_folder, differences
 
-from orchestrator.commands.planning import load, profile_names
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.checkpoints.overlay import overlay_path
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
-from orchestrator.engine import life
-from orchestrator.weights import overlay_path
+from orchestrator.engine import liveness
+from orchestrator.planner.planning import load, profile_names
 
 FOLDER = Path(__file__).parent / "kubernetes"
 VERSIONS = ("1.28", "1.32", "1.36")
@@ -26,7 +26,7 @@ SHIPPED = {name: load(name).plan for name in profile_names(Catalogue.shipped())}
 FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan)]
 
 
-PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(life.__file__))  # in a ConfigMap of each case
+PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(liveness.__file__))  # in a ConfigMap of each case
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
 
 

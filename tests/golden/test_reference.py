@@ -16,14 +16,15 @@ from pydantic import BaseModel
 from quark_samples import CHECKPOINTS, write_tiny
 from typer.testing import CliRunner
 
+from orchestrator.checkpoints.quantize.recipe import recipes_for
+from orchestrator.checkpoints.summary import local_outline
+from orchestrator.checkpoints.verify import compared, is_fatal
 from orchestrator.cli.main import app
 from orchestrator.core import errors
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.paths import data_root
-from orchestrator.patches import read_ledger
-from orchestrator.profile import schema
-from orchestrator.quantisation import recipes_for
-from orchestrator.weights import compared, is_fatal, local_outline
+from orchestrator.patches.ledger import read_ledger
+from orchestrator.profiles import schema
 
 ROOT = data_root()
 
@@ -128,8 +129,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "commands": ("README.md", commands),
     "profile keys": ("profiles/README.md", profile_keys),
     "patches": ("patches/README.md", patches),
-    "checkpoints": ("orchestrator/weights/README.md", checkpoints),
-    "recipes": ("orchestrator/quantisation/README.md", recipes),
+    "checkpoints": ("orchestrator/checkpoints/README.md", checkpoints),
+    "recipes": ("orchestrator/checkpoints/quantize/README.md", recipes),
 }
 
 

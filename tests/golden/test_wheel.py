@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from config_samples import write_public
 
-from orchestrator.commands.planning import load, render_artifacts, rendered_files
 from orchestrator.core.paths import data_root
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,13 @@ from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_ru
 from standin import base_image, packages_of
 from wheels import wheel
 
-from orchestrator import environments
-from orchestrator.commands.planning import load
+from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.images import Docker, find_docker
-from orchestrator.weights import generate_model
+from orchestrator.hosts import venvs
+from orchestrator.images.client import Docker, find_docker
+from orchestrator.planner.planning import load
 
 IMAGES = data_root() / "images"
 
@@ -76,17 +76,15 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def cpu_environment(engine_home: Home) -> environments.Environment:
+def cpu_environment(engine_home: Home) -> venvs.Environment:
     """Real sglang for a CPU, built on first use."""
     plan = load("cpu-tiny").plan
     assert plan.engine.requirements is not None
-    return environments.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
+    return venvs.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
 
 
 @pytest.fixture(scope="session")
-def tiny_model(
-    engine_home: Home, cpu_environment: environments.Environment, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def tiny_model(engine_home: Home, cpu_environment: venvs.Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
     model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
     shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
@@ -96,7 +94,7 @@ def tiny_model(
 
 
 @pytest.fixture(scope="session")
-def cpu_engine(engine_home: Home, cpu_environment: environments.Environment, tiny_model: Path) -> CpuEngine:
+def cpu_engine(engine_home: Home, cpu_environment: venvs.Environment, tiny_model: Path) -> CpuEngine:
     """Everything a test needs to start a server of its own."""
     assert tiny_model.is_dir()
     return CpuEngine(home=engine_home, python=cpu_environment.python)

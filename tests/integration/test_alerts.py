@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from prometheus import firing, missing, monitoring_request, promtool
 
-from orchestrator.commands.monitoring import monitored
 from orchestrator.core.paths import Home
-from orchestrator.monitoring import monitoring_files
+from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.request import monitored
 
 pytestmark = missing
 NAME = "mi355x-tp4dp2"  # two ranks that speculate; its load shares 60 % of each prompt, and has 5 s for its first token

@@ -15,13 +15,13 @@ from standin import AITER, PACKAGE, engine_image, packages_of
 from torch_forks import Program, run_forked
 from wheels import unpacked
 
-from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.checkpoints.engine_files import local_engine_files
 from orchestrator.core.paths import Home, data_root
-from orchestrator.engine import ArgumentVerdict, read_verdicts
-from orchestrator.environments import Environment
-from orchestrator.images import Docker
-from orchestrator.render import argument_question
-from orchestrator.weights import local_engine_files
+from orchestrator.engine.server_args import ArgumentVerdict, read_verdicts
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.images.client import Docker
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.render.arguments import argument_question
 
 pytestmark = pytest.mark.engine
 

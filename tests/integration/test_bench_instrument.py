@@ -22,8 +22,8 @@ from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
-from orchestrator.bench import Workload, load_workload
-from orchestrator.results import BenchResult, MarkKind, Point, Spread
+from orchestrator.bench.result import BenchResult, MarkKind, Point, Spread
+from orchestrator.bench.workload import Workload, load_workload
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

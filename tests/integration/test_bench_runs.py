@@ -18,12 +18,12 @@ from patience import PATIENCE
 from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, order
 from scripted_server import Answer, Script, scripted
 
-from orchestrator.bench import UnwrittenError, measure
-from orchestrator.commands.runs import load_result
+from orchestrator.bench.benchmark import UnwrittenError, measure
+from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.results import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
+from orchestrator.runs.run_dir import load_result
 
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 

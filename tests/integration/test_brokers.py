@@ -8,7 +8,7 @@ import uv
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.commands.planning import load, profile_names
+from orchestrator.planner.planning import load, profile_names
 
 pytestmark = pytest.mark.slow
 

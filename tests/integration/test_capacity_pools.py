@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.planning import load
-from orchestrator.environments import Environment
+from orchestrator.hosts.venvs.venv import Environment
 from orchestrator.plan.capacity import KvCache
+from orchestrator.planner.planning import load
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.images import SourceChecker
+from orchestrator.images.patch_check import SourceChecker
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Status, UnansweredError
-from orchestrator.runtimes.kubernetes import sightings
+from orchestrator.runtimes.base import Status, UnansweredError
+from orchestrator.runtimes.kubernetes import observations
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
@@ -32,7 +32,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     items = [each for number in range(SERVERS) for each in server(number)]
     (folder / "answer.json").write_text(json.dumps({"items": items}))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(sightings, "_FRESH", 0.0)  # whatever was seen is old
+    monkeypatch.setattr(observations, "_FRESH", 0.0)  # whatever was seen is old
     return folder
 
 
@@ -106,6 +106,6 @@ def test_an_outage_is_told_once_and_ends(
     assert said.count("the cluster answers again") == 1
 
     (kubectl / "silent").touch()
-    monkeypatch.setattr(sightings, "OUTAGE", 0.0)
+    monkeypatch.setattr(observations, "OUTAGE", 0.0)
     with pytest.raises(HostError, match="does not answer"):
         runtime.state(handle)

@@ -11,7 +11,7 @@ from docker_server import DockerEngine
 from own_daemon import OwnDaemon, own_daemon, unavailable
 from patience import PATIENCE, wait_for
 
-from orchestrator.runtimes import Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [

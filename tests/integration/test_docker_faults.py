@@ -20,11 +20,11 @@ from cpu_server import CpuServer
 from docker_server import DockerEngine
 from patience import wait_for
 
-from orchestrator.commands.caches import caches
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.plan import ContainerNeeds, Ulimit
-from orchestrator.render import Artifacts
-from orchestrator.runtimes import Cache, Status
+from orchestrator.plan.plan import ContainerNeeds, Ulimit
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.base import Cache, Status
+from orchestrator.runtimes.caches import caches
 from orchestrator.runtimes.docker.container import CacheVolume, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

@@ -14,11 +14,11 @@ from docker_server import DockerEngine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 from patience import wait_for
 
-from orchestrator.commands.probe import side_of_server
-from orchestrator.commands.runs import RunDir
-from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import HostError
+from orchestrator.evals.logprobs.run import side_of_server
+from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.servers.servers import Fleet
 
 pytestmark = [
     pytest.mark.engine,

@@ -12,10 +12,10 @@ import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
 
-from orchestrator.commands.planning import rendered_files
-from orchestrator.commands.runs import RunDir, read_plan, write_files
 from orchestrator.core.secret import Secret
-from orchestrator.runtimes import Status
+from orchestrator.planner.planning import rendered_files
+from orchestrator.runs.run_dir import RunDir, read_plan, write_files
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]

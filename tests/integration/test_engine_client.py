@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from scripted_runs import order
 
-from orchestrator.bench import measure
-from orchestrator.commands.ask import ask
+from orchestrator.bench.benchmark import measure
 from orchestrator.core.errors import BenchError, BuildError, StartError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import KeyRefusedError, NoAnswerError, OddAnswerError
 from orchestrator.engine import client as client_module
 from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
-from orchestrator.images import Registry
+from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError
+from orchestrator.images.registry import Registry
+from orchestrator.servers.ask import ask
 
 pytestmark = pytest.mark.timeout(45)  # what drips for ever is not waited for
 LIMITS = TimeLimits(connect=2, silence=2, whole=0.6)

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from wheels import read, wheel
 
 from orchestrator.cli.main import app
-from orchestrator.commands import flag_tables
 from orchestrator.core.errors import BuildError
-from orchestrator.core.shell import ProgramResult
-from orchestrator.images import Docker
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.images.client import Docker
+from orchestrator.planner import flag_tables
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 

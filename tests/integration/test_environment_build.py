@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.environments import Environment, ensure
-from orchestrator.environments.installer import PinnedList, install
-from orchestrator.weights import generate_model
+from orchestrator.hosts.venvs.installer import PinnedList, install
+from orchestrator.hosts.venvs.venv import Environment, ensure
 
 BUILD = """
 import sys
 from pathlib import Path
 from orchestrator.core.console import Progress
-from orchestrator.environments import ensure
+from orchestrator.hosts.venvs.venv import ensure
 from orchestrator.core.paths import Home
 ensure(Path(sys.argv[1], "small.txt"), home=Home(Path(sys.argv[2])), progress=Progress())
 """
@@ -169,8 +169,8 @@ def test_build_that_fails_shows_what_pip_said_and_leaves_nothing(images: Path, h
 def test_model_is_made_again_only_when_its_generator_changed(
     cpu_environment: Environment, tmp_path: Path, home: Home
 ) -> None:
-    from orchestrator.commands.planning import load
     from orchestrator.core.paths import data_root
+    from orchestrator.planner.planning import load
 
     model = load("cpu-tiny").plan.model
     generator = tmp_path / model.source.location

@@ -16,17 +16,18 @@ import pytest
 from cpu_server import CpuServer
 from together import together
 
-from orchestrator.commands.bench import MeasuredTarget, url_target
-from orchestrator.commands.evals import EvalOptions, against_outcome, evaluate_beside, run_eval
-from orchestrator.commands.runs import load_outcome
-from orchestrator.core import shell
+from orchestrator.bench.run import MeasuredTarget, url_target
+from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.environments import ensure
-from orchestrator.evals import EvalRequest, find_suite
-from orchestrator.evals.harness import REQUIREMENTS, argv
-from orchestrator.results import Outcome, judge_outcomes, outcome_to_json
+from orchestrator.evals.eval_result import Outcome, outcome_to_json
+from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
+from orchestrator.evals.run import EvalOptions, against_outcome, evaluate_beside, run_eval
+from orchestrator.evals.significance import judge_outcomes
+from orchestrator.evals.suites import find_suite
+from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.runs.run_dir import load_outcome
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
@@ -206,5 +207,5 @@ def test_what_an_endpoint_pours_out_does_not_fill_the_machine(tmp_path: Path) ->
     request = EvalRequest(python=python, suite=suite, url="", model="", key=None, limit=None, data=None, command="")
     command = argv(request, task="gsm8k", work=tmp_path)
     limited = command[: command.index(sys.executable) + 1]
-    done = shell.run([*limited, "-c", "bytes(1 << 30); bytes(9 << 30)"])
+    done = subprocesses.run([*limited, "-c", "bytes(1 << 30); bytes(9 << 30)"])
     assert (done.code, done.stderr.splitlines()[-1]) == (1, "MemoryError")

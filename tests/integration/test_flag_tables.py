@@ -9,11 +9,11 @@ import pytest
 from torch_forks import Program, run_forked
 from wheels import unpacked, wheel
 
-from orchestrator.commands import flag_tables
-from orchestrator.commands.planning import load, profile_names, render_artifacts
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.paths import Home, data_root
-from orchestrator.environments import Environment
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.planner import flag_tables
+from orchestrator.planner.planning import load, profile_names, render_artifacts
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 

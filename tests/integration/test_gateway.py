@@ -18,15 +18,15 @@ from ports import free_port
 from prometheus import every_second, prometheus_is_here, scraping
 from steady_load import client_of, complete, load
 
-from orchestrator.commands.control import require_own
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.core.secret import Secret
-from orchestrator.prove import count_servers
-from orchestrator.runtimes import Handle, Status
+from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
+from orchestrator.servers.rollout.gateway_workers import require_own
+from orchestrator.verify.gateway import count_servers
 
 pytestmark = pytest.mark.engine
 

@@ -17,9 +17,9 @@ from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
-from orchestrator.environments import Environment
-from orchestrator.images import Docker
-from orchestrator.prove import count_servers
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.images.client import Docker
+from orchestrator.verify.gateway import count_servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
 

@@ -25,7 +25,7 @@ from steady_load import load
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, REQUIREMENTS
-from orchestrator.environments import ensure
+from orchestrator.hosts.venvs.venv import ensure
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "pair"

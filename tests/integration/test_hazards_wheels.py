@@ -11,7 +11,7 @@ from packaging.version import Version
 from torch_forks import Program, run_forked
 from wheels import read, unpacked
 
-from orchestrator.environments import Environment
+from orchestrator.hosts.venvs.venv import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 

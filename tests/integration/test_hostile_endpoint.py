@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 from hostile_server import BEHAVIOURS, hostile
 
-from orchestrator.bench import BenchRequest, Workload, measure
-from orchestrator.commands import ask as ask_module
-from orchestrator.commands.ask import ask
-from orchestrator.commands.planning import load
+from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.result import BenchResult, MarkKind, ServerProvenance
+from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
 from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
-from orchestrator.prove import Starting, Target, Verdict, smoke_test, target_of, wait
-from orchestrator.results import BenchResult, MarkKind, ServerProvenance
-from orchestrator.runtimes import ServerState, Status
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers import ask as ask_module
+from orchestrator.servers.ask import ask
+from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.report import Verdict
+from orchestrator.verify.smoke import smoke_test
+from orchestrator.verify.target import Target, target_of
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS, ENOUGH = 0.25, 20.0  # that a request may take: where the answer never ends, and where it does on any machine
@@ -291,10 +295,10 @@ STATUS = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from orchestrator.commands.servers import Fleet
-from orchestrator.commands.status import statuses
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.status import statuses
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Handle, ServerState, Status
+from orchestrator.runtimes.base import Handle, ServerState, Status
 
 state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 handles = [

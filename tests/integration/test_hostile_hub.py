@@ -16,10 +16,10 @@ from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE
 
+from orchestrator.checkpoints.hub import Hub as Asked
+from orchestrator.checkpoints.hub import list_files
+from orchestrator.checkpoints.remote_download import far_program
 from orchestrator.core.errors import HostError
-from orchestrator.weights import Hub as Asked
-from orchestrator.weights import list_files
-from orchestrator.weights.far_stage import far_program
 
 REPOSITORY = "amd/GLM-5.2-MXFP4"
 BLOB = "0" * 40

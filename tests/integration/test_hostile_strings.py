@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError
-from orchestrator.images import image_sources
-from orchestrator.plan import Plan
-from orchestrator.render import build_context
-from orchestrator.render.dockerfile import quoted
+from orchestrator.images.sources import image_sources
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.render.dockerfile import build_context, quoted
 from orchestrator.render.scripts import server_script
 from orchestrator.runtimes.docker.container import docker_run_files, render
-from orchestrator.runtimes.supervised.prepare import rendered
+from orchestrator.runtimes.supervisor.prepare import rendered
 
 PROFILES = ("mi355x-tp4dp2", "b200-tp8", "cpu-tiny")
 PLAIN = "plain-word"

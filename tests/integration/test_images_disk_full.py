@@ -7,10 +7,11 @@ import pytest
 from own_daemon import OwnDaemon, own_daemon, unavailable
 from slow_build import with_step
 
-from orchestrator.commands.planning import load
-from orchestrator.commands.prepare import base_overrides
 from orchestrator.core.errors import BuildError
-from orchestrator.images import BuildOptions, ensure_image, find_docker
+from orchestrator.images.build import BuildOptions, ensure_image
+from orchestrator.images.client import find_docker
+from orchestrator.planner.planning import load
+from orchestrator.servers.start.prepare import base_overrides
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,31 +22,23 @@ from slow_build import with_step
 from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
-from orchestrator import prove as smoke
-from orchestrator.commands.coverage import cover
-from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.commands.prepare import base_overrides
-from orchestrator.commands.ready import ReadyRequest, ready_plan
+from orchestrator import verify as smoke
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
-from orchestrator.diagnose import diagnose
-from orchestrator.environments import Environment
-from orchestrator.images import (
-    BuildOptions,
-    Docker,
-    Registry,
-    SourceChecker,
-    build_image,
-    docker_config,
-    ensure_image,
-    fetch_ready,
-    find_docker,
-    push_image,
-    read_ready,
-    read_receipt,
-    tag_image,
-)
-from orchestrator.runtimes import Place
+from orchestrator.diagnose.match import diagnose
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.images.build import BuildOptions, build_image, ensure_image, push_image, tag_image
+from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.config import docker_config
+from orchestrator.images.patch_check import SourceChecker
+from orchestrator.images.prebuilt import fetch_ready, read_ready
+from orchestrator.images.receipt import read_receipt
+from orchestrator.images.registry import Registry
+from orchestrator.kernels.plan_coverage import cover
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.planner.prebuilt import ReadyRequest, ready_plan
+from orchestrator.runtimes.base import Place
+from orchestrator.servers.start.prepare import base_overrides
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 

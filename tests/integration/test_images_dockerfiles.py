@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.planning import load
-from orchestrator.commands.prepare import base_overrides
-from orchestrator.images import image_sources
-from orchestrator.plan import Plan
-from orchestrator.render import build_context
+from orchestrator.images.sources import image_sources
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.render.dockerfile import build_context
+from orchestrator.servers.start.prepare import base_overrides
 
 pytestmark = pytest.mark.wheels
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
-from orchestrator.images import Docker, ensure_base, push_image, tag_image
-from orchestrator.images.base import image_id
-from orchestrator.plan import Engine
+from orchestrator.images.base import ensure_base, image_id
+from orchestrator.images.build import push_image, tag_image
+from orchestrator.images.client import Docker
+from orchestrator.plan.plan import Engine
+from orchestrator.planner.planning import load
 
 pytestmark = pytest.mark.docker
 

@@ -12,11 +12,11 @@ from kernel_samples import FUSED_TP8, every_bucket
 from patience import wait_for
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.waiting import look_until
+from orchestrator.core.polling import look_until
 from orchestrator.kernels.disk.pins import read_pins
+from orchestrator.kernels.disk.run_limited import WatchLimits, watch
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, tune
-from orchestrator.kernels.disk.watch import WatchLimits, watch
 from orchestrator.kernels.rows import RowOrigin
 
 STANDIN = Path(__file__).parents[1] / "support" / "tuner_standin.py"
@@ -84,7 +84,7 @@ def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path
 def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit comes when the tuner has written its first rows."""
     clock = partial(look_until, clock=lambda: 3600.0 * written(tmp_path))
-    monkeypatch.setattr("orchestrator.kernels.disk.watch.look_until", clock)
+    monkeypatch.setattr("orchestrator.kernels.disk.run_limited.look_until", clock)
     tuned = run(tmp_path, "stops", total=3600)
     assert [problem.message for problem in tuned.problems] == ["the tuner was stopped at the time limit"]
     assert measured(tmp_path) == [1, 2]

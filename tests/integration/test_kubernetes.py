@@ -19,10 +19,10 @@ from command_line import Running
 from own_cluster import OwnCluster, own_cluster, unavailable
 from patience import wait_for
 
-from orchestrator.commands.planning import render_artifacts
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Handle
+from orchestrator.planner.planning import render_artifacts
+from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = [

@@ -18,10 +18,10 @@ from own_node import CHECKOUT, ENGINE_IMAGE, PACKAGES, load_engine, load_tool, m
 from patience import PATIENCE, wait_for
 from standin import packages_of
 
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.paths import data_root
-from orchestrator.runtimes import ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
-from orchestrator.weights.receipt import read_receipt
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "podded"

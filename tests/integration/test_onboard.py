@@ -14,12 +14,12 @@ from ports import free_port
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.commands.onboard_model import onboard_model
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import HostError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
-from orchestrator.profile import ModelFile
+from orchestrator.planner.add.model import onboard_model
+from orchestrator.profiles.schema import ModelFile
 
 TERABYTE = 1_000_000_000_000
 REPOSITORY = "zai-org/GLM-5.2-FP8"

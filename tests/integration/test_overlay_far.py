@@ -10,15 +10,15 @@ import pytest
 from loopback_ssh import needs_sshd, ssh_server
 from quark_samples import Tiny, write_tiny
 
-from orchestrator.commands import prepare, up
-from orchestrator.commands.planning import load
-from orchestrator.commands.up_request import UpRequest
+from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Place
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.docker.container import container_spec
 from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.weights import overlay_path
+from orchestrator.servers.start import prepare, up
+from orchestrator.servers.start.request import UpRequest
 
 pytestmark = needs_sshd
 

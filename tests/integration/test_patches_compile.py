@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from wheels import read, unpack
 
-from orchestrator.patches import read_diffs, read_ledger
+from orchestrator.patches.ledger import read_diffs, read_ledger
 
 pytestmark = [pytest.mark.compiler, pytest.mark.wheels]
 

@@ -13,8 +13,8 @@ import pytest
 from draft_model_runs import run, run_lines
 from wheels import unpacked
 
-from orchestrator.environments import Environment
-from orchestrator.weights import write_overlay
+from orchestrator.checkpoints.overlay import write_overlay
+from orchestrator.hosts.venvs.venv import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 

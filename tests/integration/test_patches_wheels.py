@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from wheels import read, unpack, wheel
 
-from orchestrator.images import SourceChecker
+from orchestrator.images.patch_check import SourceChecker
 from orchestrator.images.sources import program_paths
-from orchestrator.patches import manifest
+from orchestrator.patches.ledger import manifest
 
 pytestmark = pytest.mark.wheels
 

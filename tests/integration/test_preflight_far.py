@@ -11,9 +11,10 @@ from patience import wait_for
 from ports import free_port
 
 from orchestrator.core.errors import HostError
-from orchestrator.host import over_ssh, port_holder
-from orchestrator.host.machine import read_machine
-from orchestrator.host.survey import MACHINE_SECTIONS, survey
+from orchestrator.hosts.machine import read_machine
+from orchestrator.hosts.ports import port_holder
+from orchestrator.hosts.ssh import over_ssh
+from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 

@@ -16,14 +16,14 @@ from machine_samples import RECORDED
 from plan_samples import plan_of
 from ports import free_port
 
-from orchestrator.commands.machine import wait_until_free
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.host import local, port_holder
-from orchestrator.host.gpus import ALL_SECTIONS, read_gpus
-from orchestrator.host.machine import read_machine
-from orchestrator.host.survey import MACHINE_SECTIONS, survey
-from orchestrator.runtimes import Place
+from orchestrator.hosts.gpus import ALL_SECTIONS, read_gpus
+from orchestrator.hosts.machine import read_machine
+from orchestrator.hosts.ports import port_holder
+from orchestrator.hosts.survey import MACHINE_SECTIONS, local, survey
+from orchestrator.runtimes.base import Place
+from orchestrator.servers.start.host import wait_until_free
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_what_counts_for_us_counts_for_the_preprocessor(lines: list[str]) -> Non
 
 def test_the_program_that_images_are_given_is_one_text(tmp_path: Path) -> None:
     """As `check_image` gives it to an image's Python, which has nothing of ours."""
-    from orchestrator.images.check import SourceChecker, one_text
+    from orchestrator.images.patch_check import SourceChecker, one_text
 
     program = one_text(*SourceChecker.of_ledger().programs)
     argv = [sys.executable, "-I", "-S", "-c", program, "check", "--manifest", "-"]

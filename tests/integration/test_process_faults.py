@@ -15,9 +15,9 @@ from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.secret import Secret
-from orchestrator.runtimes import Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import read_record, write_record
+from orchestrator.runtimes.supervisor.record import read_record, write_record
 
 pytestmark = pytest.mark.engine
 

@@ -13,18 +13,18 @@ import pytest
 from command_line import CommandLine
 from plan_samples import plan_of
 
-from orchestrator.commands import kernels
-from orchestrator.commands.coverage import RowSources
-from orchestrator.commands.planning import load
-from orchestrator.commands.runs import open_run
 from orchestrator.core.errors import BuildError, KernelsError, PatchError
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import run
-from orchestrator.render import files
-from orchestrator.runtimes import Place
+from orchestrator.core.subprocesses import run
+from orchestrator.kernels import plan_table
+from orchestrator.kernels.plan_coverage import RowSources
+from orchestrator.planner.planning import load
+from orchestrator.render.scripts import files
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised import patched
-from orchestrator.runtimes.supervised.prepare import prepare, rendered, source_patches
+from orchestrator.runtimes.supervisor import patched
+from orchestrator.runtimes.supervisor.prepare import prepare, rendered, source_patches
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
@@ -237,9 +237,9 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
     plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={sys.executable}")
     place, asked = Place(home=Home(tmp_path / "home")), list[RowSources]()
-    monkeypatch.setattr(kernels, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
+    monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
-        kernels.make_table(plan, place.home, place, accept_untuned=False)
+        plan_table.make_table(plan, place.home, place, accept_untuned=False)
     assert "--accept-untuned" in caught.value.hint
 
     configs = installed / "aiter/configs"
@@ -247,7 +247,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
-    assert kernels.make_table(plan, place.home, place, accept_untuned=False)
+    assert plan_table.make_table(plan, place.home, place, accept_untuned=False)
     assert [given.tables for given in asked] == [tuple(read)]
 
 

@@ -13,12 +13,12 @@ from cpu_server import CpuEngine
 from plan_samples import plan_of
 from ports import free_port
 
-from orchestrator import environments
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import run
-from orchestrator.kernels.disk import Store
-from orchestrator.runtimes.supervised.patched import patched_copy
-from orchestrator.runtimes.supervised.prepare import source_patches
+from orchestrator.core.subprocesses import run
+from orchestrator.hosts import venvs
+from orchestrator.kernels.disk.store import Store
+from orchestrator.runtimes.supervisor.patched import patched_copy
+from orchestrator.runtimes.supervisor.prepare import source_patches
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def package(cpu_environment: environments.Environment) -> Path:
+def package(cpu_environment: venvs.Environment) -> Path:
     """sglang 0.5.14 as it is installed."""
     return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
 
@@ -105,7 +105,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
 
 
 def test_a_spawned_child_imports_the_patched_files(
-    cpu_environment: environments.Environment, package: Path, tmp_path: Path
+    cpu_environment: venvs.Environment, package: Path, tmp_path: Path
 ) -> None:
     """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}

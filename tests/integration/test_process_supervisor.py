@@ -16,15 +16,15 @@ from cpu_server import CpuEngine, CpuServer, processes_of
 from left_running import programs_with
 from patience import wait_for
 
-from orchestrator.commands.runs import open_run
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, family, read_process
 from orchestrator.core.secret import Secret
-from orchestrator.runtimes import Handle, Status
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
 
 Start = Callable[..., CpuServer]
 DETACHES = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep({seconds})"
@@ -151,7 +151,7 @@ def test_start_on_a_full_disk_fails_and_names_the_file(small_disk: Path) -> None
 
 FILLS_UP = """
 import errno, sys, time
-from orchestrator.runtimes.supervised import supervisor
+from orchestrator.runtimes.supervisor import main
 write = supervisor.write_record
 def fill_up(run_dir, record):
     if record.server is not None:  # it runs by now, and has started others
@@ -166,7 +166,7 @@ sys.exit(supervisor.main())
 def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.core.shell.own", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock])
+    monkeypatch.setattr("orchestrator.core.subprocesses.own", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock])
 
     with pytest.raises(StartError, match="was not started") as raised:
         engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
@@ -321,12 +321,12 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
 
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object, **options: object) -> shell.ProgramResult:
+    def interrupted(*arguments: object, **options: object) -> subprocesses.ProgramResult:
         signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
         return run(*arguments, **options)  # type: ignore[arg-type]
 
-    run = shell.run
-    monkeypatch.setattr(shell, "run", interrupted)
+    run = subprocesses.run
+    monkeypatch.setattr(subprocesses, "run", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
         engine.start("interrupted", artifacts=engine.artifacts(argv=("sleep", "600")))
@@ -340,15 +340,15 @@ def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypa
 SLOW_SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from orchestrator.runtimes.supervised import supervisor
+from orchestrator.runtimes.supervisor import main
 Path(sys.argv[2]).touch()
 time.sleep(1)
 sys.exit(supervisor.main())
 """
 SLOW_STARTER = f"""
 import sys
-from orchestrator.core import shell
-shell.own = lambda _, lock: [sys.executable, "-c", sys.argv[3], lock, sys.argv[4]]
+from orchestrator.core import subprocesses
+subprocesses.own = lambda _, lock: [sys.executable, "-c", sys.argv[3], lock, sys.argv[4]]
 {STARTER}
 """
 

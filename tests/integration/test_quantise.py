@@ -13,9 +13,9 @@ import pytest
 from quantising import Quantising
 from quark_source import REAL_FILES, STAND_IN, files_digest, stand_in_home, write_source
 
-from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.waiting import look_until
-from orchestrator.images import Docker
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.polling import look_until
+from orchestrator.images.client import Docker
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,13 @@ from plan_samples import plan_of
 from quark_samples import RECIPES, Tiny, write_tiny
 from wheels import read, unpacked
 
-from orchestrator.environments import Environment
-from orchestrator.kernels import decide_fusion
-from orchestrator.kernels.disk import read_checkpoint
-from orchestrator.plan import Plan
-from orchestrator.weights import compared, is_fatal, local_outline, write_overlay
+from orchestrator.checkpoints.overlay import write_overlay
+from orchestrator.checkpoints.summary import local_outline
+from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.fusion import decide_fusion
+from orchestrator.plan.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from draft_model_runs import run_lines
 from quantising import Quantising
 from quark_source import REAL_FILES, files_digest, write_source
 
+from orchestrator.checkpoints.overlay import write_overlay
 from orchestrator.core.paths import Home
-from orchestrator.environments import Environment
-from orchestrator.weights import write_overlay
+from orchestrator.hosts.venvs.venv import Environment
 
 pytestmark = [
     pytest.mark.slow,

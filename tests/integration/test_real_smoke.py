@@ -16,21 +16,21 @@ from ports import free_port
 from prometheus import every_second, missing, monitoring_request, scraping
 from real_servers import real_servers
 
-from orchestrator import prove as smoke
-from orchestrator.commands.monitoring import monitored
-from orchestrator.commands.planning import load
-from orchestrator.commands.probe import ProbeOptions, ProbeSide, run_probe
-from orchestrator.commands.proof import prove_url
-from orchestrator.core import shell
+from orchestrator import verify as smoke
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.diagnose import diagnose
+from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
-from orchestrator.monitoring import monitoring_files
-from orchestrator.prove import Verdict
-from orchestrator.prove.checks import answers_right
-from orchestrator.prove.client import SmokeClient
+from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, run_probe
+from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.request import monitored
+from orchestrator.planner.planning import load
+from orchestrator.servers.start.verify import prove_url
+from orchestrator.verify.checks import answers_right
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.report import Verdict
 
 pytestmark = pytest.mark.engine
 PROBE = ProbeOptions(limit=None, longest=2048, other_checkpoint=False)
@@ -61,7 +61,7 @@ def probed(server: CpuServer) -> ProbeSide:
 def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
     """A copy of the tiny model with one matrix of its last layer scaled."""
     shutil.copytree(engine.home.models / "tiny", target)
-    done = shell.run([str(engine.python), "-c", SCALE, str(target / "model.safetensors"), str(factor)])
+    done = subprocesses.run([str(engine.python), "-c", SCALE, str(target / "model.safetensors"), str(factor)])
     assert done.code == 0, done.stderr
     return target
 

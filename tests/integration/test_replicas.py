@@ -17,13 +17,14 @@ from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 from patience import wait_for
 
-from orchestrator.commands.probe import ProbeOptions, ProbeSide, reference_of, run_probe
-from orchestrator.commands.servers import lost_parts, note_parts
 from orchestrator.core.procfs import read_process
-from orchestrator.engine import life
+from orchestrator.engine import liveness
+from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, reference_of, run_probe
 from orchestrator.kernels.disk.store import Store
-from orchestrator.prove import smoke_test, target_of
-from orchestrator.runtimes import Status
+from orchestrator.runtimes.base import Status
+from orchestrator.servers.servers import lost_parts, note_parts
+from orchestrator.verify.smoke import smoke_test
+from orchestrator.verify.target import target_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 VARIABLE = "AITER_CONFIG_FMOE"
@@ -79,7 +80,7 @@ def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, 
 
 def look(server: CpuServer, folder: Path) -> tuple[int, str]:
     """What a cluster asks a server by, in its container: exit code, and which rank is silent."""
-    argv = [sys.executable, "-I", "-S", life.__file__, str(server.plan.server.port), "2", "4"]
+    argv = [sys.executable, "-I", "-S", liveness.__file__, str(server.plan.server.port), "2", "4"]
     done = subprocess.run(argv, env={"TMPDIR": str(folder)}, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.commands.report import find_requests, find_results, make_report, write_report
-from orchestrator.report import Details
-from orchestrator.results import BenchResult, FailureCount, MarkKind
+from orchestrator.bench.result import BenchResult, FailureCount, MarkKind
+from orchestrator.report.document import Details
+from orchestrator.report.write import find_requests, find_results, make_report, write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from cpu_server import CpuServer
 
-from orchestrator.commands.planning import load
 from orchestrator.core.paths import data_root
-from orchestrator.engine import endpoints, generate_body, read_generated
+from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.environments import Environment
-from orchestrator.plan import Question
-from orchestrator.prove.questions import prompt_of
+from orchestrator.engine.requests import generate_body
+from orchestrator.engine.responses import read_generated
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.plan.plan import Question
+from orchestrator.planner.planning import load
+from orchestrator.verify.questions import prompt_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROGRAM = data_root() / "images" / "greedy_answers.py"

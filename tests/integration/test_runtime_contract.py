@@ -12,7 +12,8 @@ from patience import wait_for
 from slurm_cluster import SlurmEngine
 
 from orchestrator.core.errors import NameTakenError
-from orchestrator.runtimes import REGISTRY, Status
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.base import Status
 
 pytestmark = pytest.mark.engine
 

@@ -11,29 +11,19 @@ import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from patience import wait_for
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.procfs import Process
 from orchestrator.core.secret import Secret
-from orchestrator.engine import (
-    Metric,
-    StageReader,
-    chat_body,
-    completion_body,
-    endpoints,
-    generate_body,
-    has_choices,
-    read_chat,
-    read_chat_events,
-    read_generated,
-    read_scored,
-    read_server_info,
-    scoring_body,
-    tokenize_body,
-    tokens_so_far,
-)
+from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.runtimes import Status
-from orchestrator.runtimes.supervised import interpreter
+from orchestrator.engine.log import StageReader
+from orchestrator.engine.logprobs import read_scored
+from orchestrator.engine.metrics import Metric
+from orchestrator.engine.requests import chat_body, completion_body, generate_body, scoring_body, tokenize_body
+from orchestrator.engine.responses import read_chat, read_chat_events, read_generated, read_server_info
+from orchestrator.engine.sse import has_choices, tokens_so_far
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.supervisor import interpreter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -73,7 +63,7 @@ def engines(cpu_engine: CpuEngine) -> Iterator[Engines]:
 
 
 def test_scripted_engine_has_the_version_it_stands_for(cpu_engine: CpuEngine) -> None:
-    asked = [shell.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
+    asked = [subprocesses.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
     real, scripted = (json.loads(told.stdout) for told in asked)
 
     assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])

@@ -12,10 +12,10 @@ from server_commands import command, model_in, with_setting
 from torch_forks import Program, run_forked
 from wheels import unpacked
 
-from orchestrator.commands.planning import load, profile_names
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError
-from orchestrator.environments import Environment
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.planner.planning import load, profile_names
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 

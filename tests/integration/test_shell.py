@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE, wait_for
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.secret import Secret
 
 CHILD = """
@@ -27,7 +27,7 @@ except KeyboardInterrupt:
 """
 PARENT = """
 import signal, sys
-from orchestrator.core.shell import attend
+from orchestrator.core.subprocesses import attend
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 sys.exit(attend([sys.executable, '-c', *sys.argv[1:]]))
 """
@@ -38,13 +38,13 @@ time.sleep(600)
 """
 TIED = """
 import sys
-from orchestrator.core.shell import start
+from orchestrator.core.subprocesses import start
 print(start([sys.executable, '-c', 'import time; time.sleep(600)'], tied=True).pid, flush=True)
 sys.stdin.read()
 """
 FOLLOWED = """
 import sys
-from orchestrator.core.shell import follow
+from orchestrator.core.subprocesses import follow
 telling = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'
 follow([sys.executable, '-c', telling], lambda line: print(line, flush=True))
 """
@@ -98,7 +98,7 @@ def test_what_ends_the_following_of_a_program_ends_its_workers_too() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shell.follow([sys.executable, "-c", WITH_WORKER], give_up)
+        subprocesses.follow([sys.executable, "-c", WITH_WORKER], give_up)
     wait_for(lambda: not is_running(seen[0]))
 
 
@@ -117,14 +117,14 @@ def test_an_environment_has_variables_added_and_taken_out(monkeypatch: pytest.Mo
     monkeypatch.setenv("KEPT", "2")
     seen: list[str] = []
     shown = "import os; print(*(os.environ.get(name) for name in ('TAKEN_OUT', 'KEPT', 'ADDED')))"
-    code = shell.follow([sys.executable, "-c", shown], seen.append, env={"TAKEN_OUT": None, "ADDED": "3"})
+    code = subprocesses.follow([sys.executable, "-c", shown], seen.append, env={"TAKEN_OUT": None, "ADDED": "3"})
     assert (code, seen) == (0, ["None 2 3"])
 
 
 def test_a_program_reads_what_it_is_given_and_a_progress_bar_s_states_are_lines() -> None:
     seen: list[str] = []
     shown = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
-    assert shell.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
+    assert subprocesses.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
     assert seen == ["10%", "20%", "done"]
 
 
@@ -136,6 +136,6 @@ def test_a_child_inherits_no_secret_but_what_it_is_given(monkeypatch: pytest.Mon
     shown = (
         "import os; print(sorted(os.environ.keys() & {'API', 'COPY', 'HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'PATH'}))"
     )
-    assert shell.run([sys.executable, "-c", shown]).stdout == "['PATH']\n"
-    given = shell.run([sys.executable, "-c", shown], env={"API": "sk-0123456789"})
+    assert subprocesses.run([sys.executable, "-c", shown]).stdout == "['PATH']\n"
+    given = subprocesses.run([sys.executable, "-c", shown], env={"API": "sk-0123456789"})
     assert given.stdout == "['API', 'PATH']\n"

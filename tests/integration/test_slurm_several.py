@@ -18,9 +18,9 @@ from slurm_cluster import SlurmCluster
 from steady_load import client_of, complete, load
 
 from orchestrator.core.paths import Home
-from orchestrator.prove import count_servers
-from orchestrator.runtimes import Handle
+from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.verify.gateway import count_servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

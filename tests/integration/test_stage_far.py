@@ -21,13 +21,13 @@ from patience import PATIENCE, wait_for
 from standin import base_image
 from wheels import wheel
 
-from orchestrator.commands import staging
-from orchestrator.commands.planning import load
+from orchestrator.checkpoints import remote_fetch, staging
+from orchestrator.checkpoints.receipt import read_receipt, receipt_path
+from orchestrator.checkpoints.verify import Verified, verify_checkpoint
 from orchestrator.core import safe_paths
 from orchestrator.core.errors import ChangedWeightsError, NoWeightsError
-from orchestrator.images import Docker
-from orchestrator.weights import Verified, fetch_there, read_receipt, verify_checkpoint
-from orchestrator.weights.receipt import receipt_path
+from orchestrator.images.client import Docker
+from orchestrator.planner.planning import load
 
 pytestmark = needs_sshd
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str
     assert (refused.returncode, f"`{SECOND}` is missing" in refused.stderr) == (4, True)
 
 
-@pytest.mark.parametrize("module", [fetch_there, safe_paths])
+@pytest.mark.parametrize("module", [remote_fetch, safe_paths])
 def test_the_program_is_written_in_what_an_old_python_reads(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

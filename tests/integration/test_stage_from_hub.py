@@ -16,10 +16,10 @@ from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
 from patience import PATIENCE
 
-from orchestrator.commands.lock import resolve
-from orchestrator.commands.planning import load
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.paths import Home
-from orchestrator.weights.receipt import read_receipt
+from orchestrator.planner.lock import resolve
+from orchestrator.planner.planning import load
 
 REPOSITORY = "amd/GLM-5.2-MXFP4"
 SECOND = "model-00002-of-00003.safetensors"

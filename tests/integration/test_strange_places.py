@@ -13,10 +13,10 @@ from patience import PATIENCE
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.environments import ensure
-from orchestrator.runtimes import Status
+from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
 
 SHADOWED = (
     "pip",

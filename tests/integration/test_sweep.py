@@ -9,7 +9,7 @@ import pytest
 from command_line import CommandLine, processes_with
 from ports import free_port
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.paths import Home
 
 pytestmark = pytest.mark.slow
@@ -73,11 +73,11 @@ def test_no_thread_of_its_libraries_hears_signals() -> None:
     """numpy starts threads where it is imported: a signal given to one would interrupt what holds signals."""
     look = """
 from pathlib import Path
-from orchestrator.sweep.search import load_optuna
+from orchestrator.experiments.sweep.search import load_optuna
 load_optuna()
 tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(__import__("os").getpid())]
 masks = [next(line.split()[1] for line in (t / "status").read_text().splitlines() if "SigBlk" in line) for t in tasks]
 asked = 1 << 0 | 1 << 1 | 1 << 14  # SIGHUP, SIGINT, SIGTERM
 print(all(int(mask, 16) & asked == asked for mask in masks))
 """
-    assert shell.run([sys.executable, "-c", look]).stdout == "True\n"
+    assert subprocesses.run([sys.executable, "-c", look]).stdout == "True\n"

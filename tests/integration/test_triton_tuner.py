@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.commands.tuning import prepare_triton_tuning, run_triton_tuning
 from orchestrator.core.errors import HostError, KernelsError, UsageError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.kernels.disk import read_tuner_pins, triton_job, tune_triton
-from orchestrator.kernels.disk.triton_tuner import TritonJob
+from orchestrator.kernels.disk.pins import read_tuner_pins
+from orchestrator.kernels.disk.triton_tuner import TritonJob, triton_job, tune_triton
+from orchestrator.kernels.tuning import prepare_triton_tuning, run_triton_tuning
 
 FILE = "E=33,N=1024,device_name=NVIDIA_H200.json"
 LOOKUP = "sglang/srt/layers/moe/moe_runner/triton_utils"

@@ -20,7 +20,7 @@ from patience import wait_for
 from ports import free_port
 
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
 
 pytestmark = pytest.mark.engine
 SCRIPTED = Path(__file__).parents[1] / "support" / "scripted_engine.py"

@@ -23,8 +23,8 @@ from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
-from orchestrator.environments import Environment
-from orchestrator.images import Docker
+from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.images.client import Docker
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 

@@ -25,7 +25,7 @@ from standin import base_image
 from wheels import wheel
 
 from orchestrator.core.paths import Home, data_root
-from orchestrator.images import Docker
+from orchestrator.images.client import Docker
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 NOT_READY = "error: the machine is not ready for `mi355x-tp8`"

@@ -21,13 +21,13 @@ from patience import wait_for
 from run_samples import past_run
 
 from orchestrator.cli.main import app
-from orchestrator.commands.alerts import Alerts, Receiver
-from orchestrator.commands.healing import standing
-from orchestrator.commands.servers import fleet
-from orchestrator.commands.watch import Reality
-from orchestrator.commands.watch_unit import install_unit
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.servers.servers import fleet
+from orchestrator.servers.watch.alerts import Alerts, Receiver
+from orchestrator.servers.watch.recovery import standing
+from orchestrator.servers.watch.systemd import install_unit
+from orchestrator.servers.watch.watch import Reality
 
 EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL"}
 
@@ -215,7 +215,7 @@ def senders(mark: str) -> list[int]:
 
 def _posts(process: Path, mark: bytes) -> bool:
     with suppress(OSError):
-        posts = b"\0orchestrator.commands.healer\0post\0" in (process / "cmdline").read_bytes()
+        posts = b"\0orchestrator.servers.watch.worker\0post\0" in (process / "cmdline").read_bytes()
         return posts and b"\0MARK=%s\0" % mark in b"\0" + (process / "environ").read_bytes()
     return False
 
@@ -237,7 +237,7 @@ def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told(
 
 SENDS = """
 import sys, time
-from orchestrator.commands.alerts import Alerts, Receiver
+from orchestrator.servers.watch.alerts import Alerts, Receiver
 alerts = Alerts((Receiver.webhook(sys.argv[1]),), time.monotonic)
 assert not list(alerts.send({"name": "owl", "event": "died"}))
 print("sent", flush=True)

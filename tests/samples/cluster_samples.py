@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.commands.planning import load, render_artifacts, rendered_files
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
 
 IMAGE: Final = f"registry.example/sglang@sha256:{'0123456789abcdef' * 4}"
 HOST_PATH: Final = "kubernetes.weights.host_path=/srv/models"

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.core.errors import Problem
+from orchestrator.core.origin import Origin
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import TABLE_COLUMNS, RowOrigin, TunedRow, read_rows
-from orchestrator.plan import (
+from orchestrator.plan.plan import (
     ContainerNeeds,
     Engine,
     Flag,
@@ -16,12 +17,11 @@ from orchestrator.plan import (
     Model,
     ModelSource,
     Moe,
-    Origin,
     Plan,
     Server,
+    Ulimit,
     Waiting,
 )
-from orchestrator.plan.plan import Ulimit
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
 # The facts of GLM-5.2's config.json that decide the key.

@@ -4,11 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.core.shell import ProgramResult
-from orchestrator.host import Runner
-from orchestrator.host.survey import Section, Survey
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.survey import Runner, Section, Survey
 
-RECORDED = Path(__file__).parents[1] / "unit" / "host" / "recorded"
+RECORDED = Path(__file__).parents[1] / "unit" / "hosts" / "recorded"
 
 # A node as it should be, around the GPUs.
 READY: Mapping[str, str] = {

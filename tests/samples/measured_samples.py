@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.core.files import write_whole
-from orchestrator.results import (
+from orchestrator.bench.result import (
     RESULT_FILE,
     BenchEnding,
     BenchResult,
@@ -22,6 +21,7 @@ from orchestrator.results import (
     Spread,
     Throughput,
 )
+from orchestrator.core.files import write_whole
 
 DP2 = {
     0.5: (0.58, 0.63),

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from orchestrator.commands.planning import load
-from orchestrator.plan import Flag, Model, ModelSource, Origin, Plan
+from orchestrator.core.origin import Origin
+from orchestrator.plan.plan import Flag, Model, ModelSource, Plan
+from orchestrator.planner.planning import load
 
 
 def plan_of(profile: str, *overrides: str, **parts: object) -> Plan:

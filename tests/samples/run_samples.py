@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands.planning import load
-from orchestrator.commands.runs import FILES_FILE, SMOKE_FILE, RunDir
-from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import identity
-from orchestrator.plan import Plan
-from orchestrator.runtimes.supervised.record import FILE
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import FILES_FILE, SMOKE_FILE, RunDir
+from orchestrator.runtimes.supervisor.record import FILE
+from orchestrator.servers.start.request import UpRequest
 
 _NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
 

@@ -10,11 +10,11 @@ from own_cluster import OwnCluster
 from own_node import PYTHON_IMAGE, OwnNode
 from ports import free_port
 
-from orchestrator.commands.planning import render_artifacts
-from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.render import Artifacts
+from orchestrator.planner.planning import render_artifacts
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 

@@ -10,19 +10,19 @@ import httpx
 from patience import PATIENCE
 from ports import free_port
 
-from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.commands.runs import open_run
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import Process, family
 from orchestrator.core.secret import Secret
-from orchestrator.engine import StageReader
-from orchestrator.plan import Plan
-from orchestrator.prove import Starting, wait
-from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle, Runtime, Status
+from orchestrator.engine.log import StageReader
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Handle, Runtime, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import read_record
+from orchestrator.runtimes.supervisor.record import read_record
+from orchestrator.verify.readiness import Starting, wait
 
 
 @dataclass(frozen=True, kw_only=True)

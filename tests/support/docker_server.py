@@ -10,13 +10,13 @@ from cpu_server import CpuServer
 from ports import free_port
 from standin import ENGINE_PACKAGES
 
-from orchestrator.commands.planning import load
-from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.plan import Plan
-from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.docker.container import Mount, render, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.environments import Environment
+from orchestrator.hosts.venvs.venv import Environment
 
 SCRIPT = Path(__file__).with_name("draft_model.py")
 

@@ -23,26 +23,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 
 BOUND = 120  # seconds; what has not ended by then hangs
 _PRELOADED = (
     "orchestrator.cli.main",
-    "orchestrator.commands.ask",
-    "orchestrator.commands.bench",
-    "orchestrator.commands.down",
-    "orchestrator.commands.explain",
-    "orchestrator.commands.logs",
-    "orchestrator.commands.probe",
-    "orchestrator.commands.quantise",
-    "orchestrator.commands.status",
-    "orchestrator.commands.bring_up",
-    "orchestrator.commands.up",
-    "orchestrator.runtimes.docker.kind",
+    "orchestrator.servers.ask",
+    "orchestrator.bench.run",
+    "orchestrator.servers.down",
+    "orchestrator.planner.explain",
+    "orchestrator.servers.logs",
+    "orchestrator.evals.logprobs.run",
+    "orchestrator.checkpoints.quantize.run",
+    "orchestrator.servers.status",
+    "orchestrator.servers.start.launch",
+    "orchestrator.servers.start.up",
+    "orchestrator.runtimes.docker.spec",
     "orchestrator.runtimes.docker.runtime",
-    "orchestrator.runtimes.process.kind",
+    "orchestrator.runtimes.process.spec",
     "orchestrator.runtimes.process.runtime",
-    "orchestrator.runtimes.slurm.kind",
+    "orchestrator.runtimes.slurm.spec",
     "orchestrator.runtimes.slurm.runtime",
 )
 
@@ -143,7 +143,7 @@ class Forks:
 def forking(folder: Path) -> Iterator[Forks]:
     """A process to fork from, for as long as the block lasts."""
     address = folder / "forks"
-    with shell.start([sys.executable, __file__, str(address)], tied=True) as program:
+    with subprocesses.start([sys.executable, __file__, str(address)], tied=True) as program:
         deadline = time.monotonic() + BOUND
         while not address.exists():
             assert program.code is None

@@ -20,7 +20,7 @@ from left_running import MARK
 from patience import wait_for
 from ports import free_port
 
-from orchestrator.core.shell import Program, start
+from orchestrator.core.subprocesses import Program, start
 
 PROGRAMS = Path.home() / ".cache/deploy-tests/kubernetes"
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")

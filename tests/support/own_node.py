@@ -28,7 +28,7 @@ from patience import wait_for
 from ports import free_port
 from standin import SEED, add_file, add_system, closure, debian_python
 
-from orchestrator.core.shell import PIPE, Program
+from orchestrator.core.subprocesses import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
 SERVICES: Final = "10.199.0.0/24"  # as `own_cluster` gives them addresses

@@ -16,7 +16,7 @@ import yaml
 from patience import PATIENCE
 from ports import free_port
 
-from orchestrator.commands.monitoring import MonitoringRequest
+from orchestrator.monitoring.request import MonitoringRequest
 
 PACKAGE = "prometheus is not installed: apt-get install prometheus"
 _NOTHING = {"name": None, "profile": None, "overrides": (), "workload": None, "expected": (), "target": None}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quark_source import stand_in_path
 
-from orchestrator.core.waiting import look_until
+from orchestrator.core.polling import look_until
 
 
 class Quantising:

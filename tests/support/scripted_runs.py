@@ -6,8 +6,9 @@ from pathlib import Path
 
 from scripted_server import Answer, Script, ScriptedServer, scripted
 
-from orchestrator.bench import BenchRequest, Workload, load_workload, measure
-from orchestrator.results import BenchResult, MarkKind, Point, ServerProvenance
+from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.result import BenchResult, MarkKind, Point, ServerProvenance
+from orchestrator.bench.workload import Workload, load_workload
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(

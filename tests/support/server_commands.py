@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draft_model_config import glm_config
 
-from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.planner.planning import load, render_artifacts
 
 
 def model_in(folder: Path, **parts: object) -> Path:

@@ -6,10 +6,13 @@ python slow_build.py BASE-IMAGE
 import dataclasses
 import sys
 
-from orchestrator.commands.planning import load
-from orchestrator.commands.prepare import base_overrides
-from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources
-from orchestrator.render import BuildContext, build_context
+from orchestrator.images.build import BuildOptions, ensure_image
+from orchestrator.images.client import find_docker
+from orchestrator.images.sources import image_sources
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import BuildContext
+from orchestrator.render.dockerfile import build_context
+from orchestrator.servers.start.prepare import base_overrides
 
 TAG = "deploy-test/slow:1"
 STEP = "RUN sleep 600"

@@ -17,7 +17,7 @@ from left_running import MARK, programs_with
 from patience import PATIENCE, wait_for
 from ports import free_port
 
-from orchestrator.commands.runs import open_run
+from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 
 PACKAGES = "Slurm is not installed: apt-get install slurm-wlm munge"

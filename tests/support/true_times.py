@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scripted_server import Exchange
 
-from orchestrator.results import Spread
+from orchestrator.bench.result import Spread
 
 TOLERANCE = 0.02
 # The clocks are one, but the client reads what was written only once it is given a core: where both are taken that is

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.images import fetch_wheel
+from orchestrator.images.patch_check import fetch_wheel
 
 CACHE = Path.home() / ".cache/deploy-tests/wheels"
 UNPACKED = CACHE.with_name("unpacked")

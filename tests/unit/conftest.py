@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from orchestrator.core.asked import note_asked
+from orchestrator.core.command_hints import note_asked
 
 
 @pytest.fixture(autouse=True)

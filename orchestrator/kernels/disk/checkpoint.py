@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from orchestrator.checkpoints.safetensors import BadShardError, tensor_dtypes
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.kernels.fusion import MoeCheckpoint
-from orchestrator.plan import Moe
-from orchestrator.weights import BadShardError, tensor_dtypes
+from orchestrator.plan.plan import Moe
 
 _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")
 

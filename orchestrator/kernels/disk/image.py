@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
-from orchestrator.host import FarHost, Tunnel, docker_endpoint
+from orchestrator.hosts.daemon import docker_endpoint
+from orchestrator.hosts.ssh import FarHost, Tunnel
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 

@@ -7,12 +7,12 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape, buckets
 from orchestrator.kernels.table import KernelNames, OwnKeys, ShapeBound, UpstreamKeys
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 
 
 class PinnedFile(StrictModel):

@@ -22,7 +22,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.kernels.disk.files import companion, read_tables
 from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, write_origins, write_table
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import copy_tree, remove_file, write_whole
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.validation import StrictModel
-from orchestrator.kernels.disk.watch import TunerRunner, WatchEnding, WatchLimits, watch
-from orchestrator.plan import Plan
+from orchestrator.kernels.disk.run_limited import TunerRunner, WatchEnding, WatchLimits, watch
+from orchestrator.plan.plan import Plan
 
 VARIABLE: Final = "SGLANG_MOE_CONFIG_DIR"
 # The tuner's own default (get_default_batch_sizes, common_utils.py at 702bddcee823).

@@ -18,14 +18,14 @@ from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.files import move, remove_file, write_whole
-from orchestrator.core.shell import attempt
+from orchestrator.core.subprocesses import attempt
+from orchestrator.kernels.disk.run_limited import Ended, TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.watch import Ended, TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
 from orchestrator.kernels.table import KernelNames, NameVerdict
-from orchestrator.plan import Plan
-from orchestrator.render import needs_options
+from orchestrator.plan.plan import Plan
+from orchestrator.render.artifacts import needs_options
 
 SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK: Final = "/tuning"  # the working folder inside the container

@@ -1,1 +1,1 @@
-"""Servers in Docker containers, here or on a far host."""
+"""Servers in Docker containers."""

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.core.shell import ProgramResult
+from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.core.text import parse_json
-from orchestrator.host import Finding, Runner, Space, Subject, fail, info, warn
-from orchestrator.images import IMAGE_BYTES
-from orchestrator.plan import Engine, Plan
+from orchestrator.hosts.context import Space, Subject
+from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.survey import Runner
+from orchestrator.images.base import IMAGE_BYTES
+from orchestrator.plan.plan import Engine, Plan
 
 _MISSING: Final = 127  # a shell's exit code for a program that is not there
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")

@@ -7,24 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator import __version__
+from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
-from orchestrator.core.log_files import MOST, PIECE
+from orchestrator.core.logs.rotation import MOST, PIECE
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER
-from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.plan.plan import ContainerNeeds, Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render import (
-    SHELL_HOME,
+from orchestrator.render.artifacts import (
     Artifacts,
     BuildContext,
     ContextFile,
     gateway_command,
     needs_options,
-    replica_folder,
-    script_file,
     server_command,
-    wrapped,
 )
-from orchestrator.weights import overlay_path
+from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrapped
 
 LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
 LOG_OPTIONS: Final = {"max-size": f"{PIECE >> 20}m", "max-file": str(MOST)}

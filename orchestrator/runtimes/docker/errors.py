@@ -12,7 +12,7 @@ import urllib3
 from docker.errors import APIError, DockerException
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.render import Artifacts
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import ContainerSpec
 
 # runc names a limit by its number (setrlimit(2)). OFILE is BSD's name of NOFILE.

@@ -11,8 +11,9 @@ from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.core.shell import ProgramResult, attempt, quote
-from orchestrator.host import FarHost, Tunnel, docker_endpoint, far_machine
+from orchestrator.core.subprocesses import ProgramResult, attempt, quote
+from orchestrator.hosts.daemon import docker_endpoint, far_machine
+from orchestrator.hosts.ssh import FarHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
 

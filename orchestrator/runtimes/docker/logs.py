@@ -12,8 +12,8 @@ from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import move, open_new
-from orchestrator.core.log_lines import Lines, gathered, redacted, whole_lines
-from orchestrator.core.waiting import look_until
+from orchestrator.core.logs.lines import Lines, gathered, redacted, whole_lines
+from orchestrator.core.polling import look_until
 from orchestrator.runtimes.base import LOG
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")

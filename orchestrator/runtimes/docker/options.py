@@ -11,9 +11,9 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secret import Secret
-from orchestrator.engine import Delivery
-from orchestrator.plan import ContainerNeeds
-from orchestrator.render import Artifacts
+from orchestrator.engine.launch import Delivery
+from orchestrator.plan.plan import ContainerNeeds
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     LOG_DRIVER,

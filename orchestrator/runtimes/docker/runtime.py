@@ -18,15 +18,15 @@ from requests import codes
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.polling import look_until
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
-from orchestrator.core.waiting import look_until
-from orchestrator.engine import Delivery, delivery
-from orchestrator.plan import NAME
-from orchestrator.render import Artifacts
+from orchestrator.engine.launch import Delivery, delivery
+from orchestrator.plan.plan import NAME
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.docker.container import (
     PART,
@@ -41,7 +41,7 @@ from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.several import (
+from orchestrator.runtimes.replicas import (
     NO_GATEWAY,
     all_logs,
     all_tails,

@@ -1,1 +1,1 @@
-"""Servers in a Kubernetes cluster: manifests that kubectl takes, and what runs by them."""
+"""Servers in a Kubernetes cluster."""

@@ -7,9 +7,10 @@ from the container's termination message.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from orchestrator.engine import ArgumentRefusal, is_server, read_verdicts
-from orchestrator.images import argument_checker
-from orchestrator.render import Artifacts, argument_question
+from orchestrator.engine.server_args import ArgumentRefusal, is_server, read_verdicts
+from orchestrator.images.sources import argument_checker
+from orchestrator.render.arguments import argument_question
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.liveness import FOLDER, VOLUME
 
 NAME: Final = "arguments"

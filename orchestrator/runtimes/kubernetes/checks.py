@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from orchestrator.core.errors import HostError
-from orchestrator.host import Finding, fail, info, warn
-from orchestrator.plan import Plan
+from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import cluster_of, gpus_asked

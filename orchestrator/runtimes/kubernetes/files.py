@@ -6,15 +6,16 @@ from itertools import chain
 
 import yaml
 
+from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.shell import quote
+from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import printable
-from orchestrator.plan import Plan
-from orchestrator.render import Artifacts, ContextFile, replica_folder
+from orchestrator.plan.plan import Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.staging import staging_job
-from orchestrator.weights import overlay_path
 
 
 class _Plain(yaml.SafeDumper):

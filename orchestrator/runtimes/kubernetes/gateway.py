@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, LIVENESS, READINESS, PodSearch
-from orchestrator.plan import Kubernetes, Plan
+from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
-from orchestrator.render import Artifacts, Command, gateway_command
+from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.manifests import (
     AFTER_DRAIN,
     CONTAINER,

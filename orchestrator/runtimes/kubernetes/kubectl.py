@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.shell import PIPE, Program, ProgramMissingError, ProgramResult, quote, run, start
+from orchestrator.core.subprocesses import PIPE, Program, ProgramMissingError, ProgramResult, quote, run, start
 
 MANAGER: Final = "deploy"  # of the fields that we apply
 _ASKED: Final = 10.0  # seconds that the API server may take

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from orchestrator.engine import life
-from orchestrator.plan import Plan
+from orchestrator.engine import liveness
+from orchestrator.plan.plan import Plan
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "life.py"
@@ -42,7 +42,7 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 def liveness_program(metadata: dict[str, Any], more: Mapping[str, str]) -> dict[str, Any]:
     """The ConfigMap with the program, and `more` files for `FOLDER`."""
-    data = {_PROGRAM: inspect.getsource(life), **more}
+    data = {_PROGRAM: inspect.getsource(liveness), **more}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 

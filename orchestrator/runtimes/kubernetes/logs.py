@@ -11,8 +11,8 @@ from itertools import chain, dropwhile
 from math import inf
 from typing import Final, TypeAlias
 
-from orchestrator.core.log_lines import LONGEST_LINE, Lines, whole_lines
-from orchestrator.core.shell import DEVNULL, Program
+from orchestrator.core.logs.lines import LONGEST_LINE, Lines, whole_lines
+from orchestrator.core.subprocesses import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from orchestrator.engine import endpoints
-from orchestrator.plan import ContainerNeeds, Kubernetes, Plan
-from orchestrator.render import Artifacts
+from orchestrator.plan.plan import ContainerNeeds, Kubernetes, Plan
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.arguments import argument_container, argument_files
 from orchestrator.runtimes.kubernetes.liveness import liveness_probe, liveness_program, liveness_volume
 from orchestrator.runtimes.kubernetes.record import (

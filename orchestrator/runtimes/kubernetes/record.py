@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator import __version__
-from orchestrator.plan import Plan
-from orchestrator.runtimes.several import number_of
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.replicas import number_of
 
 NAME: Final = "deploy.name"  # the label that selects all objects of a server
 STAGES: Final = "deploy.stages"  # the label of what brings a server's checkpoint: a Service sends nothing there

@@ -14,30 +14,25 @@ from typing import Any, Final
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.files import write_whole
-from orchestrator.core.log_lines import Lines, LogTail, redacted
+from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
+from orchestrator.core.polling import look_until
 from orchestrator.core.secret import Secret
-from orchestrator.core.shell import ProgramResult, quote
 from orchestrator.core.signals import held
+from orchestrator.core.subprocesses import ProgramResult, quote
 from orchestrator.core.text import printable
-from orchestrator.core.waiting import look_until
-from orchestrator.engine import delivery
-from orchestrator.render import Artifacts
+from orchestrator.engine.launch import delivery
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, UnansweredError, since_then
+from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
 from orchestrator.runtimes.kubernetes.files import image_of_pods
-from orchestrator.runtimes.kubernetes.forward import Forward
 from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.manifests import (
-    CONFIG,
-    CONTAINER,
-    Manifest,
-    cluster_of,
-    metadata,
-    secret_name,
-)
-from orchestrator.runtimes.kubernetes.places import Seat, is_record, known_places, part_in
+from orchestrator.runtimes.kubernetes.manifests import CONFIG, CONTAINER, Manifest, cluster_of, metadata, secret_name
+from orchestrator.runtimes.kubernetes.namespaces import Seat, is_record, known_places, part_in
+from orchestrator.runtimes.kubernetes.observations import Sightings, warnings_of
+from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
     NAME,
@@ -53,11 +48,9 @@ from orchestrator.runtimes.kubernetes.record import (
     object_name,
     selector,
 )
-from orchestrator.runtimes.kubernetes.removal import LATE, Removal, kinds_of
-from orchestrator.runtimes.kubernetes.sightings import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
-from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
+from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
 _BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Final
 
-from orchestrator.plan import Kubernetes, Plan
+from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.runtimes.kubernetes.manifests import (
     Manifest,
     as_written,

@@ -1,1 +1,1 @@
-"""Servers as processes of this machine, for rented pods that have no Docker."""
+"""Servers as processes of this host."""

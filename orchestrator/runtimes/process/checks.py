@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from orchestrator.host import Finding, Subject, fail, info, warn
-from orchestrator.host.gpus import gib
+from orchestrator.hosts.context import Subject
+from orchestrator.hosts.gpus.inventory import gib
+from orchestrator.hosts.report import Finding, fail, info, warn
 
 
 def device_access(subject: Subject) -> Iterator[Finding]:

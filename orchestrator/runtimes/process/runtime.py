@@ -15,20 +15,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret, secret_variables
 from orchestrator.core.signals import held
-from orchestrator.plan import NAME
-from orchestrator.render import Artifacts
+from orchestrator.plan.plan import NAME
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
-from orchestrator.runtimes.process.ending import end, end_together, put_away, record_end, runs, serves
-from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.several import (
+from orchestrator.runtimes.process.start_lock import await_handover, handing_over
+from orchestrator.runtimes.process.stop import end, end_together, put_away, record_end, runs, serves
+from orchestrator.runtimes.replicas import (
     NO_GATEWAY,
     all_logs,
     all_tails,
@@ -38,7 +38,8 @@ from orchestrator.runtimes.several import (
     together,
     top_of,
 )
-from orchestrator.runtimes.supervised.record import (
+from orchestrator.runtimes.supervisor.main import StartRequest
+from orchestrator.runtimes.supervisor.record import (
     FILE,
     Record,
     how_it_ended,
@@ -47,10 +48,9 @@ from orchestrator.runtimes.supervised.record import (
     read_record,
     token_of,
 )
-from orchestrator.runtimes.supervised.start import start_request
-from orchestrator.runtimes.supervised.supervisor import StartRequest
+from orchestrator.runtimes.supervisor.request import start_request
 
-SUPERVISOR: Final = "orchestrator.runtimes.supervised.supervisor"  # a program, of which each server here has one
+SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # a program, of which each server here has one
 _POLL: Final = 0.05  # seconds between two looks at /proc
 
 
@@ -205,8 +205,8 @@ def _state(record: Record) -> ServerState:
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
     """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
-    supervisor = shell.own(SUPERVISOR, str(lock))
-    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
+    supervisor = subprocesses.own(SUPERVISOR, str(lock))
+    result = subprocesses.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
         why = result.stderr.strip()

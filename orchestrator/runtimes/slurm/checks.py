@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.host import Finding, Subject, fail, info, warn
+from orchestrator.hosts.context import Subject
+from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.slurm.script import job_of
-from orchestrator.runtimes.supervised.interpreter import interpreter
+from orchestrator.runtimes.supervisor.interpreter import interpreter
 
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
 _SINFO: Final = ("sinfo", "--noheader", "--format=%P|%l|%a|%D|%T|%G")

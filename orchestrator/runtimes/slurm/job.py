@@ -17,10 +17,10 @@ from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_own, remove_file
 from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
-from orchestrator.core.shell import Program
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
+from orchestrator.core.subprocesses import Program
 from orchestrator.runtimes.slurm.record import SERVER, START
-from orchestrator.runtimes.supervised.supervisor import StartRequest, serve
+from orchestrator.runtimes.supervisor.main import StartRequest, serve
 
 _KEEPS: Final = "keep"
 
@@ -74,9 +74,10 @@ def _end_when_asked(server: Program) -> None:
 
 def _wait_for_vram(run_dir: Path) -> None:
     """Keep the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one has ended."""
-    from orchestrator.host import local, wait_for_vram  # noqa: PLC0415 - not as long as the server runs
-    from orchestrator.host.gpus import read_gpus  # noqa: PLC0415
-    from orchestrator.plan import Plan  # noqa: PLC0415
+    from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415
+    from orchestrator.hosts.survey import local  # noqa: PLC0415 - not as long as the server runs
+    from orchestrator.hosts.vram import wait_for_vram  # noqa: PLC0415 - not as long as the server runs
+    from orchestrator.plan.plan import Plan  # noqa: PLC0415
 
     try:
         plan = Plan.from_json(read_own(run_dir / "plan.json"))

@@ -12,7 +12,7 @@ from typing import Final
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.secret import secret_variables
-from orchestrator.core.shell import ProgramResult, run
+from orchestrator.core.subprocesses import ProgramResult, run
 
 _WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late
 _QUEUE: Final = "--format=%i|%k"

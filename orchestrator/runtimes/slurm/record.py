@@ -9,7 +9,7 @@ from typing import Any, Final, get_type_hints
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.text import parse_json
-from orchestrator.plan import NAME
+from orchestrator.plan.plan import NAME
 
 FILE: Final = "slurm.json"
 SERVER: Final = "job.json"  # the record of the server's processes, which their supervisor writes on the node

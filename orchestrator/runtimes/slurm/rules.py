@@ -7,9 +7,9 @@ from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.redaction import looks_secret
-from orchestrator.plan import Plan, SlurmJob
+from orchestrator.plan.plan import Plan, SlurmJob
 from orchestrator.plan.rules import Case
-from orchestrator.profile import Profile
+from orchestrator.profiles.schema import Profile
 
 _ONE: Final = "leave it out: a server is one task on one node, which starts its ranks itself; `replicas` starts several"
 _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile, or why nothing does

@@ -14,26 +14,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.files import remove_file, write_whole
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
-from orchestrator.core.waiting import look_until
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render import Artifacts, replica_folder
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
-from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
+from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.found import forgotten, found_servers
+from orchestrator.runtimes.slurm.discovery import forgotten, found_servers
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
+from orchestrator.runtimes.slurm.placement import await_node
 from orchestrator.runtimes.slurm.record import (
     SERVER,
     START,
@@ -44,9 +46,8 @@ from orchestrator.runtimes.slurm.record import (
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, server_state
-from orchestrator.runtimes.slurm.waiting import await_node
-from orchestrator.runtimes.supervised.record import CONFIG, read_record
-from orchestrator.runtimes.supervised.start import start_request
+from orchestrator.runtimes.supervisor.record import CONFIG, read_record
+from orchestrator.runtimes.supervisor.request import start_request
 
 _POLL: Final = 0.5  # seconds between two looks at a job
 _LOG_POLL: Final = 0.2
@@ -249,7 +250,7 @@ class SlurmRuntime:
 
 
 def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
-    argv = shell.own("orchestrator.runtimes.slurm.titles", submission.comment.run, python=submission.python)
+    argv = subprocesses.own("orchestrator.runtimes.slurm.processes", submission.comment.run, python=submission.python)
     try:
         return tuple(map(str, parse_json(jobs.in_step(job.id, argv, within=_ASKED))))
     except ValueError:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.plan import Plan, SlurmJob
+from orchestrator.plan.plan import Plan, SlurmJob
 from orchestrator.runtimes.base import LOG
 
 SCRIPT: Final = "job.sh"

@@ -5,14 +5,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.redaction import redact
 from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.slurm.job_reasons import why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.jobs import Job
-from orchestrator.runtimes.slurm.reasons import why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG
-from orchestrator.runtimes.supervised.record import Record, how_it_ended, read_record
+from orchestrator.runtimes.supervisor.record import Record, how_it_ended, read_record
 
 _SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
 

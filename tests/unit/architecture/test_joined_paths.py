@@ -23,7 +23,7 @@ CHECKED: Final = {
 }
 OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
 # The first joins what it has checked itself; the other is a program that is alone in a container of others.
-ALLOWED: Final = {"orchestrator/core/safe_paths.py", "orchestrator/engine/life.py"}
+ALLOWED: Final = {"orchestrator/core/safe_paths.py", "orchestrator/engine/liveness.py"}
 
 
 class Joins(Plugin):

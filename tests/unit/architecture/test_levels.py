@@ -32,8 +32,8 @@ EDGES = {
     "orchestrator.patches.ledger",
     "orchestrator.engine.flags",
     "orchestrator.engine.client",
-    "orchestrator.engine.life",
-    "orchestrator.engine.pulse",
+    "orchestrator.engine.liveness",
+    "orchestrator.engine.health",
 }
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "monitoring", "rental", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
@@ -218,8 +218,8 @@ def test_what_does_not_is_not(source: str) -> None:
 
 def test_programs_are_started_in_one_place() -> None:
     for module, path in MODULES:
-        if module != "orchestrator.core.shell":
-            assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
+        if module != "orchestrator.core.subprocesses":
+            assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.subprocesses"
 
 
 def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
@@ -229,7 +229,7 @@ def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
     """
     for module, path in MODULES:
         runs = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and node.value == "-m"]
-        assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
+        assert not runs or module in {"orchestrator.core.subprocesses", "orchestrator.engine.launch"}
 
 
 def test_the_levels_name_every_room() -> None:

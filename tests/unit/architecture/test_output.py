@@ -9,7 +9,7 @@ from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
 # `fetch_there` is sent to remote hosts, where there is no other module of this package but `safe_paths`.
-ALLOWED = {"core/streams.py", "weights/fetch_there.py"}
+ALLOWED = {"core/streams.py", "checkpoints/remote_fetch.py"}
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 PRINTING = {"print", "echo", "secho", "StreamHandler", "basicConfig", "print_exc", "print_exception"}
 WRITING = {"write", "writelines", "flush", "buffer", "detach", "reconfigure"}

@@ -12,23 +12,23 @@ PACKAGE = data_root() / "orchestrator"
 STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 # None of them runs in a process that holds signals: `status` holds none, the others are programs of their own;
 # `streams` asks which thread it is in, and starts none.
-WITH_THREADS = {"commands/status.py", "core/streams.py", "runtimes/supervised/supervisor.py", "weights/fetch_there.py"}
+WITH_THREADS = {"servers/status.py", "core/streams.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
 WITH_DEAF_THREADS = {
-    "cli/endings.py",
-    "commands/nodes.py",
-    "commands/watch.py",
+    "cli/exit_codes.py",
+    "cli/fanout.py",
+    "servers/watch/watch.py",
     "core/http.py",
     "core/lookups.py",
     "core/signals.py",
 }
-HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/bring_up.py", "runtimes/process/runtime.py"}
-HOLDING |= {"commands/nodes.py", "commands/rolling.py", "runtimes/kubernetes/runtime.py"}
+HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
+HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
 HOLDING |= {
-    "core/waiting.py",
+    "core/polling.py",
     "engine/client.py",
-    "quantisation/finish.py",
+    "checkpoints/quantize/assemble.py",
     "runtimes/slurm/runtime.py",
-    "sweep/search.py",
+    "experiments/sweep/search.py",
 }
 
 

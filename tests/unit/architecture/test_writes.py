@@ -9,7 +9,7 @@ from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
 # `life` is a program in a container of somebody else's image, where it is alone: a ConfigMap brings that one file.
-ALLOWED = {"core/safe_paths.py", "core/files.py", "engine/life.py"}
+ALLOWED = {"core/safe_paths.py", "core/files.py", "engine/liveness.py"}
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}  # of `os.open`
 METHODS = {"unlink", "rmdir", "rename", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "link_to"}
 OF_OS = {

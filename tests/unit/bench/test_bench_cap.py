@@ -6,11 +6,12 @@ import pytest
 from measured_samples import point, tp8
 
 from orchestrator.bench.counters import capped
-from orchestrator.commands.planning import load
-from orchestrator.report import PriceBook, load_published
+from orchestrator.bench.metrics import result_text
+from orchestrator.bench.published import PriceBook, load_published
+from orchestrator.bench.result import Point, ServerCounts, ServerProvenance
+from orchestrator.planner.planning import load
 from orchestrator.report.compare import compare
 from orchestrator.report.render import remarks
-from orchestrator.results import Point, ServerCounts, ServerProvenance, result_text
 
 
 def ran(at_once: float | None, *, waited: float | None = None) -> Point:

@@ -12,15 +12,15 @@ from orchestrator.bench.energy import (
     parse_amd_smi,
     read_energy,
 )
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 
 
 def reading(*joules: float, at: float) -> EnergyReading:
     return EnergyReading(source="amd-smi", joules=joules, at_s=at)
 
 
-def printed(data: object) -> shell.ProgramResult:
-    return shell.ProgramResult(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
+def printed(data: object) -> subprocesses.ProgramResult:
+    return subprocesses.ProgramResult(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
 
 
 def gpu(value: object, unit: str = "J") -> dict[str, object]:
@@ -65,11 +65,11 @@ def test_no_counter_is_said_and_is_not_zero(data: object) -> None:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine with NVML, two GPUs and no amd-smi; every call that opens or closes NVML."""
 
-    def missing(*_: object, **__: object) -> shell.ProgramResult:
-        raise shell.ProgramMissingError("amd-smi")
+    def missing(*_: object, **__: object) -> subprocesses.ProgramResult:
+        raise subprocesses.ProgramMissingError("amd-smi")
 
     calls: list[str] = []
-    monkeypatch.setattr(shell, "run", missing)
+    monkeypatch.setattr(subprocesses, "run", missing)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: calls.append("init"))
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: calls.append("shutdown"))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.bench import load_workload
 from orchestrator.bench.aggregate import Observation, closed_point, open_point, spread
+from orchestrator.bench.comparability import marks
 from orchestrator.bench.counters import server_counts
-from orchestrator.bench.drive import Drive, Sample
-from orchestrator.bench.marks import marks
-from orchestrator.bench.steady import knee, ttft_growth, unjudged
-from orchestrator.engine import read_metrics
-from orchestrator.results import BenchEnding, Mark, MarkKind, Point, Price, ServerCounts, ServerProvenance
+from orchestrator.bench.load_generator import Drive, Sample
+from orchestrator.bench.result import BenchEnding, Mark, MarkKind, Point, Price, ServerCounts, ServerProvenance
+from orchestrator.bench.steady_state import knee, ttft_growth, unjudged
+from orchestrator.bench.workload import load_workload
+from orchestrator.engine.metrics import read_metrics
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"input_tokens": 100, "output_tokens": 11, "cached_share": 0.6, "rates_rps": (1.0,)}

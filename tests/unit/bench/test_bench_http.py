@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address, Connections
-from orchestrator.bench.drive import Asked, _Sender
-from orchestrator.bench.http import Framing, MalformedError
+from orchestrator.bench.http1 import Framing, MalformedError
+from orchestrator.bench.load_generator import Asked, _Sender
+from orchestrator.bench.streamed_response import Answer
 from orchestrator.core.errors import UsageError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from measured_samples import save
 
-from orchestrator.commands.runs import load_result
-from orchestrator.core.errors import BenchError
-from orchestrator.results import (
+from orchestrator.bench.metrics import result_text
+from orchestrator.bench.result import (
     RESULT_SCHEMA,
     BenchEnding,
     BenchResult,
@@ -19,8 +18,9 @@ from orchestrator.results import (
     Point,
     Run,
     ServerProvenance,
-    result_text,
 )
+from orchestrator.core.errors import BenchError
+from orchestrator.runs.run_dir import load_result
 
 POINT = Point(
     label="2",

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from kernel_samples import MISS
 
-from orchestrator.bench import BenchRequest, load_workload
-from orchestrator.commands import bench as command
-from orchestrator.commands.bench import (
+from orchestrator.bench import run as command
+from orchestrator.bench.benchmark import BenchRequest
+from orchestrator.bench.published import load_published
+from orchestrator.bench.run import (
     BenchOptions,
     NamedHardware,
     WorkloadChanges,
@@ -20,12 +21,12 @@ from orchestrator.commands.bench import (
     server_target,
     url_target,
 )
-from orchestrator.commands.planning import load
-from orchestrator.commands.servers import Fleet
+from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.report import load_published
-from orchestrator.runtimes import Handle, ServerState, Status
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.servers.servers import Fleet
 
 
 class OneServer:
@@ -134,7 +135,7 @@ def test_hardware_that_nobody_described_and_what_is_no_layout_are_refused(gpu: s
 def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
     ordered: list[BenchRequest] = []
-    monkeypatch.setattr("orchestrator.commands.bench.measure", lambda order, _say: ordered.append(order))
+    monkeypatch.setattr("orchestrator.bench.run.measure", lambda order, _say: ordered.append(order))
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         options = BenchOptions(

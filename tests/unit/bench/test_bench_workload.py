@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench import read_text
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
-from orchestrator.bench.workload import Workload, load_workload, workload_name
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import data_root
 

@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 from orchestrator.cli.images import build
 from orchestrator.cli.main import app
 from orchestrator.cli.profiles import render
-from orchestrator.cli.serve import up
-from orchestrator.commands.planning import load
+from orchestrator.cli.server import up
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images import BuiltImage, ImageReceipt
+from orchestrator.images.build import BuiltImage
+from orchestrator.images.receipt import ImageReceipt
 from orchestrator.kernels.disk.store import Store
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +29,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.images.find_docker", lambda _: None)
+    monkeypatch.setattr("orchestrator.images.client.find_docker", lambda _: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
-    monkeypatch.setattr("orchestrator.commands.argument_check.require_accepted_by_image", lambda *_, **__: None)
-    monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
-    for asking in ("environment", "steps"):
-        monkeypatch.setattr(f"orchestrator.commands.{asking}.local_config", lambda _: None)
+    monkeypatch.setattr("orchestrator.servers.start.argument_check.require_accepted_by_image", lambda *_, **__: None)
+    monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
+    for asking in ("planner.image_env", "planner.estimate"):
+        monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
     return Home(tmp_path / "home")
 
 
@@ -63,11 +64,11 @@ def test_build_makes_the_table_that_up_would_make(
         Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
         return True
 
-    monkeypatch.setattr("orchestrator.commands.prepare.make_table", make_table)
+    monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", make_table)
     build("mi355x-tp8", base_image="mine:1")
     made = capsys.readouterr().out
     assert asked == [("mine:1", False)]
-    monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
+    monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
     build("mi355x-tp8", base_image="mine:1")
     assert capsys.readouterr().out == made != without
 
@@ -117,7 +118,7 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
 
     for place in ("images.find_docker", "commands.environment.find_docker", "kernels.disk.image.FarHost.parse"):
         monkeypatch.setattr(f"orchestrator.{place}", refuse)
-    monkeypatch.setattr("orchestrator.images.Registry.config", refuse)
+    monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (
         ["build", "mi355x-tp8-july"],
         ["inspect", "mine:1"],

@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["deploy", "kernels", *argv])
     with pytest.raises(SystemExit) as ended:
         main()

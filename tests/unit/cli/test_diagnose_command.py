@@ -16,7 +16,7 @@ from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import REGISTRY
-from orchestrator.runtimes.supervised.record import Record, write_record
+from orchestrator.runtimes.supervisor.record import Record, write_record
 
 LOGS = Path(__file__).parents[1] / "diagnose/logs"
 PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
@@ -25,7 +25,7 @@ PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:
 
 def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is killed writes no last line."""
-    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {"process": REGISTRY["process"]})
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {"process": REGISTRY["process"]})
     started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     record = Record(
         name="tiny",

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from measured_samples import tp4dp2
 
+from orchestrator.bench import metrics
+from orchestrator.bench.result import ServerProvenance
+from orchestrator.bench.run import MeasuredTarget, url_target
 from orchestrator.cli.evals import evaluate
-from orchestrator.commands.bench import MeasuredTarget, url_target
-from orchestrator.commands.eval_forecast import pace_of
-from orchestrator.commands.evals import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
-from orchestrator.commands.planning import load
-from orchestrator.commands.runs import load_outcome
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.evals import find_suite
-from orchestrator.plan import Hazard
-from orchestrator.results import Item, Outcome, ServerProvenance, figures
+from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.forecast import pace_of
+from orchestrator.evals.run import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
+from orchestrator.evals.suites import find_suite
+from orchestrator.plan.plan import Hazard
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import load_outcome
 
 OUTCOME = Outcome(
     schema_version=1,
@@ -50,9 +52,9 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
         steps.append("asked")
         return OUTCOME
 
-    monkeypatch.setattr("orchestrator.commands.evals.fleet", fleet)
-    monkeypatch.setattr("orchestrator.commands.evals.server_target", lambda _servers, _name: TARGET)
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    monkeypatch.setattr("orchestrator.evals.run.fleet", fleet)
+    monkeypatch.setattr("orchestrator.evals.run.server_target", lambda _servers, _name: TARGET)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     evaluate("tiny", suite="gsm8k", host="ssh://node", output=tmp_path)
 
     assert steps == ["connected to ssh://node", "asked", "closed"]
@@ -87,7 +89,7 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
         asked.append((target.url, options.limit))
         return OUTCOME if target.url.endswith(":1") else replace(OUTCOME, items=(Item(id="1", right=True),) * 2)
 
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", ask)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", ask)
     evaluate("http://127.0.0.1:1", suite="gsm8k", limit=200, baseline="http://127.0.0.1:2", output=tmp_path)
     assert asked == [("http://127.0.0.1:1", 200), ("http://127.0.0.1:2", 200)]
     assert load_outcome(tmp_path / "eval-gsm8k.json") == OUTCOME
@@ -99,7 +101,7 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
 
 
 def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     options = EvalOptions(suite="gpqa-diamond", limit=None, data=None, command="", output=tmp_path)
     greedy = replace(TARGET, hazards=(GREEDY,))
     with pytest.raises(BenchError, match="and this server cannot"):
@@ -146,7 +148,7 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
     """Shares of 1, 1/3 and 1/3: p (1 - p) = 0.2469 over 0.0988 / 3 are 7.5 answers; Wilson's 0.5367 -+ 0.2898."""
     monkeypatch.setattr("sys.argv", ["deploy", "eval", "x", "--suite", "gpqa-diamond", "--seeds", "3"])
     cut = Asked("++-", "+--", "+-+", interrupted_at=1235)
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", cut)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", cut)
     with pytest.raises(Interrupted) as caught:
         gpqa(tmp_path, seeds=3)
     assert caught.value.hint.startswith(
@@ -160,7 +162,7 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
     with pytest.raises(UsageError, match="begun with `--max-tokens 32768`"):
         gpqa(tmp_path, seeds=3, max_tokens=64, resume=True)
     rest = Asked("", "+--", "+-+")
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", rest)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", rest)
     capsys.readouterr()
     gpqa(tmp_path, seeds=3, resume=True)
     assert (cut.seeds, rest.seeds) == ([1234, 1235], [1235, 1236])
@@ -176,9 +178,9 @@ def test_answers_of_another_model_are_not_put_to_those_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Asked("++-", "++-")
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     gpqa(tmp_path)
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *a, **k: replace(asked(*a, **k), model="other"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *a, **k: replace(asked(*a, **k), model="other"))
     with pytest.raises(BenchError, match="the model was `tiny`, and is `other` now"):
         gpqa(tmp_path, seeds=2, resume=True)
     assert len(load_outcome(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
@@ -188,7 +190,7 @@ def test_answers_of_another_model_are_not_put_to_those_of_before(
 def test_a_server_that_ignores_temperature_is_told_by_what_it_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", Asked("++-", "++-"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "++-"))
     gpqa(tmp_path, seeds=2)
     assert "every seed gave the same answers to `gpqa-diamond`, word for word" in capsys.readouterr().err
 
@@ -202,7 +204,7 @@ def test_all_that_was_published_is_asked_as_it_was(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = Asked("++-", "+-+")
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     simulations = Path(__file__).parents[1] / "evals" / "recorded" / "tau2"
     evaluate("http://127.0.0.1:1", suite="published", data=questions, output=tmp_path / "out", simulations=simulations)
     assert asked.seeds == [None, 1234, 1235]
@@ -217,7 +219,7 @@ def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Asked("++-", "+-+")
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     recorded, own = Path(__file__).parents[1] / "evals" / "recorded" / "tau2", tmp_path / "runs" / "glm-airline"
     shutil.copytree(recorded, own)
     with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
@@ -231,7 +233,7 @@ def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
 def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", Asked("++-", "+-+"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "+-+"))
     asked = {"suite": "published", "data": questions}
     evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "a")  # type: ignore[arg-type]
     (tmp_path / "a" / "eval-gpqa-diamond.json").rename(tmp_path / "moved.json")
@@ -247,7 +249,7 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the last of them, and of the server beside: hours were asked before it was."""
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     for folder in (tmp_path, tmp_path / "baseline"):
         folder.mkdir(exist_ok=True)
         (folder / "eval-gpqa-diamond.json").touch()
@@ -262,7 +264,7 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
 def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     save_outcome(OUTCOME, tmp_path)
     with pytest.raises(UsageError, match="the baseline is of `gsm8k`, not of `gpqa-diamond`"):
         gpqa(tmp_path, baseline=str(tmp_path / "eval-gsm8k.json"))
@@ -274,7 +276,7 @@ def test_what_all_that_was_published_tells_takes_and_costs(
 ) -> None:
     """200 x 512 / 1944 + 60 = 112.7 s; 396 x 32768 / 1944 + 120 = 6794.9 s; at 8 x 1.48 USD an hour."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True)
     said = capsys.readouterr()
     assert [line.split()[-3:] for line in said.out.splitlines()[1:]] == [
@@ -298,7 +300,7 @@ def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path
     measured = tp4dp2()
     measured = replace(measured, run=replace(measured.run, provenance=ServerProvenance(plan_digest=plan.digest)))
     (tmp_path / "result.json").write_text(measured.to_json())
-    best = max(figures.OUTPUT.of(point) or 0.0 for point in measured.points)
+    best = max(metrics.OUTPUT.of(point) or 0.0 for point in measured.points)
     assert pace_of(plan, tmp_path).tok_s == best
     assert pace_of(plan, tmp_path).source.startswith(f"measured: the best of `{measured.run.workload_name}`")
     assert pace_of(load("mi355x-tp8").plan, tmp_path).tok_s == 1461

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.host import preflight
 from orchestrator.cli.main import app
 from orchestrator.core.errors import DeployError, HostError
-from orchestrator.host import PreflightReport, fail
+from orchestrator.hosts.report import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
 PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
@@ -21,7 +21,7 @@ OF_A_SERVER = (
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
     (tmp_path / "broken.yaml").write_text("a: [\n")
     (tmp_path / "damaged.json").write_text("{")
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
     report = PreflightReport(
         profile="mi355x-tp8", findings=(fail("gpus", "none", needed="8 x gfx950", hint="look for them"),)
     )
-    monkeypatch.setattr("orchestrator.commands.machine.inspect_host", lambda *_: report)
+    monkeypatch.setattr("orchestrator.servers.start.host.inspect_host", lambda *_: report)
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`: 1 check failed"):
         preflight(profile="mi355x-tp8", host=host)

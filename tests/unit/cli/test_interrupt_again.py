@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from orchestrator.cli import endings
+from orchestrator.cli import exit_codes
 
 
 class Thing:
@@ -18,11 +18,11 @@ class Thing:
 def test_an_interrupt_in_a_callback_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", endings._interrupt_again)
-    before = signal.signal(signal.SIGTERM, endings._interrupt)
+    monkeypatch.setattr(sys, "unraisablehook", exit_codes._interrupt_again)
+    before = signal.signal(signal.SIGTERM, exit_codes._interrupt)
     try:
         thing = Thing()
-        watched = weakref.ref(thing, lambda _: endings._interrupt(0, None))
+        watched = weakref.ref(thing, lambda _: exit_codes._interrupt(0, None))
         del thing
         assert watched() is None
         with pytest.raises(KeyboardInterrupt):
@@ -36,11 +36,11 @@ def test_a_second_one_that_comes_meanwhile_is_not_shown_as_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is heard where the signals that were held for the thread are let go."""
-    start_deaf = endings.start_deaf
+    start_deaf = exit_codes.start_deaf
 
     def interrupted(thread: threading.Thread) -> None:
         start_deaf(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(endings, "start_deaf", interrupted)
+    monkeypatch.setattr(exit_codes, "start_deaf", interrupted)
     test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capsys)

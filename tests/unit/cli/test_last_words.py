@@ -12,7 +12,7 @@ from orchestrator.cli.main import main
 
 
 def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["deploy", *argv])
     with pytest.raises(SystemExit) as ended:
         main()

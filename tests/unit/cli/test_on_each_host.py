@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator.cli import fanout
+from orchestrator.cli.fanout import Node, NodeResult
 from orchestrator.cli.main import app
-from orchestrator.commands import nodes
-from orchestrator.commands.nodes import Node, NodeResult
 from orchestrator.core.errors import UsageError
 
 TWO = ("--host", "ssh://one", "--host", "ssh://two")
@@ -25,7 +25,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         seen.extend([*words(node)] for node in each)
         return tuple(NodeResult(node=node, code=0, output="", seconds=0.0) for node in each)
 
-    monkeypatch.setattr(nodes, "on_nodes", note)
+    monkeypatch.setattr(fanout, "on_nodes", note)
     return seen
 
 

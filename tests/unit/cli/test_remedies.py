@@ -12,13 +12,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.commands.runs import note_request, open_run
-from orchestrator.core.asked import FAR, as_asked, note_asked
+from orchestrator.core.command_hints import FAR, as_asked, note_asked
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.paths import Home
-from orchestrator.host import PreflightReport
-from orchestrator.host.report import fail
+from orchestrator.hosts.report import PreflightReport, fail
+from orchestrator.runs.run_dir import note_request, open_run
 
 SOURCES = Path(__file__).parents[3] / "orchestrator"
 
@@ -100,7 +99,7 @@ def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.M
     def look(*_: object, **__: object) -> PreflightReport:
         return PreflightReport(profile="own", findings=(fail("x", "not here", "whole", "`deploy stage PROFILE`"),))
 
-    monkeypatch.setattr("orchestrator.commands.machine.preflight", look)
+    monkeypatch.setattr("orchestrator.servers.start.host.preflight", look)
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     (tmp_path / "own.yaml").write_text("extends: cpu-tiny\n")
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.profiles import show
-from orchestrator.commands.capacity import capacity_table, note_capacity
-from orchestrator.commands.planning import load, read_profile
-from orchestrator.commands.up import preview
-from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
+from orchestrator.planner.capacity import capacity_table, note_capacity
+from orchestrator.planner.planning import load, read_profile
+from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.up import preview
 
 
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:

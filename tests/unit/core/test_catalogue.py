@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.cli.main import main
-from orchestrator.commands.listing import listing
-from orchestrator.commands.planning import load, profile_names
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.patches import read_diffs, read_ledger
+from orchestrator.patches.ledger import read_diffs, read_ledger
+from orchestrator.planner.listing import listing
+from orchestrator.planner.planning import load, profile_names
 
 SHIPPED = data_root()
 
@@ -148,7 +148,7 @@ def test_the_list_does_not_end_at_a_broken_profile(
 ) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", "profiles", *options])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -167,7 +167,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     """A fault in the ledger is every profile's: they used to be listed by their bare names."""
     shutil.copytree(SHIPPED / "patches/dsa-topk-v2-off", home / "patches/copied")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
     with pytest.raises(SystemExit):
         main()
@@ -181,7 +181,7 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
     """One file in the home used to end every command over all profiles, that of the images' CI too."""
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", *command])
     with suppress(SystemExit):
         main()

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from orchestrator.commands.explain import explained, explained_table
-from orchestrator.commands.planning import load
 from orchestrator.core.console import out_json, table, terminal_width
 from orchestrator.core.secret import Secret
+from orchestrator.planner.explain import explained, explained_table
+from orchestrator.planner.planning import load
 
 ROWS = [("a", "one long cell that goes on and on"), ("b", "/a/path/that/has/no/space/at/all/in/it"), ("c", "short")]
 

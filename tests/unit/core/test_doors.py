@@ -12,16 +12,16 @@ from checkpoint_samples import write_checkpoint
 from hostile_values import COMMITS, NAMES, SIZES
 from pydantic import ValidationError
 
+from orchestrator.checkpoints.integrity import placed_tensors
+from orchestrator.checkpoints.overlay import telling_shards
+from orchestrator.checkpoints.receipt import commit_of, read_receipt, receipt_path
+from orchestrator.checkpoints.verify import verify_checkpoint
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.files import unpack, write_sparse
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.kernels.disk.checkpoint import _dtypes
 from orchestrator.plan.lock import _lock
-from orchestrator.profile.schema import EngineSection, ModelOrigin
-from orchestrator.weights import verify_checkpoint
-from orchestrator.weights.inspect import placed_tensors
-from orchestrator.weights.overlay import telling_shards
-from orchestrator.weights.receipt import commit_of, read_receipt, receipt_path
+from orchestrator.profiles.schema import EngineSection, ModelOrigin
 
 TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
 PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split("/")} & {".parts", ".git", ".cache"})

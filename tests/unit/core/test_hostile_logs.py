@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.log_lines import LogTail
-from orchestrator.engine import StageReader
+from orchestrator.core.logs.lines import LogTail
+from orchestrator.engine.log import StageReader
 
 # Line ends of every kind, text of several bytes a letter, what is no text, and words that are looked for.
 PIECES = st.lists(

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
-from orchestrator.core.log_files import BoundedLog
-from orchestrator.core.log_lines import LONGEST_LINE, Lines, LogTail, holding, whole_lines
+from orchestrator.core.logs import lines as log_lines
+from orchestrator.core.logs.lines import LONGEST_LINE, Lines, LogTail, holding, whole_lines
+from orchestrator.core.logs.rotation import BoundedLog
 from orchestrator.core.text import alike
 
 Bounded = Callable[[int, int], BoundedLog]

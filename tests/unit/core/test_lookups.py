@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.core import lookups
-from orchestrator.engine import NoAnswerError
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.responses import NoAnswerError
 
 
 @pytest.fixture(autouse=True)

@@ -14,22 +14,22 @@ from docker.models.containers import Container
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bench.answer import Answer
-from orchestrator.cli.endings import _of_this_tool
-from orchestrator.commands.ending import ENDING_FILE, keep_ending, why_failed
-from orchestrator.commands.runs import RunDir
+from orchestrator.bench.streamed_response import Answer
+from orchestrator.cli.exit_codes import _of_this_tool
 from orchestrator.core import console, known_secrets, lookalikes, redaction
 from orchestrator.core.errors import DeployError
 from orchestrator.core.known_secrets import know, known
-from orchestrator.core.log_lines import redacted
+from orchestrator.core.logs.lines import redacted
 from orchestrator.core.lookalikes import Allowance, merged, without
 from orchestrator.core.redaction import REDACTED, Stream, excerpt, looks_secret, redact
 from orchestrator.core.secret import Secret
-from orchestrator.diagnose import diagnose
-from orchestrator.host.report import PreflightReport, info
-from orchestrator.prove.report import failed
-from orchestrator.prove.smoke import _result
+from orchestrator.diagnose.match import diagnose
+from orchestrator.hosts.report import PreflightReport, info
+from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.logs import save_log
+from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, why_failed
+from orchestrator.verify.report import failed
+from orchestrator.verify.smoke import _result
 
 KEY: Final = 'sk-Ab9/"x\\Zq~~71+kpWv_0'
 _BYTES: Final = KEY.encode()

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orchestrator.core.text import kinds
-from orchestrator.diagnose import diagnose, load_catalogue
-from orchestrator.diagnose.catalogue import Clause
-from orchestrator.diagnose.match import _by_piece, _Search, _Watch
+from orchestrator.diagnose.match import _by_piece, _Search, _Watch, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
+from orchestrator.diagnose.signatures import Clause, load_catalogue
 
 LOGS = Path(__file__).with_name("logs")
 

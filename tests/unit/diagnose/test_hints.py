@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.core.asked import as_asked, note_asked
-from orchestrator.diagnose import Match, Signature, load_catalogue
+from orchestrator.core.command_hints import as_asked, note_asked
+from orchestrator.diagnose.report import Match
+from orchestrator.diagnose.signatures import Signature, load_catalogue
 
 COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
 

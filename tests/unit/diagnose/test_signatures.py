@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.diagnose import Effect, diagnose, load_catalogue
+from orchestrator.diagnose.match import diagnose
+from orchestrator.diagnose.signatures import Effect, load_catalogue
 
 LOGS = Path(__file__).with_name("logs")
 BY_ID = {signature.id: signature for signature in load_catalogue()}

@@ -9,23 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bench.answer import Answer
-from orchestrator.bench.http import Framing, MalformedError
-from orchestrator.engine import (
-    EventReader,
-    Metric,
+from orchestrator.bench.http1 import Framing, MalformedError
+from orchestrator.bench.streamed_response import Answer
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.metrics import Metric, read_metrics
+from orchestrator.engine.responses import (
     OddAnswerError,
     read_chat,
     read_chat_events,
     read_completion_event,
     read_generated,
-    read_metrics,
     read_models,
     read_object,
     read_server_info,
-    read_usage,
 )
-from orchestrator.engine.client import EngineClient
+from orchestrator.engine.sse import EventReader, read_usage
 
 few = settings(
     max_examples=60, derandomize=True

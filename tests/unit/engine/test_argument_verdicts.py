@@ -4,15 +4,8 @@ import json
 
 import pytest
 
-from orchestrator.engine import (
-    PROFILE_KEYS,
-    ArgumentQuestion,
-    ArgumentRefusal,
-    Launch,
-    launch_argv,
-    read_verdicts,
-    server_arguments,
-)
+from orchestrator.engine.launch import PROFILE_KEYS, Launch, launch_argv
+from orchestrator.engine.server_args import ArgumentQuestion, ArgumentRefusal, read_verdicts, server_arguments
 
 GIVEN = (
     "tp-size",

@@ -3,10 +3,10 @@ against these in tests/integration/test_server_args.py."""
 
 import pytest
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.engine import speculation
-from orchestrator.plan import Plan
+from orchestrator.engine.flag_checks import speculation
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
 
 
 def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]:

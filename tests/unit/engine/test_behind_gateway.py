@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.engine import OddAnswerError
 from orchestrator.engine.gateway import Behind, read_behind
+from orchestrator.engine.responses import OddAnswerError
 
 # As smg 1.13.0 answers while the first is taken away, shortened.
 ANSWER = {

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import authorization, read_key
+from orchestrator.engine.endpoints import authorization, read_key
 
 
 def test_the_key_goes_into_one_header() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.planning import load
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError
-from orchestrator.engine import read_flags
-from orchestrator.plan import Plan
+from orchestrator.engine.flags import read_flags
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_kind
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.engine import Metric, quantile, read_buckets
-from orchestrator.engine.life import read_work
+from orchestrator.engine.liveness import read_work
+from orchestrator.engine.metrics import Metric, quantile, read_buckets
 
 TTFT = Metric.TTFT
 EXPORTED = b"""# TYPE sglang:time_to_first_token_seconds histogram

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from orchestrator.engine import Launch, launch_argv
+from orchestrator.engine.launch import Launch, launch_argv
 
 LAUNCH = Launch(
     model_path="/models/glm",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine import life
-from orchestrator.engine.life import Work, gets_on, key_in, silent_ranks
+from orchestrator.engine import liveness
+from orchestrator.engine.liveness import Work, gets_on, key_in, silent_ranks
 
 IDLE = Work({0: 10.0, 1: 10.0}, {0: 5.0, 1: 5.0}, 3.0)
 BUSY = Work({0: 10.0, 1: 12.0}, {0: 5.0, 1: 5.0}, 3.0)  # rank 1 prefills
@@ -111,7 +111,7 @@ def test_where_nothing_can_be_written_a_server_that_answers_lives(
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.gettempdir", no_room)
-    assert life.main(["30000", "2", "2"]) == ""
+    assert liveness.main(["30000", "2", "2"]) == ""
     assert len(sent) == 2
 
 
@@ -123,7 +123,7 @@ def test_a_key_that_no_header_holds_is_not_shown_in_an_event_either(
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"api-key": key}))
-    assert life.main(["30000", "1", "2", str(config)]) == ""
+    assert liveness.main(["30000", "1", "2", str(config)]) == ""
     asked = sent[0].recv(1 << 16)
     assert (b"Authorization: " in asked) is (presented is not None)
     assert presented is None or presented in asked
@@ -158,12 +158,12 @@ def test_the_key_is_read_as_sglang_reads_it(config: str, key: str) -> None:
 
 def test_the_engine_s_own_python_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """3.10 on AMD's images: no syntax that is younger, and nothing but the standard library."""
-    source = Path(life.__file__).read_text()
+    source = Path(liveness.__file__).read_text()
     tree = ast.parse(source, feature_version=(3, 10))
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     monkeypatch.setattr(sys, "version_info", (3, 10))
-    patterns = [each.pattern for each in runpy.run_path(life.__file__).values() if isinstance(each, re.Pattern)]
+    patterns = [each.pattern for each in runpy.run_path(liveness.__file__).values() if isinstance(each, re.Pattern)]
     assert patterns
     assert not [text for text in patterns if re.search(r"[*+?}]\+", text)], "possessive: 3.11"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.engine import log
 from orchestrator.engine.log import StageReader
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.engine import EventReader, GivenUpError, OddAnswerError, read_completion_event
-from orchestrator.engine import stream as stream_module
-from orchestrator.engine.answers import read_chat, read_generated
-from orchestrator.engine.stream import is_error, read_usage, tokens_so_far
+from orchestrator.engine import sse as stream_module
+from orchestrator.engine.responses import GivenUpError, OddAnswerError, read_chat, read_completion_event, read_generated
+from orchestrator.engine.sse import EventReader, is_error, read_usage, tokens_so_far
 
 STREAM = (
     b": a comment\n\n"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.report import load_published
-from orchestrator.results import Item, Outcome
-from orchestrator.results.scores import (
+from orchestrator.bench.published import load_published
+from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.significance import (
     independent_interval,
     items_to_show,
     judge_independent,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.evals.significance import judge_outcomes, pass_interval
 from orchestrator.evals.tau2 import COMMIT, Tau2Request, read_simulations, tau2_script
-from orchestrator.results import judge_outcomes, pass_interval
 
 RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
 

@@ -6,12 +6,13 @@ from hashlib import sha256
 
 import pytest
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
-from orchestrator.images import image_sources
 from orchestrator.images.build import archive
-from orchestrator.plan import Plan
-from orchestrator.render import BuildContext, base_reference, build_context, repository
+from orchestrator.images.sources import image_sources
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import BuildContext
+from orchestrator.render.dockerfile import base_reference, build_context, repository
 
 TABLE = b"gfx,cu_num\n"
 DIGEST = "sha256:" + "b4" * 32

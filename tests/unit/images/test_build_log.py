@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BuildError
-from orchestrator.images import BuildOptions, Docker
-from orchestrator.images.build import build_arguments, refusal_in, step_in
+from orchestrator.images.build import BuildOptions, build_arguments, refusal_in, step_in
+from orchestrator.images.client import Docker
 
 BUILDKIT = Docker(program="docker", version="28.2.2", builder="buildkit", host="unix:///var/run/docker.sock")
 CLASSIC = Docker(program="docker", version="20.10.24", builder="classic", host="unix:///var/run/docker.sock")

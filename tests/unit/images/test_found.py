@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.images import BuiltImage, ImageReceipt, as_found, differences
-from orchestrator.images.found import require_version
-from orchestrator.images.receipt import PatchRecord, SourceRecord
-from orchestrator.plan import Plan
-from orchestrator.runtimes import Place
-from orchestrator.runtimes.docker import kind
+from orchestrator.images.build import BuiltImage
+from orchestrator.images.patch_drift import as_found, differences, require_version
+from orchestrator.images.receipt import ImageReceipt, PatchRecord, SourceRecord
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.docker import spec
 from orchestrator.runtimes.docker.container import spec_of
 
 GUARD, TOPK, EXCLUDE = "rocm-cuda-runtime-guard", "dsa-topk-v2-off", "mtp-shared-expert-exclude"
@@ -75,11 +75,11 @@ def test_each_difference_is_told_with_its_reason() -> None:
     assert "cannot be told" in next(iter(differences(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict"))))
 
 
-def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> kind.Prepared:
+def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> spec.Prepared:
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=found, built=True, builder="classic", seconds=0.0)
-    monkeypatch.setattr(kind, "find_docker", lambda _: None)
-    monkeypatch.setattr(kind, "build_image", lambda *_: built)
-    return kind.prepare(render_artifacts(plan), Place(home=home))
+    monkeypatch.setattr(spec, "find_docker", lambda _: None)
+    monkeypatch.setattr(spec, "build_image", lambda *_: built)
+    return spec.prepare(render_artifacts(plan), Place(home=home))
 
 
 def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest(

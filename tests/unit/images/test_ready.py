@@ -10,15 +10,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.commands.ready import ReadyRequest, ready_preview, require_contained
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images import ImageReceipt, ReadyImage, Registry, require_ready
-from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, PatchedFile, PatchRecord, SourceRecord
-from orchestrator.patches import patch_digest, read_diffs, read_ledger
-from orchestrator.plan import Plan
-from orchestrator.runtimes import Place
+from orchestrator.images.prebuilt import ReadyImage, require_ready
+from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, ImageReceipt, PatchedFile, PatchRecord, SourceRecord
+from orchestrator.images.registry import Registry
+from orchestrator.patches.ledger import patch_digest, read_diffs, read_ledger
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.planner.prebuilt import ReadyRequest, ready_preview, require_contained
+from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.docker.container import spec_of
 
 GUARD, TABLE, TOPK = "rocm-cuda-runtime-guard", "aiter-fp4-moe-table", "dsa-topk-v2-off"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.paths import Home
-from orchestrator.images import BuiltImage, ImageReceipt
-from orchestrator.images.receipt import PatchRecord
-from orchestrator.runtimes import Place
-from orchestrator.runtimes.docker import kind
+from orchestrator.images.build import BuiltImage
+from orchestrator.images.receipt import ImageReceipt, PatchRecord
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.docker import spec
 
 EXCLUDE = "mtp-shared-expert-exclude"
 
@@ -21,10 +21,10 @@ def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     record = PatchRecord(id=EXCLUDE, title="", kind="config", state=state, upstream="", evidence=(), files=())
     receipt = ImageReceipt(python="3.10", sources=(), patches=(record,))
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=receipt, built=True, builder="classic", seconds=0.0)
-    monkeypatch.setattr(kind, "find_docker", lambda _: None)
-    monkeypatch.setattr(kind, "build_image", lambda *_: built)
+    monkeypatch.setattr(spec, "find_docker", lambda _: None)
+    monkeypatch.setattr(spec, "build_image", lambda *_: built)
     place = Place(home=Home(tmp_path_factory.mktemp("home")))
 
-    prepared = kind.prepare(render_artifacts(load("mi355x-tp8-july").plan), place)
+    prepared = spec.prepare(render_artifacts(load("mi355x-tp8-july").plan), place)
 
     assert (EXCLUDE not in prepared.not_needed) == acts

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from orchestrator.core.errors import BuildError
-from orchestrator.images import Registry
+from orchestrator.images.registry import Registry
 
 INT8 = "ROCM_QUICK_REDUCE_QUANTIZATION=INT8"
 BLOB = json.dumps({"config": {"Env": ["PATH=/bin", INT8], "Labels": {"a": "b"}}}).encode()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_samples import FALLBACK, FUSED_TP8, GEMM, HIT, LOG_KEY, MISS, MTP, STAGE1, STAGE2
 
-from orchestrator.kernels.gate import GateReader, GateReport, gate_report
+from orchestrator.kernels.log_gate import GateReader, GateReport, gate_report
 
 NOISE = "[2026-07-04 12:00:00 DP0 TP3] Decode batch, #running-req: 16, #token: 4711, gen throughput (token/s): 213.4"
 

@@ -7,7 +7,7 @@ from kernel_samples import GLM
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.kernels.keys import TIERS, Shape, bucket, buckets, fallbacks, rank_shape
-from orchestrator.plan import Layout, Moe
+from orchestrator.plan.plan import Layout, Moe
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ import pytest
 from docker.errors import DockerException
 from kernel_samples import CONFIG, FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
-from orchestrator.commands.coverage import RowSources, cover
-from orchestrator.commands.kernels import build_table
-from orchestrator.commands.planning import load, planned, profile_names, render_artifacts
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import DeployError, HostError, KernelsError, WeightsError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
@@ -25,8 +22,11 @@ from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import PinnedFile, read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_file
+from orchestrator.kernels.plan_coverage import RowSources, cover
+from orchestrator.kernels.plan_table import build_table
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import NameVerdict
+from orchestrator.planner.planning import load, planned, profile_names, render_artifacts
 
 
 def table(path: Path, *lines: str) -> Path:
@@ -204,7 +204,7 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
 
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
-    monkeypatch.setattr("orchestrator.commands.kernels.upstream_file", lambda *_, **__: upstream)
+    monkeypatch.setattr("orchestrator.kernels.plan_table.upstream_file", lambda *_, **__: upstream)
     own = table(tmp_path / "own.csv")
     built = build_table(glm_plan(), RowSources(tables=(own,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"

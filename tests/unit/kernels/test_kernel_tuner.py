@@ -7,9 +7,9 @@ import pytest
 from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
 
 from orchestrator.kernels.disk.pins import read_pins
+from orchestrator.kernels.disk.run_limited import Ended, WatchEnding, WatchLimits
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import TuningJob, check_rows, tune, tuner_command
-from orchestrator.kernels.disk.watch import Ended, WatchEnding, WatchLimits
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.commands.kernels import kernel_gate
-from orchestrator.commands.runs import RunDir
 from orchestrator.core.errors import KernelsError
-from orchestrator.core.log_lines import LogTail
-from orchestrator.kernels import triton_report
+from orchestrator.core.logs.lines import LogTail
+from orchestrator.kernels.plan_table import kernel_gate
+from orchestrator.kernels.triton import triton_report
+from orchestrator.runs.run_dir import RunDir
 
 H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISSING = "E=33,N=1024,device_name=NVIDIA_H200.json"

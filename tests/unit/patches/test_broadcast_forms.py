@@ -8,7 +8,7 @@ from typing import Any
 import apply_patches as applier
 import pytest
 
-from orchestrator.patches import manifest, read_diffs, read_ledger
+from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 
 LEDGER = read_ledger()
 BROADCAST: dict[str, Any] = next(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
-from orchestrator.patches import read_ledger
+from orchestrator.patches.ledger import read_ledger
 
 
 @pytest.fixture

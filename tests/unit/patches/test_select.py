@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.patches import read_ledger
+from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.patches import PatchFacts, environment, select
 
 LEDGER = read_ledger()

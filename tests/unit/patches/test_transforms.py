@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.patches import TRANSFORMS, Transformed
+from orchestrator.patches.transforms import TRANSFORMS, Transformed
 
 BF16_EXPERTS = {"model.layers.78.mlp.experts.0.gate_proj.weight": "BF16"}
 expand_exclude = TRANSFORMS["mtp-exclude"]

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from orchestrator.commands.planning import load
-from orchestrator.plan.changes import changes
+from orchestrator.plan.diff import changes
+from orchestrator.planner.planning import load
 
 
 def test_each_value_that_differs_stands_as_it_is_written() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from plan_samples import flag, plan_of
 
-from orchestrator.commands.planning import load, read_reports, render_artifacts
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan import Plan
-from orchestrator.plan.known_bad import image_date, known_bad
+from orchestrator.plan.known_issues import image_date, known_bad
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, read_reports, render_artifacts
 from orchestrator.render.scripts import server_script
 
 SHIPPED = read_reports(Catalogue.shipped())

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.profiles import show
-from orchestrator.commands.explain import Explained, explained
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan import EnvVar, Flag, Plan
+from orchestrator.plan.plan import EnvVar, Flag, Plan
+from orchestrator.planner.explain import Explained, explained
+from orchestrator.planner.planning import load
 
 PARTS = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlayout: {tp: 8}\n"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.commands.planning import load, profile_names
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import DeployError, Problem, ProfileError
-from orchestrator.plan import Origin
+from orchestrator.core.origin import Origin
+from orchestrator.planner.planning import load, profile_names
 
 
 def refused(profile: str, *overrides: str) -> dict[str, Problem]:

@@ -3,10 +3,10 @@
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
-from orchestrator.host import plan_ports
+from orchestrator.hosts.ports import plan_ports
 from orchestrator.plan.replicas import replica_plans, why_all_at_once
+from orchestrator.planner.planning import load
 
 
 def refused(profile: str, *overrides: str) -> dict[str, str]:

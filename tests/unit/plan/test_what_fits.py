@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
+from orchestrator.planner.planning import load
 
 GIB = 1 << 30
 LOGGED = Path(__file__).with_name("h200.log").read_text().split("\n\n")

@@ -2,7 +2,7 @@
 
 from plan_samples import plan_of
 
-from orchestrator.commands.planning import render_artifacts
+from orchestrator.planner.planning import render_artifacts
 from orchestrator.render.scripts import server_script
 
 

@@ -5,21 +5,14 @@ from dataclasses import replace
 import pytest
 from measured_samples import b200, marked, point, single_stream, tp4dp2, tp8
 
+from orchestrator.bench import metrics
+from orchestrator.bench.published import PriceBook, Prices, load_all_published, load_published, of_kind, parse_prices
+from orchestrator.bench.result import BenchResult, MarkKind, ServerProvenance
 from orchestrator.core.errors import UsageError
-from orchestrator.report import (
-    PriceBook,
-    Prices,
-    build_report,
-    comparison_text,
-    load_all_published,
-    load_published,
-    of_kind,
-    parse_prices,
-    render_html,
-    render_markdown,
-)
 from orchestrator.report.compare import Agreement, Comparison, agreement_of, compare
-from orchestrator.results import BenchResult, MarkKind, ServerProvenance, figures
+from orchestrator.report.document import build_report
+from orchestrator.report.render import render_html, render_markdown
+from orchestrator.report.text import comparison_text
 
 PUBLISHED = load_published("wafer-glm52")
 TCO = PriceBook(given={}, published=of_kind(load_all_published(), Prices))
@@ -49,15 +42,15 @@ def test_a_agreement_knows_which_side_is_better(
 
 def test_rows_meet_by_rate() -> None:
     row = next(row for row in compared(tp4dp2()).rows if row.rate_rps == 2.25)
-    assert row.of(figures.TTFT_P95).measured == 1.31
-    assert row.of(figures.TTFT_P95).published == 1.23
-    assert row.of(figures.TTFT_P95).change == pytest.approx(0.065, abs=1e-3)
-    assert row.of(figures.TTFT_P95).agreement is Agreement.WITHIN
+    assert row.of(metrics.TTFT_P95).measured == 1.31
+    assert row.of(metrics.TTFT_P95).published == 1.23
+    assert row.of(metrics.TTFT_P95).change == pytest.approx(0.065, abs=1e-3)
+    assert row.of(metrics.TTFT_P95).agreement is Agreement.WITHIN
 
 
 def test_a_published_row_above_its_own_load_cannot_be_tested() -> None:
     """1,913 tok/s at 1.5 rps of 1,000 tokens: a steady state emits 1,500."""
-    found = {row.rate_rps: row.of(figures.OUTPUT).agreement for row in compared(tp4dp2()).rows}
+    found = {row.rate_rps: row.of(metrics.OUTPUT).agreement for row in compared(tp4dp2()).rows}
     assert [rate for rate, agreement in found.items() if agreement is Agreement.UNTESTABLE] == [1.5]
 
 
@@ -71,7 +64,7 @@ def test_a_mark_forbids_every_agreement(kind: MarkKind) -> None:
     found = {
         figure.agreement
         for row in comparison.rows
-        for figure in (row.of(figures.OUTPUT), row.of(figures.TTFT_P50), row.of(figures.TTFT_P95))
+        for figure in (row.of(metrics.OUTPUT), row.of(metrics.TTFT_P50), row.of(metrics.TTFT_P95))
     }
     assert found == {Agreement.NOT_COMPARABLE}
 
@@ -81,7 +74,7 @@ def test_another_workload_is_another_measurement() -> None:
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
     comparison = compared(other)
     assert [reason.kind for reason in comparison.reasons] == ["another-workload"]
-    assert all(row.of(figures.OUTPUT).published is None for row in comparison.rows)
+    assert all(row.of(metrics.OUTPUT).published is None for row in comparison.rows)
 
 
 def test_a_terminal_shows_no_published_rates_beside_another_workload() -> None:
@@ -163,7 +156,7 @@ def test_another_layout_is_no_fault_and_stands_beside_no_rate() -> None:
     comparison = compared(tp8())
     assert comparison.comparable
     assert comparison.caveats
-    assert all(row.of(figures.OUTPUT).agreement is Agreement.NOT_PUBLISHED for row in comparison.rows)
+    assert all(row.of(metrics.OUTPUT).agreement is Agreement.NOT_PUBLISHED for row in comparison.rows)
 
 
 def test_what_was_not_measured_is_none_and_never_zero() -> None:
@@ -171,8 +164,8 @@ def test_what_was_not_measured_is_none_and_never_zero() -> None:
     bare = replace(point(0.5, 0.6, 0.7), window=None, latency=None, energy=None, cache=None, server=None)
     comparison = compared(replace(result, points=(bare,), knee_rps=None))
     row = next(row for row in comparison.rows if row.rate_rps == 0.5)
-    assert row.of(figures.OUTPUT).measured is None
-    assert row.of(figures.OUTPUT).agreement is Agreement.NOT_MEASURED
+    assert row.of(metrics.OUTPUT).measured is None
+    assert row.of(metrics.OUTPUT).agreement is Agreement.NOT_MEASURED
     assert {key for key, figure in row.figures.items() if figure.measured is not None} == {
         "achieved_rps",
         "full_run_tok_s",
@@ -186,7 +179,7 @@ def test_energy_that_is_not_valid_is_not_measured() -> None:
     energy = result.points[0].energy
     assert energy is not None
     doubted = replace(result.points[0], energy=replace(energy, valid=False))
-    assert compared(replace(result, points=(doubted,))).rows[0].of(figures.JOULES).measured is None
+    assert compared(replace(result, points=(doubted,))).rows[0].of(metrics.JOULES).measured is None
 
 
 def test_a_single_stream_is_the_inverse_of_its_median_tpot() -> None:
@@ -198,9 +191,9 @@ def test_a_single_stream_is_the_inverse_of_its_median_tpot() -> None:
 
 def test_the_price_of_a_token() -> None:
     """8 GPUs at $1.48 for an hour that emits 2,626 tok/s."""
-    assert figures.usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
-    assert figures.usd_per_million_tokens(None, 2626) is None
-    assert figures.usd_per_million_tokens(11.84, None) is None
+    assert metrics.usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
+    assert metrics.usd_per_million_tokens(None, 2626) is None
+    assert metrics.usd_per_million_tokens(11.84, None) is None
 
 
 def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published() -> None:

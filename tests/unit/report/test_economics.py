@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from measured_samples import save, single_stream, tp4dp2
 
+from orchestrator.bench import metrics
+from orchestrator.bench.result import BenchResult
 from orchestrator.cli.report import report as report_command
-from orchestrator.commands.report import make_report
 from orchestrator.core.errors import UsageError
-from orchestrator.report import Details, NodePower, render_html, render_json, render_markdown
-from orchestrator.report.economics import CostRow, Costs
-from orchestrator.results import BenchResult, figures
+from orchestrator.report.document import Details
+from orchestrator.report.economics import CostRow, Costs, NodePower
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.write import make_report
 
 NOTHING = NodePower()
 
@@ -124,4 +126,4 @@ def test_a_knee_without_throughput_costs_nothing_that_is_known(tmp_path: Path) -
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=("2",))
     assert made.costs is None
     assert made.comparisons[0].best is not None
-    assert made.comparisons[0].best.of(figures.OUTPUT).measured is None
+    assert made.comparisons[0].best.of(metrics.OUTPUT).measured is None

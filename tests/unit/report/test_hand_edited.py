@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_samples import save, tp4dp2
 
-from orchestrator.commands.report import make_report
-from orchestrator.commands.runs import load_outcome, load_result
+from orchestrator.bench.result import BenchResult
 from orchestrator.core.errors import BenchError
 from orchestrator.core.text import hidden_in
-from orchestrator.report import comparison_text, render_html, render_json, render_markdown
-from orchestrator.results import BenchResult
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.text import comparison_text
+from orchestrator.report.write import make_report
+from orchestrator.runs.run_dir import load_outcome, load_result
 
 ODD = (
     None,

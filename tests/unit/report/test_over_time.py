@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from measured_samples import point, save, tp4dp2
 
+from orchestrator.bench.requests import RequestTimes
 from orchestrator.cli.report import report as report_command
-from orchestrator.commands.report import find_requests
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.report.charts import over_time_charts
-from orchestrator.report.over_time import over_time
-from orchestrator.results import RequestTimes
+from orchestrator.report.timeline import over_time
+from orchestrator.report.write import find_requests
 
 
 def line(at: float, *, wait: float | None = 0.2, took: float = 1.0, failure: str | None = None) -> str:

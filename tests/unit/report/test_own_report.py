@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 
+from orchestrator.bench.metrics import result_text
+from orchestrator.bench.result import BenchResult, FailureCount, Mark, MarkKind
 from orchestrator.cli.report import report as report_command
-from orchestrator.commands.report import make_report
-from orchestrator.report import Details, Report, comparison_text, render_html, render_json, render_markdown
 from orchestrator.report.charts import line_charts
-from orchestrator.results import BenchResult, FailureCount, Mark, MarkKind, result_text
+from orchestrator.report.document import Details, Report
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.text import comparison_text
+from orchestrator.report.write import make_report
 
 WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cached_share": 0.5, "limits": {"ttft_p95_s": 1.0}}
 

@@ -8,23 +8,16 @@ from html.parser import HTMLParser
 import pytest
 from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
-from orchestrator.report import (
-    Details,
-    PriceBook,
-    Prices,
-    Report,
-    build_report,
-    comparison_text,
-    load_all_published,
-    load_published,
-    of_kind,
-    render_html,
-    render_json,
-    render_markdown,
-)
+from orchestrator.bench import metrics
+from orchestrator.bench.metrics import result_text
+from orchestrator.bench.published import PriceBook, Prices, load_all_published, load_published, of_kind
+from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.evals.eval_result import Item, Outcome
 from orchestrator.report.charts import line_charts
+from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.plot import Chart
-from orchestrator.results import BenchResult, Item, MarkKind, Outcome, figures, result_text
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.text import comparison_text
 
 
 def report(*results: BenchResult, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:
@@ -128,25 +121,25 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     assert not re.search(r"[| ]0(\.0+)? /", text)
     found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["figures"]
     assert "measured" not in found["output_tok_s"]
-    assert found["joules_per_output_token"] == {"agreement": figures.ABSENT, "note": ""}
+    assert found["joules_per_output_token"] == {"agreement": metrics.ABSENT, "note": ""}
 
 
 def test_every_figure_of_the_table_is_in_every_rendering() -> None:
     made = report(tp4dp2())
     terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
-    for figure in figures.shown_in(figures.Shown.COMPARE):
+    for figure in metrics.shown_in(metrics.Shown.COMPARE):
         assert f"\n{figure.title}  " in terminal
-    for figure in figures.shown_in(figures.Shown.RATE | figures.Shown.WAIT):
+    for figure in metrics.shown_in(metrics.Shown.RATE | metrics.Shown.WAIT):
         assert f" {figure.title} |" in text
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
         assert "measured" in row["figures"][figure.key]
-    for figure in figures.shown_in(figures.Shown.LAYOUT):
+    for figure in metrics.shown_in(metrics.Shown.LAYOUT):
         assert f"  {figure.title}" in terminal.split("whose")[1]
         assert f" {figure.title} |" in text.split("against published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    assert all(f"  {figure.name}" in measured for figure in figures.shown_in(figures.Shown.BENCH))
+    assert all(f"  {figure.name}" in measured for figure in metrics.shown_in(metrics.Shown.BENCH))
 
 
 def test_tokens_a_second_and_watt_are_shown() -> None:
@@ -257,8 +250,8 @@ def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> N
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %")])
 def test_a_share_says_100_only_when_it_is(value: float, text: str) -> None:
-    assert figures.share(value) == text
+    assert metrics.share(value) == text
 
 
 def test_short_times_keep_their_digits() -> None:
-    assert (figures.seconds(0.034), figures.seconds(0.81), figures.seconds(14.8)) == ("0.034", "0.81", "14.80")
+    assert (metrics.seconds(0.034), metrics.seconds(0.81), metrics.seconds(14.8)) == ("0.034", "0.81", "14.80")

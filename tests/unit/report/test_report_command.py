@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, save, single_stream, tp4dp2, tp8
 
+from orchestrator.bench.result import MarkKind
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.results import Item, MarkKind, Outcome, outcome_file, outcome_to_json
+from orchestrator.evals.eval_result import Item, Outcome, outcome_file, outcome_to_json
 
 
 @pytest.fixture

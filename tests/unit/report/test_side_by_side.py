@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, point, save, tp4dp2, tp8
 
+from orchestrator.bench.result import BenchResult, MarkKind
 from orchestrator.cli.report import compare
-from orchestrator.commands.report import make_report
-from orchestrator.report import Report, comparison_text, render_html, render_markdown
-from orchestrator.results import BenchResult, MarkKind
+from orchestrator.report.document import Report
+from orchestrator.report.render import render_html, render_markdown
+from orchestrator.report.text import comparison_text
+from orchestrator.report.write import make_report
 
 
 def run(rate: float = 2.0, *, tpot_ms: float = 9.0, tok_s: float = 1970.0, plan: str = "one") -> BenchResult:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
-from orchestrator.engine import life
-from orchestrator.plan import NAME, EnvVar, Origin
+from orchestrator.engine import liveness
+from orchestrator.plan.plan import NAME, EnvVar
+from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import startup_seconds
 from orchestrator.runtimes.kubernetes.record import object_name
@@ -106,7 +107,7 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
     program = objects(plan)["ConfigMap"]
     assert volume["configMap"]["name"] == program["metadata"]["name"]
     assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
-    assert program["data"]["life.py"] == Path(life.__file__).read_text()
+    assert program["data"]["life.py"] == Path(liveness.__file__).read_text()
     assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
 
 

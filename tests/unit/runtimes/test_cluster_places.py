@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import ENDING
+from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.places import known_places
+from orchestrator.runtimes.kubernetes.namespaces import known_places
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from cluster_samples import CASES, HOST_PATH, all_objects, cluster_plan
 
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 

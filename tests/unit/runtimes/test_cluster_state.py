@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes import ServerState, Status
-from orchestrator.runtimes.kubernetes.places import is_record
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.kubernetes.namespaces import is_record
 from orchestrator.runtimes.kubernetes.state import PodView, newest, pod_view, server_state, trouble
 
 DEPLOYMENT: dict[str, Any] = {"kind": "Deployment", "spec": {"replicas": 1}, "status": {}}

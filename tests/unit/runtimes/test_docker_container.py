@@ -9,10 +9,11 @@ import pytest
 import requests
 from docker.models.containers import Container
 
-from orchestrator.commands.planning import load
+from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.paths import Home
-from orchestrator.plan import Plan
-from orchestrator.render import Artifacts
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     container_env,
@@ -22,7 +23,6 @@ from orchestrator.runtimes.docker.container import (
     render,
 )
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.weights import overlay_path
 
 IMAGE = "deploy/mi355x-tp4dp2-july:0123456789ab"
 

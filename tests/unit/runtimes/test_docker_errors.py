@@ -6,9 +6,9 @@ import pytest
 import requests
 from docker.errors import APIError, DockerException
 
-from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
 from orchestrator.runtimes.docker.container import render, spec_of
 from orchestrator.runtimes.docker.errors import DaemonRefusal, daemon_errors, start_error
 from orchestrator.runtimes.docker.host import DockerHost

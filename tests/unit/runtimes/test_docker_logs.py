@@ -12,9 +12,9 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import LogTail
+from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import LOG, Handle
+from orchestrator.runtimes.base import LOG, Handle
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

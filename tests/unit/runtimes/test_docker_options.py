@@ -4,11 +4,11 @@ import dataclasses
 import io
 import tarfile
 
-from orchestrator.commands.planning import load
 from orchestrator.core.secret import Secret
 from orchestrator.engine.launch import Delivery
-from orchestrator.plan import Ulimit
-from orchestrator.render import Artifacts
+from orchestrator.plan.plan import Ulimit
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, render, spec_of
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 

@@ -10,10 +10,10 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
-from orchestrator.plan import Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render import Artifacts
-from orchestrator.runtimes import Status
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.container import (
     PART,
     RUN_DIR,

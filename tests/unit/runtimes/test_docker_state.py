@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes import Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.state import server_state
 
 NEVER = "0001-01-01T00:00:00Z"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from orchestrator.core import procfs
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import FILE, Record, read_record, write_record
+from orchestrator.runtimes.supervisor.record import FILE, Record, read_record, write_record
 
 IDENTITIES = st.from_regex(r"[0-9a-z-]{1,8}/[1-9][0-9]{0,6}/[0-9]{1,12}", fullmatch=True)
 WORDS = st.text(st.characters(blacklist_categories=("C", "Z")), max_size=12)

@@ -7,8 +7,10 @@ import pytest
 from machine_samples import runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.core.shell import ProgramResult
-from orchestrator.host import Access, Finding, Level, preflight
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.checks import preflight
+from orchestrator.hosts.context import Access
+from orchestrator.hosts.report import Finding, Level
 from orchestrator.runtimes import runtime_kind
 
 H200 = {

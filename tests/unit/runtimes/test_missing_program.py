@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core import shell
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError
 
 
@@ -17,11 +17,11 @@ def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, erro
 
     monkeypatch.setattr("subprocess.run", refuse)
     monkeypatch.setattr("subprocess.Popen", refuse)
-    for run in (lambda: shell.run(["amd-smi"]), lambda: shell.follow(["amd-smi"], print)):
+    for run in (lambda: subprocesses.run(["amd-smi"]), lambda: subprocesses.follow(["amd-smi"], print)):
         with pytest.raises(HostError, match="there is no program `amd-smi`"):
             run()
 
 
 def test_an_attempt_at_a_missing_program_ends_with_127(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", missing)
-    assert shell.attempt(["amd-smi", "version"], timeout=1).code == 127
+    assert subprocesses.attempt(["amd-smi", "version"], timeout=1).code == 127

@@ -13,10 +13,10 @@ import pytest
 from orchestrator.core import procfs
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Status
-from orchestrator.runtimes.process import ending
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process import stop
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervised.record import Record, read_record, write_record
+from orchestrator.runtimes.supervisor.record import Record, read_record, write_record
 
 RECORD = Record(
     name="tiny",
@@ -275,7 +275,7 @@ def test_an_end_that_cannot_be_written_down_is_an_end(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run_dir = keep(home, RECORD)
-    monkeypatch.setattr(ending, "write_record", full)
+    monkeypatch.setattr(stop, "write_record", full)
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 

@@ -2,9 +2,9 @@
 
 from plan_samples import plan_of
 
-from orchestrator.commands.planning import load
-from orchestrator.render import files
-from orchestrator.runtimes.supervised.prepare import rendered
+from orchestrator.planner.planning import load
+from orchestrator.render.scripts import files
+from orchestrator.runtimes.supervisor.prepare import rendered
 
 PROCESS = ("runtime=process", "engine.python=python3")
 

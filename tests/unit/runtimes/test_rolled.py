@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtimes.base import Handle
-from orchestrator.runtimes.several import each_of, goes_beside, joined, run_dirs, together
+from orchestrator.runtimes.replicas import each_of, goes_beside, joined, run_dirs, together
 
 BLANK = Handle(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.runtimes import ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -8,15 +8,15 @@ import pytest
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.core.shell import ProgramResult
-from orchestrator.runtimes import Status
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.jobs import Job, read_job
-from orchestrator.runtimes.slurm.reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.record import JobComment, Submission, read_submission, write_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import kept_state, server_state
-from orchestrator.runtimes.supervised.record import Record
+from orchestrator.runtimes.supervisor.record import Record
 
 RECORDED = Path(__file__).with_name("slurm_recorded")
 COMMENT = JobComment(

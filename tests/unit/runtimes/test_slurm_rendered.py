@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.planning import load, render_artifacts, rendered_files
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import Home
-from orchestrator.plan import Plan
-from orchestrator.runtimes import REGISTRY, Place
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.slurm import job
 
 KEYED = ("runtime=slurm", "server.api_key_env=THE_KEY")
@@ -166,7 +167,7 @@ def test_a_job_waits_for_the_vram_of_the_gpus_it_was_given(tmp_path: Path, monke
     plan = plan_on_slurm("mi355x-tp8", *NODE, "layout.tp=4")
     (tmp_path / "plan.json").write_text(plan.to_json())
     waited: list[object] = []
-    monkeypatch.setattr("orchestrator.host.wait_for_vram", lambda _, *, gpus: waited.append(gpus))
+    monkeypatch.setattr("orchestrator.hosts.vram.wait_for_vram", lambda _, *, gpus: waited.append(gpus))
     monkeypatch.setenv("SLURM_JOB_GPUS", "4,5,6,7")
     job._wait_for_vram(tmp_path)
     monkeypatch.delenv("SLURM_JOB_GPUS")

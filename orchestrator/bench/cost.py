@@ -1,0 +1,68 @@
+"""What steps take and cost, said before the first of them: for people and for programs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.bench.published import Published
+from orchestrator.core.console import minutes, table
+from orchestrator.core.subprocesses import quote
+from orchestrator.experiments.reproduce import Step, command
+from orchestrator.report.write import price_book
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What an hour of the whole node costs; None where no price is known."""
+
+    hourly: float | None
+    currency: str
+    source: str
+
+    @classmethod
+    def of_node(cls, published: Published, prices: Sequence[str], currency: str) -> "Bill":
+        """For the node that the rates were published for; what others published is in USD, and nothing is converted."""
+        return cls.of_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
+
+    @classmethod
+    def of_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "Bill":
+        """For so many GPUs of a name."""
+        price, source = price_book(prices).of(gpu)
+        known = price if price and (currency == "USD" or source == "given") else None
+        return cls(hourly=known * count if known and count else None, currency=currency, source=source)
+
+    def of(self, seconds: float) -> float | None:
+        """The cost of so long."""
+        return seconds / 3600 * self.hourly if self.hourly is not None else None
+
+    @property
+    def terms(self) -> str:
+        """On which terms it is told."""
+        if self.hourly is None:
+            return "no price is known: give one with `--price`"
+        an_hour = f"at {self.hourly:.2f} {self.currency} an hour for the node ({self.source})"
+        return f"{an_hour}; times are estimates, a failure adds to them"
+
+    def to_dict(self, steps: Sequence[Step], left_out: Sequence[str]) -> dict[str, object]:
+        """The steps with their sums, as plain data."""
+        seconds, unit = sum(step.about for step in steps), self.currency.lower()
+        listed = [{"id": step.id, "argv": ["deploy", *command(step)], "about_s": round(step.about)} for step in steps]
+        total = {
+            "about_s": round(seconds),
+            f"{unit}_per_node_hour": self.hourly,
+            unit: self.of(seconds),
+            "price_source": self.source or None,
+        }
+        known = {key: value for key, value in total.items() if value is not None}
+        return {"steps": listed, "left_out": left_out, "total": known}
+
+    def to_table(self, steps: Sequence[Step]) -> str:
+        """The same for people."""
+        seconds = sum(step.about for step in steps)
+        rows = [(quote(["deploy", *command(step)]), minutes(step.about), self.text(step.about)) for step in steps]
+        rows.append(("total", minutes(seconds), self.text(seconds)))
+        return table(("command", "about", f"about {self.currency}"), rows)
+
+    def text(self, seconds: float) -> str:
+        """The cost of so long, for people."""
+        cost = self.of(seconds)
+        return "-" if cost is None else f"{cost:.2f}"

@@ -1,0 +1,292 @@
+"""`deploy bench`: from a server's name or a URL to a measurement in a directory."""
+
+import datetime as dt
+import ipaddress
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.connection import Address
+from orchestrator.bench.energy import EnergyReader, read_energy
+from orchestrator.bench.published import published_workloads
+from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
+from orchestrator.bench.steady_state import unjudged
+from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import UsageError
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secret import Secret
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.validation import faults_in
+from orchestrator.engine.requests import Api
+from orchestrator.kernels.plan_table import kernel_report
+from orchestrator.plan.plan import Hazard
+from orchestrator.runs.run_dir import RunDir, load_result, provenance_of, read_plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.servers.servers import Fleet, api_key
+from orchestrator.servers.start.verify import require_running
+
+_LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadChanges:
+    """What the command line changes in a workload; None leaves it as the file says."""
+
+    rates_rps: tuple[float, ...] | None
+    requests: int | None
+    duration_s: float | None
+    arrivals: str | None
+    seed: int | None
+    ttft_p95_s: float | None = None  # the limit of a sustained rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTarget:
+    """An endpoint: its URL, its key, and what is known of what stands behind it."""
+
+    url: str
+    key: Secret | None
+    provenance: ServerProvenance
+    hazards: tuple[Hazard, ...]  # of its plan
+    kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
+    gpus: range | None = None  # by index on its machine; None where that is not known
+    behind: tuple[str, ...] = ()  # base URLs of the servers behind a gateway
+    here: bool = True  # it may be on this machine: a port of this one may lead to a cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What the command line says of a measurement, but for what is measured."""
+
+    workload: str | None  # None: one of so many tokens in and out
+    tokens: tuple[int | None, int | None]
+    changes: WorkloadChanges
+    api: str
+    usd_per_gpu_hour: float | None
+    label: str | None = None  # what a report calls it
+    directory: Path | None
+    resume: bool
+    command: str
+    enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
+
+
+def is_url(target: str) -> bool:
+    """Whether the user named an endpoint by its URL rather than a server by its name."""
+    return "://" in target
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHardware:
+    """What the user says stands behind a URL, so that it is judged as a server of this tool is."""
+
+    gpu: str | None = None  # a hardware file's name, `b200`
+    gpus: int | None = None
+    layout: str | None = None  # as the field writes it, `TP4×DP2`
+
+    @classmethod
+    def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
+        """From the options. Raises UsageError for hardware that nobody described, and for what is no layout."""
+        catalogue = Catalogue.from_environment()
+        if gpu is not None and catalogue.find(Kind.HARDWARE, gpu.lower()) is None:
+            raise UsageError(f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalogue.names(Kind.HARDWARE)))
+        if layout is None:
+            return cls(gpu=gpu and gpu.lower(), gpus=gpus)
+        found = _LAYOUT.fullmatch(layout)
+        if found is None:
+            raise UsageError(f"`--layout {layout}` is no layout", hint="such as tp8, or tp4dp2")
+        tp, dp = int(found["tp"]), int(found["dp"] or 1)
+        named = f"TP{tp}×DP{dp}" if dp > 1 else f"TP{tp}"
+        return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=named)
+
+
+def url_target(
+    url: str, *, gpus: int | None, api_key_env: str | None, named: NamedHardware | None = None
+) -> MeasuredTarget:
+    """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
+    behind = named or NamedHardware(gpus=gpus)
+    provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
+    return MeasuredTarget(
+        url=Address.from_url(url).url,
+        key=api_key(api_key_env),
+        provenance=provenance,
+        hazards=(),
+        kernel_gate=lambda: None,
+    )
+
+
+def server_target(servers: Fleet, name: str) -> MeasuredTarget:
+    """A server that `deploy up` started, with its plan, gate and host from its run directory.
+
+    Raises StartError where there is none of that name, or it has ended.
+    """
+    handle = servers.one(name)
+    require_running(servers.runtime(handle), handle)
+    run = RunDir(Path(handle.run_dir))
+    plan = read_plan(run)
+    stood = provenance_of(run, plan)
+    provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
+
+    def look() -> dict[str, object] | None:
+        report = kernel_report(servers.runtime(handle).logs(handle, follow=False), plan) if plan else None
+        return report.to_dict() if report else None
+
+    key = api_key(plan.server.api_key_env if plan else None)
+    return MeasuredTarget(
+        url=handle.url,
+        key=key,
+        provenance=provenance,
+        hazards=plan.hazards if plan else (),
+        kernel_gate=look,
+        gpus=plan.gpus if plan else None,
+        behind=tuple(server.url for server in handle.replicas),
+        here=runtime_kind(handle.runtime).here,
+    )
+
+
+def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
+    """Measure, and return the result with the directory it was written to. See `bench.benchmark.measure` for errors."""
+    name, workload = _workload(options)
+    workload, overridden = change(workload, options.changes)
+    reasons, remedy = unjudged(workload)
+    if reasons:
+        warn("; ".join(reasons), hint=remedy)
+    directory = options.directory or _default_directory(name)
+    request = BenchRequest(
+        url=target.url,
+        api=_api(target, options),
+        key=target.key,
+        workload_name=name,
+        workload=workload,
+        overridden=overridden if name in published_workloads() else (),
+        command=options.command,
+        provenance=target.provenance,
+        kernel_gate=target.kernel_gate,
+        price=price_of(options.usd_per_gpu_hour),
+        label=options.label,
+        read_energy=_energy_reader(target),
+        directory=directory,
+        text=read_text(workload),
+        earlier=_earlier(directory, resume=options.resume),
+        behind=target.behind,
+        enough=options.enough,
+    )
+    return measure(request, say), directory
+
+
+def _api(target: MeasuredTarget, options: BenchOptions) -> str:
+    """The API that is asked for; prompts are token ids, which SGLang's gateway takes in sglang's own API alone."""
+    if target.behind and options.api == Api.COMPLETIONS:
+        note("the gateway takes token ids in sglang's own API alone: `--api generate` is measured")
+        return Api.GENERATE
+    return options.api
+
+
+def _workload(options: BenchOptions) -> tuple[str, Workload]:
+    """The workload of a name or a file, or one of so many tokens in and out. Raises UsageError for both and neither."""
+    sent, answered = options.tokens
+    if options.workload is not None:
+        if sent is not None or answered is not None:
+            raise UsageError("`--in` and `--out` are for a load without a workload", hint="leave them out, or `-w`")
+        return workload_name(options.workload), load_workload(options.workload)
+    if sent is None and answered is None:
+        raise UsageError(
+            "what is to be sent?", hint="name a workload with `-w`, or say `--in TOKENS --out TOKENS --rates RPS`"
+        )
+    rates = options.changes.rates_rps
+    needed = {"--in 800": sent, "--out 64": answered, "--rates 1,2,4": rates}
+    if missing := [f"`{option}`" for option, value in needed.items() if value is None]:
+        raise UsageError(
+            "a load without a workload needs `--in`, `--out` and `--rates`", hint=f"add {' and '.join(missing)}"
+        )
+    data = {"input_tokens": sent, "output_tokens": answered, "rates_rps": rates}
+    return f"{sent}-in-{answered}-out", _valid(data)
+
+
+def _valid(data: Mapping[str, object]) -> Workload:
+    try:
+        return Workload.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("the workload cannot be like that", problems=faults_in(error)) from error
+
+
+def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
+    """The workload as it will be run, and the options that make it another one than the file's.
+
+    Which rates are measured, the arrivals and the seed do not: none of them is published. Raises UsageError for what
+    does not fit.
+    """
+    _check_changes(workload, changes)
+    plain = {
+        "requests": changes.requests,
+        "arrivals": changes.arrivals,
+        "duration_s": changes.duration_s,
+        "seed": changes.seed,
+    }
+    update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
+    if changes.rates_rps is not None:
+        update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
+    if changes.requests is not None:
+        update |= {"duration_s": None}  # which would decide instead
+    if changes.ttft_p95_s is not None:
+        update["limits"] = workload.limits.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
+    changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
+    return _valid({**workload.model_dump(exclude_unset=True), **changed}), tuple(
+        sorted(changed.keys() & {"requests", "duration_s", "limits"})
+    )
+
+
+def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
+    if changes.requests is not None and changes.duration_s is not None:
+        raise UsageError("`--requests` and `--duration` both say how many requests to send: give one")
+    if workload.load == "closed" and (changes.rates_rps or changes.duration_s or changes.arrivals):
+        raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
+
+
+def command_to_resume(command: str, directory: Path) -> str:
+    """The command that goes on with the measurement in `directory` which `command` has begun."""
+    argv = shlex.split(command)
+    if not any(word == "--output" or word.startswith("--output=") for word in argv):
+        argv += ["--output", str(directory)]
+    return shlex.join(argv if "--resume" in argv else [*argv, "--resume"])
+
+
+def _earlier(directory: Path, *, resume: bool) -> BenchResult | None:
+    there = load_result(directory) if (directory / RESULT_FILE).exists() else None
+    if there is not None and there.points and not resume:
+        raise UsageError("there is a result already", where=str(directory), hint="continue it with --resume")
+    if there is None and resume:
+        raise UsageError("there is nothing to resume", where=str(directory), hint="leave out --resume")
+    return there if resume else None
+
+
+def _default_directory(workload: str) -> Path:
+    started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("results") / FileName(f"{workload}-{started}")
+
+
+def price_of(usd_per_gpu_hour: float | None) -> Price | None:
+    """What `--price` says. Raises UsageError for what is no price."""
+    if usd_per_gpu_hour is None:
+        return None
+    if not 0 < usd_per_gpu_hour < 1e6:
+        raise UsageError(f"`--price {usd_per_gpu_hour:g}` is no price of a GPU")
+    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given")
+
+
+def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:
+    """The counters of the server's GPUs, else of all, where it is on this machine and not known to do without any."""
+    host = Address.from_url(target.url).host
+    try:
+        here = target.here and (host == "localhost" or ipaddress.ip_address(host).is_loopback)
+    except ValueError:
+        here = False
+    return partial(read_energy, target.gpus) if here and target.provenance.gpus != 0 else None

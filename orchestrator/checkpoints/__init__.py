@@ -1,0 +1,1 @@
+"""Model checkpoints: download, verification, overlay, description."""

@@ -1,0 +1,296 @@
+"""From the outline of a checkpoint to the facts of a model's file: each with what says so, and what nothing says."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from orchestrator.checkpoints.config import (
+    CONFIG,
+    DRAFTS,
+    LAYER_TYPES,
+    LAYERS,
+    NAMES,
+    QUANT_CONFIG,
+    SPARSE,
+    ReadFact,
+    modelopt_word,
+)
+from orchestrator.checkpoints.integrity import INDEX
+from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, Outline
+from orchestrator.core.errors import Problem, WeightsError
+from orchestrator.core.suggest import nearest
+from orchestrator.engine.architectures import ARCHITECTURES, Architecture, parsers_of
+
+_HEADERS: Final = "the headers of the safetensors files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Facts by the key of a model's file, in its order; keys that are asked for; and what is worth saying of them."""
+
+    facts: dict[str, ReadFact]
+    missing: dict[str, Problem]  # by key, with how to give it
+    notes: tuple[str, ...]
+
+
+def describe(outline: Outline, given: Sequence[str]) -> Description:
+    """The facts of a checkpoint, but for the keys that are `given`, which are neither read nor asked for.
+
+    Raises WeightsError with every contradiction between its config and its tensors.
+    """
+    reader = _FactReader(outline, tuple(given))
+    facts = {key: found for key, read in reader.all().items() if not reader.is_given(key) and (found := read())}
+    if problems := list(_contradictions(outline, reader, facts)):
+        raise WeightsError("the checkpoint contradicts itself", where=outline.where, problems=problems)
+    return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
+
+
+def contradictions(outline: Outline) -> tuple[Problem, ...]:
+    """Every contradiction between a checkpoint's config and its tensors."""
+    reader = _FactReader(outline, ())
+    facts = {key: found for key, read in reader.all().items() if (found := read())}
+    return tuple(_contradictions(outline, reader, facts))
+
+
+class _FactReader:
+    """Reads one fact after the other; what it cannot read is noted."""
+
+    def __init__(self, outline: Outline, given: tuple[str, ...]) -> None:
+        self.outline, self.config, self._given = outline, outline.config, given
+        self.missing: dict[str, Problem] = {}
+        self.notes: list[str] = []
+        self.name = next(iter(self.config.architectures), "")
+        self.known = ARCHITECTURES.get(self.name)
+        self.kind = self.known or Architecture(attention="other")
+
+    def is_given(self, key: str) -> bool:
+        """Whether the user says it, or the section that holds it."""
+        return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
+
+    def all(self) -> dict[str, Callable[[], ReadFact | None]]:
+        """How each fact is read, in the order of a model's file."""
+        experts, cache = self.config.count("moe.routed_experts"), "cache"
+        readers: dict[str, Callable[[], ReadFact | None]] = {
+            "weights": self._weights,
+            "quantisation": self._quantisation,
+            "context_length": lambda: self._asked("context_length", self.config.context()),
+            "layers": lambda: self._count("layers"),
+            "attention_heads": lambda: self._count("attention_heads"),
+            "kv_heads": self._kv_heads,
+            "sparse_attention": self._sparse,
+            "mtp_layer": self._mtp_layer,
+            "mtp_weights": self._mtp_weights,
+        }
+        if experts is not None and experts.number > 0:
+            readers |= {
+                "moe.hidden_size": lambda: self._count("moe.hidden_size"),
+                "moe.intermediate_size": lambda: self._count("moe.intermediate_size", self.kind.expert_size),
+                "moe.routed_experts": lambda: self._count("moe.routed_experts"),
+                "moe.shared_experts": self._shared_experts,
+                "moe.experts_per_token": lambda: self._count("moe.experts_per_token"),
+            }
+        if self.kind.attention == "latent":
+            latent = [f"{cache}.kv_lora_rank", f"{cache}.qk_rope_head_dim"]
+            latent += [f"{cache}.index_head_dim"] if self._is_sparse else []
+            readers |= {key: (lambda key=key: self._count(key)) for key in latent}  # type: ignore[misc]
+        elif self.kind.attention == "heads":
+            readers |= {
+                f"{cache}.head_dim": lambda: self._asked(f"{cache}.head_dim", self.width()),
+                f"{cache}.v_head_dim": self._v_head_dim,
+            }
+            if self.kind.windows:
+                window = f"{cache}.sliding_window"
+                readers |= {window: lambda: self._count(window), f"{cache}.sliding_layers": self._sliding_layers}
+        else:
+            readers |= {cache: self._no_cache}
+        return readers | self._parsers()
+
+    def _count(self, key: str, *names: str) -> ReadFact | None:
+        return self._asked(key, self.config.count(key, *names), *names)
+
+    def _asked(self, key: str, found: ReadFact | None, *names: str) -> ReadFact | None:
+        if found is not None:
+            return replace(found, name=f"{CONFIG}: {found.name}")
+        said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
+        self._ask(key, f"`{key}` could not be read: {CONFIG} has no {said.replace(', ', ' and no ')}")
+        return None
+
+    def _ask(self, key: str, message: str, example: str = "N") -> None:
+        self.missing[key] = Problem(message, self.outline.where, f"give it: `--set {key}={example}`")
+
+    def _weights(self) -> ReadFact:
+        shards = self.outline.shards
+        of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
+        return ReadFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
+
+    def _quantisation(self) -> ReadFact | None:
+        if (found := self.config.quantisation()) is not None:
+            return replace(found, name=f"{CONFIG}: {found.name}")
+        given = self.outline.quantised
+        inner = given.data.get("quantization") if given is not None else None
+        if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
+            return ReadFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
+        self._ask("quantisation", f"`quantisation` could not be read: {CONFIG} says it in no way known here", "WORD")
+        return None
+
+    def _kv_heads(self) -> ReadFact | None:
+        found = self.config.count("kv_heads")
+        latent = self.kind.attention == "latent"  # which has no heads of keys and values
+        return None if latent or found is None else replace(found, name=f"{CONFIG}: {found.name}")
+
+    @property
+    def _is_sparse(self) -> bool:
+        return self.kind.sparse and self.config.text.get(SPARSE) is not None
+
+    def _sparse(self) -> ReadFact | None:
+        return ReadFact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
+
+    @property
+    def _behind(self) -> int:
+        """The number of the layer behind the last."""
+        found = self.config.count("layers")
+        return found.number if found is not None else -1
+
+    def _mtp_layer(self) -> ReadFact | None:
+        drafts, behind = self.config.drafts or 0, self._behind
+        if drafts and self.outline.layers[behind]:
+            return ReadFact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
+        if drafts:
+            self.notes.append(f"{CONFIG} names {drafts} layer that drafts, of which the checkpoint has no tensor")
+        return None
+
+    def _mtp_weights(self) -> ReadFact | None:
+        there = (self.config.drafts or 0) == 1 and self.outline.layer_bytes[self._behind]
+        return ReadFact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
+
+    def _shared_experts(self) -> ReadFact:
+        found = self.config.count("moe.shared_experts")
+        if found is None:
+            return ReadFact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
+        return replace(found, name=f"{CONFIG}: {found.name}")
+
+    def width(self) -> ReadFact | None:
+        """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
+        if (found := self.config.count("cache.head_dim")) is not None:
+            return found
+        hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
+        if hidden is None or heads is None or heads.number < 1:
+            return None
+        return ReadFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
+
+    def _v_head_dim(self) -> ReadFact | None:
+        found, keys = self.config.count("cache.v_head_dim"), self.width()
+        if found is None or found.number == 0 or keys is None or found.value == keys.value:
+            return None
+        return replace(found, name=f"{CONFIG}: {found.name}")
+
+    def _sliding_layers(self) -> ReadFact | None:
+        """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
+        windows = self.config.windows
+        found = ReadFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
+        return self._asked("cache.sliding_layers", found, LAYER_TYPES)
+
+    def _no_cache(self) -> None:
+        """Nothing to write: it is known why, or the architecture is not known and the user has to say."""
+        if self.known is not None:
+            self.notes.append(
+                f"`{self.name}` has {self.known.why}: what a token takes of the cache is not reckoned with here, "
+                "and `cache` is left out"
+            )
+            return
+        kept = "what its attention keeps of a token"
+        near = nearest(self.name, ARCHITECTURES)
+        message = f"architecture `{self.name}` is not known here, and so not {kept}"
+        message += f"; the nearest known is `{near}`" if near else ""
+        if not self.name:
+            message = f"{CONFIG} names no architecture in `architectures`, and so it is not known {kept}"
+        hint = (
+            "`--set cache.head_dim=N` for heads of keys and values, `--set cache.kv_lora_rank=N --set "
+            "cache.qk_rope_head_dim=N` for a latent, `--set cache=null` to do without capacity"
+        )
+        self.missing["cache"] = Problem(message, self.outline.where, hint)
+
+    def _parsers(self) -> dict[str, Callable[[], ReadFact | None]]:
+        found = parsers_of(self.name, self.config.model_type)
+        for flag in ("reasoning-parser", "tool-call-parser"):
+            if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
+                self.notes.append(
+                    f"no `{flag}` is known for every checkpoint of this architecture: `--set flags.{flag}=NAME`"
+                )
+        if "auto_map" in self.config.data and not self.is_given("flags.trust-remote-code"):
+            self.notes.append(
+                f"{CONFIG} names code of the checkpoint (`auto_map`); where sglang does not know the architecture "
+                "itself, `--set flags.trust-remote-code=true` lets it run that code"
+            )
+        return {
+            f"flags.{parser.flag}": (lambda parser=parser: ReadFact(value=parser.value, name=parser.source))  # type: ignore[misc]
+            for parser in found
+        }
+
+
+def _contradictions(outline: Outline, reader: _FactReader, facts: dict[str, ReadFact]) -> Iterator[Problem]:
+    where = f"{outline.where}/{CONFIG}"
+    yield from (Problem(message, where) for message in _impossible(facts))
+    yield from (Problem(message, where) for message in (*_layers_differ(outline), *_windows_differ(reader)))
+    for ending, expected, of in _rows(reader):
+        name, rows = outline.rows.get(ending, ("", expected))
+        if rows != expected:
+            yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", where)
+
+
+def _windows_differ(reader: _FactReader) -> Iterator[str]:
+    """Layers that config.json counts, and those that it says the kind of."""
+    found, windows = reader.config.count("layers"), reader.config.windows
+    if reader.kind.windows and found is not None and windows and len(windows) != found.number:
+        yield f"`{found.name}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
+
+
+def _impossible(facts: dict[str, ReadFact]) -> Iterator[str]:
+    """Numbers of config.json that cannot stand beside each other."""
+    for whole, part, divides in (
+        ("attention_heads", "kv_heads", True),
+        ("moe.routed_experts", "moe.experts_per_token", False),
+    ):
+        if whole in facts and part in facts:
+            many, few = facts[whole], facts[part]
+            if few.number < 1 or few.number > many.number or (divides and many.number % few.number):
+                how = "does not divide" if divides else "is more than"
+                few_name, many_name = (fact.name.removeprefix(f"{CONFIG}: ") for fact in (few, many))
+                yield f"`{few_name}` {few.value} {how} `{many_name}` {many.value}"
+    for key, fact in facts.items():
+        if type(fact.value) is int and fact.value < (0 if key == "moe.shared_experts" else 1):
+            yield f"`{fact.name.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
+
+
+def _layers_differ(outline: Outline) -> Iterator[str]:
+    """Layers that config.json counts and no tensor has, and the other way round."""
+    found = outline.config.count("layers")
+    if found is None or not outline.layers:
+        return
+    drafts = outline.config.drafts or 0
+    lost = next((number for number in range(found.number) if not outline.layers[number]), None)
+    if lost is not None:
+        yield f"`{LAYERS}` is {found.number}, and no tensor is of layer {lost}"
+    if beyond := [number for number in outline.layers if number >= found.number + drafts]:
+        yield (
+            f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, and there are tensors of "
+            f"layer {min(beyond)}"
+        )
+
+
+def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
+    """What the rows of a tensor have to be by config.json."""
+    config, kind = reader.config, reader.kind
+    if kind.attention == "heads":
+        heads = config.count("kv_heads") or config.count("attention_heads")
+        if heads is not None and (width := reader.width()) is not None:
+            yield HEAD_ROWS, heads.number * width.number, f"`{heads.name}` x `head_dim`"
+    if kind.attention == "latent":
+        rank, rope = config.count("cache.kv_lora_rank"), config.count("cache.qk_rope_head_dim")
+        if rank is not None and rope is not None:
+            yield LATENT_ROWS, rank.number + rope.number, f"`{rank.name}` + `{rope.name}`"
+        if (width := config.count("cache.index_head_dim")) is not None:
+            yield INDEXER_ROWS, width.number, f"`{width.name}`"
+    if (experts := config.count("moe.routed_experts")) is not None and experts.number:
+        for ending in EXPERT_ROWS:
+            yield ending, experts.number, f"`{experts.name}`"

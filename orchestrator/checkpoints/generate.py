@@ -1,0 +1,73 @@
+"""Checkpoints that are made rather than fetched: a small model with random weights, for a CPU."""
+
+import hashlib
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core import subprocesses
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.files import locked, move, remove_tree, write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.plan.plan import Model
+
+_SHOWN_LINES: Final = 15
+_MARKER: Final = ".generator"  # tells what was made here, and from what
+
+
+def generate_model(model: Model, generator: Path, *, python: Path, home: Home, progress: Progress) -> Path:
+    """The checkpoint of a `generated` model below the home's models, made by `generator` with the engine's own Python.
+
+    It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
+    directory that was not made here: nobody else's files are ever removed.
+    """
+    target = home.models / FileName(model.name)
+    with locked(home.models / FileName(f".{model.name}.lock"), progress):
+        if is_made(target, generator):
+            return target
+        if target.exists() and not (target / _MARKER).is_file():
+            raise BuildError(
+                f"model `{model.name}` is not generated over files that were not made here",
+                where=str(target),
+                hint="move them away, or serve them: `--set model.origin.kind=directory`",
+            )
+        for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
+            remove_tree(left, within=home.models)
+        # its own place: the generator of a command that was killed may still write into another one
+        with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
+            made = Path(place, FileName(model.name))
+            progress.update(f"model `{model.name}`: generating")
+            try:
+                _generate(model, generator, python=python, folder=made)
+            finally:
+                progress.done()
+            write_whole(made / _MARKER, _digest(generator))
+            remove_tree(target, within=home.models)
+            move(made, target)  # with its marker: one without would count as somebody else's from now on
+    return target
+
+
+def is_made(directory: Path, generator: Path) -> bool:
+    """Whether what lies there was made by this generator."""
+    marker = directory / _MARKER
+    return marker.is_file() and marker.read_text() == _digest(generator)
+
+
+def _digest(generator: Path) -> str:
+    return hashlib.sha256(generator.read_bytes()).hexdigest()
+
+
+def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:
+    last: deque[str] = deque(maxlen=_SHOWN_LINES)
+    if subprocesses.follow([str(python), str(generator), str(folder)], last.append) != 0:
+        details = "\n".join(last)
+        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=details)
+    if not folder.is_dir():
+        raise BuildError(
+            f"the generator of model `{model.name}` ended without making `{folder}`",
+            where=str(generator),
+            hint="it is called with that directory as its one argument, and writes the checkpoint there",
+        )

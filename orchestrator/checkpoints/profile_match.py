@@ -1,0 +1,72 @@
+"""Facts of a profile, held against the checkpoint's own config.json."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
+from orchestrator.core.errors import FactsError, Problem
+from orchestrator.plan.plan import Model
+
+_PLAIN: Final = ("bf16", "fp16", "bfloat16", "float16")
+_SAYS_ITS_NAME: Final = ("quark", "fp8")  # a profile's word begins with the method's; others have several
+
+
+def require_facts(directory: Path, model: Model) -> None:
+    """Raise FactsError with every fact of the profile that the checkpoint's config contradicts.
+
+    What the config does not say is not judged, nor one that is missing or cannot be read.
+    """
+    path = directory / CONFIG
+    try:
+        config = CheckpointConfig.parse(path.read_bytes())
+    except (OSError, ValueError):
+        return  # `inspect` says so
+    if problems := tuple(_contradictions(config, model, str(path))):
+        raise FactsError(
+            f"the profile says of `{model.name}` what its checkpoint contradicts",
+            problems=problems,
+        )
+
+
+def _contradictions(config: CheckpointConfig, model: Model, where: str) -> Iterator[Problem]:
+    for key, said, name, found in (*_counts(config, model), *_kinds(config, model)):
+        if found != said:
+            hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names the line it is written at"
+            if key == "context_length":
+                shorter = isinstance(found, int) and model.context_length < found
+                served = f" --set flags.context-length={said}` serves less than the model can" if shorter else "`"
+                hint = f"`--set model.context_length={found}{served}; or {hint}"
+            yield Problem(f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", where, hint)
+
+
+_Fact = tuple[str, object, str, object]  # the profile's key and value, the config's
+
+
+def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
+    scaled = "factor" in config.rope  # what is left of such positions is not judged
+    for key in NAMES:
+        section, _, name = key.rpartition(".")
+        if section == "cache" or (key == "context_length" and scaled):
+            continue
+        said = getattr(model.moe if section else model, name, None)
+        if said is not None and (found := config.count(key)) is not None:
+            yield key, said, found.name, found.value
+
+
+def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
+    if model.mtp_layer is not None and config.drafts is not None:
+        if config.drafts == 0:
+            yield "mtp_layer", model.mtp_layer, DRAFTS, 0
+        else:  # the layer behind the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
+            yield "mtp_layer", model.mtp_layer, LAYERS, config.text.get(LAYERS, model.mtp_layer)
+    if LAYERS in config.text and model.sparse_attention != (config.text.get(SPARSE) is not None):
+        yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
+    if (method := config.method) is not None:
+        named = method.value in _SAYS_ITS_NAME and not model.quantisation.startswith(str(method.value))
+        if named or model.quantisation in _PLAIN:
+            yield "quantisation", model.quantisation, method.name, method.value
+
+
+def _show(value: object) -> str:
+    return "not there" if value is None else str(value).lower() if isinstance(value, bool) else f"`{value}`"

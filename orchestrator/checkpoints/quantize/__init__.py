@@ -1,0 +1,1 @@
+"""Quantization of a checkpoint with AMD Quark."""

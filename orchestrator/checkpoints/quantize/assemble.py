@@ -1,0 +1,141 @@
+"""From shards that are done to a checkpoint: its config, index, other files and card; verified, then in its place."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.checkpoints.integrity import INDEX
+from orchestrator.checkpoints.quantize.forecast import Forecast
+from orchestrator.checkpoints.quantize.recipe import Recipe
+from orchestrator.checkpoints.quantize.source import Source
+from orchestrator.checkpoints.quantize.work_dir import ShardNote, WorkFolder
+from orchestrator.checkpoints.receipt import CheckpointReceipt, write_receipt
+from orchestrator.checkpoints.verify import verify_made
+from orchestrator.core.errors import BuildError
+from orchestrator.core.files import copy_file, copy_tree, move, write_whole
+from orchestrator.core.safe_paths import CheckpointFile
+from orchestrator.core.signals import held
+
+_CONFIG: Final = "config.json"
+_QUANTISED: Final = "quantization_config"
+_CARD: Final = "README.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeOf:
+    """What a checkpoint was made of, for its card."""
+
+    source: Source
+    recipe_name: str
+    recipe: Recipe
+    foreseen: Forecast
+
+
+def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
+    """Make the target of shards that are all there. It appears whole, with its receipt beside it.
+
+    Raises BuildError where Quark's own words of the shards do not agree, WeightsError where what was made is not whole,
+    FactsError where it is not what its config says.
+    """
+    notes = {shard: folder.note(shard) for shard in of.foreseen.shards}
+    config = _config(notes, of.foreseen)
+    _copy_others(of.source.directory, folder.checkpoint)
+    # As Quark itself writes them (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
+    write_whole(folder.checkpoint / _CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
+    write_whole(folder.checkpoint / INDEX, json.dumps(_index(folder, of.foreseen), ensure_ascii=False, indent=4))
+    write_whole(folder.checkpoint / _CARD, card(of, notes, size=_size(folder, of.foreseen)))
+    layer = of.source.layers if of.source.drafts else None
+    receipt = verify_made(folder.checkpoint, target, layer=layer)
+    with held():
+        write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
+        move(folder.checkpoint, target)
+        folder.remove()
+    return receipt
+
+
+def _config(notes: Mapping[CheckpointFile, ShardNote], foreseen: Forecast) -> dict[str, Any]:
+    """What Quark wrote for each shard alone, their lists of excluded modules as one."""
+    first, *others = (_without_exclude(note.config) for note in notes.values())
+    if any(other != first for other in others):
+        raise BuildError("Quark has written other configs for some shards than for others", where="made/")
+    exclude = sorted({name for note in notes.values() for name in note.config[_QUANTISED]["exclude"]})
+    if tuple(exclude) != foreseen.exclude:
+        odd = sorted({*exclude} ^ {*foreseen.exclude})
+        raise BuildError(f"Quark has excluded other modules than its recipe says, `{odd[0]}` among {len(odd)}")
+    config: dict[str, Any] = json.loads(json.dumps(next(iter(notes.values())).config))
+    config[_QUANTISED]["exclude"] = exclude
+    return config
+
+
+def _without_exclude(config: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {key: value for key, value in config[_QUANTISED].items() if key != "exclude"}
+    return {**config, _QUANTISED: rest}
+
+
+def _index(folder: WorkFolder, foreseen: Forecast) -> dict[str, Any]:
+    places = {name: shard for shard, tensors in foreseen.shards.items() for name in tensors}
+    return {"metadata": {"total_size": _size(folder, foreseen)}, "weight_map": places}
+
+
+def _size(folder: WorkFolder, foreseen: Forecast) -> int:
+    return sum((folder.checkpoint / shard).stat().st_size for shard in foreseen.shards)
+
+
+def others_size(source: Path) -> int:
+    """Bytes of what is copied as it is."""
+    files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _others(source: Path) -> Iterator[Path]:
+    """Tokenizer, generation config, code: all but weights, their index, cards, and a download's own records."""
+    for entry in sorted(source.iterdir()):
+        own = entry.name in {_CONFIG, INDEX} or entry.name.startswith(".")
+        if not (own or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme")):
+            yield entry
+
+
+def _copy_others(source: Path, made: Path) -> None:
+    for entry in _others(source):
+        if entry.is_dir():
+            copy_tree(entry, made / entry.name)
+        else:
+            copy_file(entry, made / entry.name)
+
+
+def card(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], *, size: int) -> str:
+    """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
+    return "\n".join(_card_lines(of, notes, size)) + "\n"
+
+
+def _card_lines(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], size: int) -> Iterator[str]:
+    source, first = of.source, next(iter(notes.values()))
+    commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
+    yield f"# {source.directory.name}, quantised by AMD Quark"
+    yield ""
+    yield f"Made by `deploy quantise` from `{source.directory.name}`{commit}. Not evaluated: measure before you use it."
+    yield ""
+    yield "| | |"
+    yield "| --- | --- |"
+    rows = {
+        "recipe": f"`{of.recipe_name}`: {of.recipe.description}",
+        "of": of.recipe.source,
+        "scheme": f"`{of.recipe.scheme}`",
+        "excluded": ", ".join(f"`{pattern}`" for pattern in of.recipe.excluded(source.layers)) or "nothing",
+        "other schemes": ", ".join(f"`{key}`: {word}" for key, word in of.recipe.schemes(source.layers).items()),
+        "modules left as they were": f"{len(of.foreseen.exclude):,}",
+        "tensors": _dtypes(of.foreseen),
+        "size": f"{size:,} bytes in {len(notes)} shards, from {source.size:,}",
+        "made with": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
+        "on": f"{', '.join(sorted({note.device.partition(':')[0] for note in notes.values()}))}, "
+        f"{sum(note.seconds for note in notes.values()):.0f} s of one worker",
+    }
+    yield from (f"| {name} | {value} |" for name, value in rows.items() if value)
+
+
+def _dtypes(foreseen: Forecast) -> str:
+    counts = Counter(tensor.dtype for tensors in foreseen.shards.values() for tensor in tensors.values())
+    return ", ".join(f"{count:,} {dtype}" for dtype, count in sorted(counts.items()))

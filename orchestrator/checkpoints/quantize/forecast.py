@@ -1,0 +1,158 @@
+"""What Quark will write, told from headers before it runs: each tensor's dtype and shape, and so the bytes.
+
+The rules are Quark 0.13's (quark/torch/quantization/file2file_quantization.py: `_is_linear_weight_tensor`,
+`_get_layer_quant_config_by_tensor_name`): a matrix called `weight` is quantised unless its module's name ends with
+`norm`, holds `embed`, or matches an excluded pattern. Of MXFP4 two values lie in a byte, with a byte of scale for each
+32; FP8 has a float for each row. Each shard that Quark has written is held against this.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from math import prod
+from typing import Final
+
+from orchestrator.checkpoints.config import CheckpointConfig
+from orchestrator.checkpoints.quantize.recipe import Recipe
+from orchestrator.checkpoints.quantize.source import Source
+from orchestrator.checkpoints.safetensors import StoredTensor
+from orchestrator.checkpoints.summary import Outline
+from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.core.errors import FactsError, Problem, UsageError
+from orchestrator.core.safe_paths import CheckpointFile
+
+_GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
+_MXFP4: Final = "mxfp4"
+_MOST_SHOWN: Final = 3
+# As Quark writes a scheme into config.json, as far as it says how tensors are stored.
+_WRITTEN: Final[Mapping[str, Mapping[str, object]]] = {
+    "mxfp4": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": _GROUP}},
+    "ptpc_fp8": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a recipe makes of a checkpoint: the tensors of each file, and the modules that are left as they are."""
+
+    shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+    exclude: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors, without the headers of their files."""
+        return sum(map(self.size_of, self.shards))
+
+    def size_of(self, shard: CheckpointFile) -> int:
+        """Bytes of a file's tensors."""
+        return sum(tensor.size for tensor in self.shards[shard].values())
+
+
+def forecast(source: Source, recipe: Recipe) -> Forecast:
+    """What the recipe makes of it.
+
+    Raises UsageError where it is for other models or a matrix cannot be packed, FactsError where sglang would not load
+    what comes of it.
+    """
+    kind = source.outline.config.model_type
+    if kind not in recipe.model_types:
+        raise UsageError(
+            f"the recipe is for {' and '.join(f'`{each}`' for each in recipe.model_types)}, this model is `{kind}`",
+            where=str(source.directory / "config.json"),
+            hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
+        )
+    scheme_of = _Schemes(recipe, source.layers)
+    shards: dict[CheckpointFile, dict[str, StoredTensor]] = {}
+    left: list[str] = []
+    for shard, tensors in source.shards.items():
+        made = shards.setdefault(shard, {})
+        for name, tensor in tensors.items():
+            module = name.removesuffix(".weight")
+            scheme = scheme_of(module) if _is_linear(name, tensor) else ""
+            if scheme is None:
+                left.append(module)
+            made |= _stored(name, tensor, scheme or "")
+    _require_groups(source, shards)
+    found = Forecast(shards=shards, exclude=tuple(sorted(left)))
+    _require_loadable(source, recipe, found)
+    return found
+
+
+def _is_linear(name: str, tensor: StoredTensor) -> bool:
+    module, _, leaf = name.rpartition(".")
+    named = leaf == "weight" and module and not module.endswith("norm") and "embed" not in module
+    return bool(named) and len(tensor.shape) > 1
+
+
+class _Schemes:
+    """The scheme of a module by its name; None where it is excluded."""
+
+    def __init__(self, recipe: Recipe, layers: int) -> None:
+        self._excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
+        self._named = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
+        self._other = recipe.scheme
+
+    def __call__(self, module: str) -> str | None:
+        if self._excluded.match(module):
+            return None
+        return next((scheme for pattern, scheme in self._named if pattern.match(module)), self._other)
+
+
+def _stored(name: str, tensor: StoredTensor, scheme: str) -> Iterator[tuple[str, StoredTensor]]:
+    """A tensor as Quark stores it, and its scale."""
+    *rows, columns = tensor.shape or (0,)
+    if scheme == _MXFP4:
+        yield name, _bytes("U8", (*rows, columns // 2), 1)
+        yield f"{name}_scale", _bytes("U8", (*rows, columns // _GROUP), 1)
+    elif scheme:
+        yield name, _bytes("F8_E4M3", tensor.shape, 1)
+        yield f"{name}_scale", _bytes("F32", tuple(rows), 4)
+    else:
+        yield name, tensor
+
+
+def _bytes(dtype: str, shape: tuple[int, ...], each: int) -> StoredTensor:
+    return StoredTensor(dtype=dtype, shape=shape, size=each * prod(shape))
+
+
+def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
+    """Raise UsageError for matrices whose rows are not whole groups."""
+    odd = [
+        f"`{name}` has {tensor.shape[-1]} columns"
+        for shard, tensors in source.shards.items()
+        for name, tensor in tensors.items()
+        if made[shard][name].dtype == "U8" and tensor.shape[-1] % _GROUP
+    ]
+    if odd:
+        more = f", and {len(odd) - _MOST_SHOWN} more" if len(odd) > _MOST_SHOWN else ""
+        raise UsageError(
+            f"MXFP4 has groups of {_GROUP} columns: {', '.join(odd[:_MOST_SHOWN])}{more}",
+            where=str(source.directory),
+            hint="exclude them in a recipe of your own, below `$DEPLOY_HOME/profiles/recipes`",
+        )
+
+
+def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
+    """Raise FactsError with what no version of sglang would load of it, or load wrongly without a word."""
+    given = {
+        "quant_method": "quark",
+        "global_quant_config": _WRITTEN[recipe.scheme],
+        "layer_quant_config": {key: _WRITTEN[scheme] for key, scheme in recipe.schemes(source.layers).items()},
+        "exclude": list(found.exclude),
+    }
+    outline = Outline(
+        where=source.outline.where,
+        config=CheckpointConfig({**source.outline.config.data, "quantization_config": given}),
+        quantised=None,
+        shards=len(found.shards),
+        weight_bytes=found.size,
+    )
+    for tensors in found.shards.values():
+        outline.take(tensors)
+    fatal = [each for each in compared(outline, drafts=source.drafts) if is_fatal(each, "")]
+    if fatal:
+        raise FactsError(
+            "what comes of it would not be loaded by sglang, or wrongly without a word",
+            problems=tuple(Problem(each.message, str(source.directory), each.hint) for each in fatal),
+        )

@@ -1,0 +1,56 @@
+"""Recipes: which modules are quantised, and how. Data files under profiles/recipes/, read strictly."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.validation import StrictModel, Text, Word, read_model
+
+MTP: Final = "{mtp}"  # stands in a pattern for the number of the MTP layer, which is that of the model's layers
+_FILES: Final = (".yaml", ".yml")
+
+
+class Recipe(StrictModel):
+    """What AMD Quark is told. Patterns are the shell's, of names of modules such as `model.layers.3.mlp.gate_proj`."""
+
+    description: Text = Field(description="what it leaves unquantised, for a person who chooses")
+    source: Text = Field(description="where it is published")
+    model_types: Annotated[list[Word], Field(min_length=1)] = Field(
+        description="`model_type` of the configs it is for, as Quark's templates are called"
+    )
+    scheme: Literal["mxfp4"] = Field(description="of every matrix that no other key names")
+    exclude: list[Word] = Field(description=f"what is left as it is; `{MTP}` is the number of the MTP layer")
+    layers: dict[Word, Literal["ptpc_fp8"]] = Field(
+        default={}, description="other schemes by pattern: `ptpc_fp8` is FP8 with a scale for each row"
+    )
+
+    def excluded(self, layers: int) -> list[str]:
+        """The patterns for a model of so many layers."""
+        return [pattern.replace(MTP, str(layers)) for pattern in self.exclude]
+
+    def schemes(self, layers: int) -> dict[str, str]:
+        """Other schemes by pattern, the first that matches counts."""
+        return {pattern.replace(MTP, str(layers)): scheme for pattern, scheme in self.layers.items()}
+
+
+def load_recipe(name_or_file: str, catalogue: Catalogue) -> Recipe:
+    """The recipe of that name in the catalogue, or in a file.
+
+    Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
+    """
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.RECIPE, name_or_file)
+    if path is None or not path.is_file():
+        known = did_you_mean(name_or_file, catalogue.names(Kind.RECIPE))
+        hint = known if known.endswith("?") else f"{known}, or a .yaml file"
+        raise UsageError(f"there is no recipe `{name_or_file}`", hint=hint)
+    return read_model(path, Recipe, catalogue.shown(path), fault=ProfileError)
+
+
+def recipes_for(model_type: str, catalogue: Catalogue) -> dict[str, Recipe]:
+    """The recipes for models of a type, by name."""
+    found = {name: load_recipe(name, catalogue) for name in catalogue.names(Kind.RECIPE)}
+    return {name: recipe for name, recipe in found.items() if model_type in recipe.model_types}

@@ -1,0 +1,285 @@
+"""`deploy quantise`: a BF16 checkpoint becomes one that AMD Quark has quantised, verified and with a model's file."""
+
+import math
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.quantize.assemble import MadeOf, finish, others_size
+from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
+from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
+from orchestrator.checkpoints.quantize.source import Source, read_source
+from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkFolder
+from orchestrator.checkpoints.quantize.workers import (
+    QuantisationProgress,
+    WorkerPool,
+    container_command,
+    image_quark,
+    local_command,
+    memory_free,
+    run_workers,
+)
+from orchestrator.checkpoints.receipt import read_receipt, stamps
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import Progress, minutes, note, warn
+from orchestrator.core.errors import DeployError, HostError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.kernels.disk.tuner import group_id
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.add.file import OnboardedFile, free_name
+from orchestrator.planner.add.model import onboard_model
+
+REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
+PROGRAM: Final = "quantise_shards.py"
+_BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
+_OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see orchestrator/checkpoints/quantize/README.md
+_ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
+_SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
+# Core-seconds for a GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, by matrices that were measured.
+_CORE_SECONDS: Final = (24, 36)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisationRequest:
+    """What the user asks for. Without a target nothing is made; with a plan its image and GPUs are used."""
+
+    source: Path
+    target: Path
+    recipe: str
+    name: str | None = None  # of the model's file; by default the target's
+    workers: int | None = None
+    plan: Plan | None = None
+    image: str | None = None  # in place of the plan's
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedCheckpoint:
+    """What came of it; sizes are bytes. `model` is None where its file could not be written."""
+
+    target: Path
+    shards: int
+    size: int
+    source_size: int
+    model: OnboardedFile | None
+
+
+def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
+    """What each recipe for this kind of model makes of it: its name, GB, how much is left as it is, what it says.
+
+    Raises as `forecast`, UsageError where there is no recipe for it.
+    """
+    kind = source.outline.config.model_type
+    recipes = recipes_for(kind, Catalogue.of(home))
+    if not recipes:
+        raise UsageError(
+            f"there is no recipe for `{kind}`",
+            where=str(source.directory / "config.json"),
+            hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
+        )
+    for name, recipe in recipes.items():
+        found = forecast(source, recipe)
+        yield [name, _size(found.size), f"{len(found.exclude):,}", recipe.description]
+
+
+def cost(source: Source) -> str:
+    """What it takes, for people."""
+    low, high = (source.size / 1e9 * each / 3600 for each in _CORE_SECONDS)
+    return (
+        f"{_size(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
+        f"{worker_memory(source) / 1e9:.1f} GB of memory a worker (estimates)"
+    )
+
+
+def worker_memory(source: Source) -> int:
+    """Bytes of memory that one worker takes at most, as far as can be told."""
+    return int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values()))
+
+
+def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
+    """Quantise, verify, and write the model's file. What is done is kept, however it ends, and gone on with.
+
+    Raises UsageError for a target or a name that is taken, HostError where disk, memory or Quark is lacking, BuildError
+    where Quark fails, FactsError and WeightsError for a checkpoint, before or after, that is not right.
+    """
+    _require_new(request.target)
+    source = read_source(request.source)
+    recipe = load_recipe(request.recipe, Catalogue.of(home))
+    foreseen = forecast(source, recipe)
+    name = request.name or request.target.name.lower()
+    _require_free(name, home)
+    _require_apart(source, request.target)
+    folder = WorkFolder.beside(request.target)
+    _require_room(request.target, foreseen, others_size(request.source), folder)
+    progress = Progress()
+    with folder.held(progress):
+        _require_new(request.target)  # another command may have made it while this one waited
+        folder.begin(_job(request, source, recipe))
+        _make(request, source, foreseen, folder, home)
+        note(f"verifying {len(foreseen.shards)} shards")
+        folder.require_whole(foreseen)
+        of = MadeOf(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
+        receipt = finish(folder, request.target, of)
+    return QuantisedCheckpoint(
+        target=request.target,
+        shards=receipt.shards,
+        size=sum(size for file, (size, _) in receipt.files.items() if file.endswith(".safetensors")),
+        source_size=source.size,
+        model=_onboarded(request.target, name, home),
+    )
+
+
+def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, folder: WorkFolder, home: Home) -> None:
+    """Let workers do what is left, and say what is kept where they do not come to its end."""
+    done = folder.take_up(foreseen)
+    if done:
+        note(f"{len(done)} of {len(foreseen.shards)} shards are done already")
+    left = len(foreseen.shards) - len(done)
+    if not left:
+        return
+    try:
+        pool = _pool(request, source, folder, home, left=left)
+    except BaseException:
+        if not done:
+            folder.remove()
+        raise
+    with _told(folder, foreseen) as progress:
+        run_workers(pool, folder, source.sizes, progress)
+
+
+@contextmanager
+def _told(folder: WorkFolder, foreseen: Forecast) -> Iterator[Callable[[QuantisationProgress], None]]:
+    """A function that shows how far it is; what is kept is said where the block is left by an exception."""
+    progress = Progress()
+
+    def show(seen: QuantisationProgress) -> None:
+        left = f"about {minutes(seen.eta)} to go" if seen.eta else ""
+        text = f"quantising: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
+        progress.update(text, transient=left)
+
+    try:
+        yield show
+    except BaseException:
+        progress.done()
+        kept = f"{len(folder.done([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and kept"
+        note(f"{kept} in `{folder.root}`: run the same again to go on")
+        raise
+    progress.done()
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _job(request: QuantisationRequest, source: Source, recipe: Recipe) -> QuantisationJob:
+    return QuantisationJob(
+        source=str(source.directory),
+        files={name: (*stamp,) for name, stamp in stamps(source.directory).items()},
+        shards=tuple(source.shards),
+        model_type=source.outline.config.model_type,
+        scheme=recipe.scheme,
+        exclude=recipe.excluded(source.layers),
+        layers=recipe.schemes(source.layers),
+        made_by=_image(request) or REQUIREMENTS,
+    )
+
+
+def _image(request: QuantisationRequest) -> str:
+    """The image that the workers run in; empty for none."""
+    if request.plan is None:
+        return ""
+    image = request.image or request.plan.engine.image
+    if image is None:
+        raise UsageError(f"the engine of `{request.plan.profile}` has no image", hint="name one: `--image IMAGE`")
+    return image
+
+
+def _pool(request: QuantisationRequest, source: Source, folder: WorkFolder, home: Home, *, left: int) -> WorkerPool:
+    """The workers for so many shards. Raises HostError where the machine cannot have them, BuildError."""
+    program = Catalogue.of(home).path(Kind.IMAGE_FILE, PROGRAM)
+    if request.plan is not None:
+        needs, image = request.plan.hardware.container, _image(request)
+        note(f"amd-quark {image_quark(image)} of `{image}`")
+        return container_command(
+            image, program, folder, source=source.directory, needs=needs,
+            workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
+        )  # fmt: skip
+    if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
+        raise HostError("there is no C++ compiler, by which Quark compiles its kernels", hint="install g++")
+    cores = len(os.sched_getaffinity(0))
+    workers = _workers(request, source, cores=cores, left=left)
+    requirements = Catalogue.of(home).path(Kind.IMAGE_FILE, REQUIREMENTS)
+    environment = ensure(requirements, home=home, progress=Progress())
+    note(f"{workers} {'worker' if workers == 1 else 'workers'} on {cores} cores")
+    return local_command(environment.python, program, folder, workers=workers, cores=cores)
+
+
+def _workers(request: QuantisationRequest, source: Source, *, cores: int, left: int) -> int:
+    """How many workers: what the user says, else one a core, as far as the memory goes. Raises HostError."""
+    one, free = worker_memory(source), memory_free()
+    fit = math.inf if free is None else free // one
+    said = f"a worker takes about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
+    if request.workers is not None:
+        if request.workers > fit:
+            warn(said)
+        return min(request.workers, left)
+    if fit < 1:
+        raise HostError(said, hint="free some; `--workers 1` tries all the same")
+    return int(min(cores, left, fit))
+
+
+def _require_free(name: str, home: Home) -> None:
+    """Raise UsageError for a name that the model's file cannot have."""
+    try:
+        free_name(Kind.MODEL, name, home, replace=False)
+    except UsageError as error:
+        hint = "give the model's file another: `--name NAME`"
+        raise UsageError(error.message, where=error.where, hint=hint) from error
+
+
+def _require_apart(source: Source, target: Path) -> None:
+    """Raise UsageError for a target inside the source, which would be copied into it."""
+    if target.resolve().is_relative_to(source.directory.resolve()):
+        raise UsageError("the target lies in the source", where=str(target), hint="name a directory beside it")
+
+
+def _require_new(target: Path) -> None:
+    if os.path.lexists(target):
+        raise UsageError("the target exists", where=str(target), hint=_hint_of_what_exists(target))
+    if not target.parent.is_dir():
+        raise UsageError("there is no such directory", where=str(target.parent), hint="make it first")
+
+
+def _hint_of_what_exists(target: Path) -> str:
+    if target.name and read_receipt(target) and (left := WorkFolder.beside(target)).is_begun():
+        folder = shlex.quote(str(left.root))
+        return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
+    return "name a new one: nothing is written over"
+
+
+def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkFolder) -> None:
+    """Raise HostError where the disk does not hold what is to come."""
+    done = sum(map(foreseen.size_of, folder.done([*foreseen.shards])))
+    missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
+    if missing > free:
+        raise HostError(
+            f"{missing / 1e9:,.1f} GB are to come and {free / 1e9:,.1f} GB are free",
+            where=str(target.parent),
+            hint="free some, or name a target on another disk",
+        )
+
+
+def _onboarded(target: Path, name: str, home: Home) -> OnboardedFile | None:
+    """The model's file; what hinders it does not make the checkpoint worse."""
+    try:
+        return onboard_model(str(target), home, name=name)
+    except DeployError as error:
+        asked = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
+        warn(error.message, hint=f"`{' '.join(['deploy onboard model', str(target), *asked])}`")
+        return None

@@ -1,0 +1,87 @@
+"""The checkpoint that is quantised: its headers by file, and whether Quark can read it here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.receipt import commit_of
+from orchestrator.checkpoints.safetensors import StoredTensor, stored_tensors
+from orchestrator.checkpoints.summary import Outline, local_outline, shard_names
+from orchestrator.core.errors import UsageError, WeightsError
+from orchestrator.core.safe_paths import CheckpointFile
+
+FLOATS: Final = frozenset({"BF16", "F16", "F32"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the files' bytes."""
+
+    directory: Path
+    outline: Outline
+    shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+    sizes: Mapping[CheckpointFile, int]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model, those that draft not counted; they are numbered behind these."""
+        found = self.outline.config.count("layers")
+        return found.number if found else 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it has layers that draft."""
+        return bool(self.outline.config.drafts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its shards."""
+        return sum(self.sizes.values())
+
+    @cached_property
+    def commit(self) -> str:
+        """The hub's commit that its config is of, where a download has noted it; else empty."""
+        return commit_of(self.directory) or ""
+
+
+def read_source(directory: Path) -> Source:
+    """Read config and headers.
+
+    Raises NoWeightsError where there is no checkpoint, WeightsError for one that is not whole, UsageError for one that
+    is quantised already.
+    """
+    outline = local_outline(directory)
+    shards = {name: stored_tensors(directory / name) for name in shard_names(directory)}
+    if inside := [name for name in shards if "/" in name]:
+        raise UsageError("Quark reads no shards in folders of their own", where=str(directory / inside[0]))
+    _require_floats(directory, outline, shards)
+    if not outline.config.model_type or not outline.config.count("layers"):
+        message = "its config says neither what kind of model it is nor how many layers it has"
+        raise WeightsError(message, where=str(directory / "config.json"))
+    sizes = {name: (directory / name).stat().st_size for name in shards}
+    return Source(directory=directory, outline=outline, shards=shards, sizes=sizes)
+
+
+def _require_floats(
+    directory: Path, outline: Outline, shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+) -> None:
+    method = outline.config.method
+    other = next(
+        (
+            f"`{name}` is stored as {tensor.dtype}"
+            for tensors in shards.values()
+            for name, tensor in tensors.items()
+            if name.endswith(".weight") and tensor.dtype not in FLOATS
+        ),
+        "",
+    )
+    if method is None and not other:
+        return
+    raise UsageError(
+        f"this checkpoint is quantised already: {f'its config says `{method.value}`' if method else other}",
+        where=str(directory),
+        hint="take the BF16 one that it was made from: Quark reads FP8 on a GPU with Triton alone, on a CPU it writes "
+        "nothing and says so in its log; that way is not taken here",
+    )

@@ -1,0 +1,184 @@
+"""Staging on a far machine: its own Python fetches, what it found is verified here as if it lay here.
+
+Files of weights are verified by their headers and sizes. So the far machine tells those, and small files whole, and
+here they become a folder of sparse files that the one verification reads. Its receipt is then kept over there.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from orchestrator.checkpoints import remote_fetch
+from orchestrator.checkpoints.download import DownloadProgress, broken_off, looks, measured, no_room
+from orchestrator.checkpoints.hub import Hub, Listing, file_address, list_files
+from orchestrator.checkpoints.receipt import read_receipt, receipt_path
+from orchestrator.checkpoints.verify import Examination, Verified, examine, verify_checkpoint
+from orchestrator.core import safe_paths
+from orchestrator.core.errors import ChangedWeightsError, FactsError, HostError, NoWeightsError, WeightsError
+from orchestrator.core.files import write_sparse, write_whole
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
+from orchestrator.core.subprocesses import Program
+from orchestrator.plan.plan import Model
+
+_NO_PROGRAM: Final = 127  # a shell's exit code
+
+
+def far_program() -> list[str]:
+    """The command for the remote host: the program and the module it imports, as text; nothing is installed there."""
+    needed = (
+        f"import sys, types\nsys.modules[{safe_paths.__name__!r}] = module = types.ModuleType({safe_paths.__name__!r})"
+    )
+    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (safe_paths, remote_fetch)]
+    return ["python3", "-I", "-c", f"{needed}\nexec({sources[0]!r}, module.__dict__)\nexec({sources[1]!r})"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarStage:
+    """A checkpoint that is to be on a far machine; `directory` is absolute, or relative to the tool's home there."""
+
+    machine: str  # as the user named it
+    directory: str
+    model: Model
+    asked: Examination
+    hub: Hub | None  # None: nothing is fetched, what is there is verified
+    progress: Callable[[DownloadProgress], None]
+
+    def run(self, program: Program, complaints: Callable[[], str]) -> Verified:
+        """Talk to the program that was started there; `complaints` is what it and ssh said besides.
+
+        Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
+        cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
+        """
+        source, hub = self.model.source, self.hub
+        listing = list_files(source.location, source.revision, hub) if hub and source.kind == "hub" else None
+        program.feed(json.dumps(self._asked(listing, hub)) + "\n")
+        with TemporaryDirectory(prefix="deploy-far-") as folder:
+            mirror = Path(folder) / "checkpoint"
+            mirror.mkdir()
+            there = self._listen(program, mirror, listing, complaints)
+            verified = self._verify(mirror, there, listing)
+            program.feed(json.dumps(json.loads(receipt_path(mirror).read_text())) + "\n")
+            program.wait()
+        return replace(verified, directory=Path(there))
+
+    def _asked(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
+        if listing is None or hub is None:
+            return {"directory": self.directory, "files": {}}
+        address, headers = file_address(listing, hub)
+        return {
+            "directory": self.directory,
+            "files": listing.contents,
+            "commit": listing.commit,
+            "address": address,
+            "headers": headers,
+        }
+
+    def _listen(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
+        """Take what it tells until the end; the directory's full path there."""
+        done, total, seen = 0, listing.size if listing else 0, looks()
+        for told in _told(program):
+            if "done" in told:
+                done = _number(told["done"])
+                self.progress(measured(seen, done, total))
+            elif "receipt" in told:
+                write_whole(receipt_path(mirror), str(told["receipt"]))
+            elif "file" in told:
+                _write(mirror, told)
+            elif "error" in told:
+                why, full = str(told["error"]), bool(told.get("full"))
+                raise broken_off(self._where, why=why, full=full, done=done, total=total)
+            elif isinstance(room := told.get("room"), dict):
+                raise no_room(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
+            elif "nothing" in told:
+                message = f"there is no checkpoint of `{self.model.name}`"
+                raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
+            elif "end" in told:
+                return self._absolute(told.get("directory"))
+        raise self._gone(program.wait(), complaints().strip(), done, total)
+
+    def _absolute(self, directory: object) -> str:
+        """The full path of what was asked for; a remote host may not name another directory."""
+        if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
+            raise HostError(f"`{display(directory)}` on {self.machine} is not an absolute directory")
+        if not f"{directory}/".endswith(f"/{self.directory.lstrip('/').rstrip('/')}/"):
+            raise HostError(f"{self.machine} answers for `{display(directory)}` instead of `{self.directory}`")
+        return directory
+
+    def _gone(self, code: int, said: str, done: int, total: int) -> HostError:
+        """It ended without a word: no Python, no connection, killed."""
+        if code == _NO_PROGRAM:
+            return HostError(
+                f"there is no `python3` on {self.machine}",
+                hint="`apt-get install python3` there: 3.8 or newer, and nothing else, is what staging needs",
+            )
+        if done == 0:
+            hint = (
+                "ssh has to reach it without a question (key, agent, known host), and `python3 --version` to run there"
+            )
+            return HostError(f"nothing can be staged on {self.machine}", details=said[-2000:], hint=hint)
+        why = said.splitlines()[-1] if said else f"exit code {code}"
+        return broken_off(self._where, why=why, full=False, done=done, total=total)
+
+    def _verify(self, mirror: Path, there: str, listing: Listing | None) -> Verified:
+        try:
+            if self.hub is None:
+                drafts = self.asked.layer is not None
+                return verify_checkpoint(mirror, self.model, speculative=drafts, sglang=self.asked.sglang)
+            sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
+            revision = listing.commit if listing else None
+            return examine(mirror, self.model, replace(self.asked, revision=revision, sizes=sizes))
+        except WeightsError as error:
+            place, known = f"{self.machine}: {there}", read_receipt(mirror)
+            kind, hint = ChangedWeightsError if self.hub is None and known else WeightsError, self._hint
+            if isinstance(error, FactsError):  # nothing that is fetched changes what the profile says
+                kind, hint = FactsError, error.hint
+            raise kind(
+                error.message,
+                where=error.where.replace(str(mirror), place),
+                hint=hint,
+                problems=tuple(
+                    replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
+                ),
+            ) from error
+
+    @property
+    def _hint(self) -> str:
+        return f"`deploy stage PROFILE --host {self.machine}` fetches what is missing"
+
+    @property
+    def _where(self) -> str:
+        return f"{self.machine}: {self.directory}"
+
+
+def _told(program: Program) -> Iterator[Mapping[str, object]]:
+    """What it tells; lines of login scripts pass by."""
+    for line in program.lines():
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            yield told
+
+
+def _write(mirror: Path, told: Mapping[str, object]) -> None:
+    """Write one file as it is on the remote host: its beginning, its size, its time."""
+    try:
+        path = join(mirror, CheckpointFile(told.get("file")))
+        content = base64.b64decode(str(told.get("data")), validate=True)
+        write_sparse(path, content, size=byte_count(told.get("size")), time_ns=byte_count(told.get("time")))
+    except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is a folder as well
+        why = error if isinstance(error, UnsafeValueError) else "it was not read whole"
+        raise WeightsError(f"cannot take `{display(told.get('file'))}` from the remote host: {why}") from error
+
+
+def _number(value: object) -> int:
+    try:
+        return byte_count(value)
+    except UnsafeValueError:
+        return 0

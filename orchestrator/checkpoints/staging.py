@@ -1,0 +1,127 @@
+"""Checkpoints from the hub: fetched with progress, by `deploy stage` and by an `up` that finds none."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from orchestrator.checkpoints.download import DownloadProgress, stage_checkpoint
+from orchestrator.checkpoints.hub import Hub
+from orchestrator.checkpoints.receipt import read_receipt
+from orchestrator.checkpoints.remote_download import FarStage, far_program
+from orchestrator.checkpoints.verify import Examination, Verified, needs_mtp, verify_checkpoint
+from orchestrator.core.console import Progress, warn
+from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
+from orchestrator.core.secret import hub_token
+from orchestrator.hosts.ssh import start_over_ssh
+from orchestrator.plan.plan import Plan
+
+
+def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, accept: bool = False) -> Verified:
+    """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
+
+    With `accept` one is taken whose tensors are not what its config says, until a file of it changes.
+    """
+    progress = Progress()
+    try:
+        verified = stage_checkpoint(
+            plan.model,
+            directory,
+            _asked(plan, accept=accept),
+            hub=hub_of(environ),
+            progress=lambda arrived: _show(progress, arrived),
+        )
+    finally:
+        progress.done()
+    return _told(verified)
+
+
+def _asked(plan: Plan, *, accept: bool = False) -> Examination:
+    layer = plan.model.mtp_layer if needs_mtp(plan) else None
+    return Examination(layer=layer, revision=None, sizes={}, sglang=plan.engine.version, accept=accept)
+
+
+def _told(verified: Verified) -> Verified:
+    """Say in what its tensors, its config and the profile differ."""
+    for difference in verified.differences:
+        warn(difference.message, hint=difference.hint)
+    return verified
+
+
+def stage_there(
+    plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ, *, accept: bool = False
+) -> Verified:
+    """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
+
+    Raises UsageError for a checkpoint that is generated where it is used, else as `FarStage.run`.
+    """
+    if plan.model.source.kind == "generated":
+        raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
+    return _far(plan, directory, machine, hub_of(environ), accept=accept)
+
+
+def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False) -> Verified:
+    """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
+    progress = Progress()
+    far = FarStage(
+        machine=machine,
+        directory=directory,
+        model=plan.model,
+        asked=_asked(plan, accept=accept),
+        hub=hub,
+        progress=lambda arrived: _show(progress, arrived),
+    )
+    try:
+        with TemporaryFile() as said, start_over_ssh(machine, far_program(), said) as program:
+            verified = far.run(program, lambda: _text(said))
+    finally:
+        progress.done()
+    return _told(verified)
+
+
+def hub_of(environ: Mapping[str, str]) -> Hub:
+    """The hub that the environment names, and the token to ask it with."""
+    return Hub(endpoint=environ.get("HF_ENDPOINT"), token=hub_token(environ))
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:
+    """The plan's checkpoint, verified; one of the hub that is not here, or not all of it, is staged where `allowed`.
+
+    One that was whole once and has changed since is not fetched over. Raises WeightsError, HostError.
+    """
+    try:
+        return _told(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version))
+    except FactsError:
+        raise
+    except WeightsError as error:
+        changed = read_receipt(directory) is not None and not isinstance(error, NoWeightsError)
+        if plan.model.source.kind != "hub" or changed or not allowed:
+            raise
+    return stage(plan, directory)
+
+
+def stage_missing_there(
+    plan: Plan, directory: str, machine: str, *, allowed: bool, environ: Mapping[str, str] = os.environ
+) -> Verified:
+    """The same on a far machine. Raises as `stage_there`."""
+    try:
+        return _far(plan, directory, machine, None)
+    except (ChangedWeightsError, FactsError):
+        raise
+    except WeightsError:
+        if plan.model.source.kind != "hub" or not allowed:
+            raise
+    return stage_there(plan, directory, machine, environ)
+
+
+def _show(progress: Progress, arrived: DownloadProgress) -> None:
+    share = arrived.done / arrived.total if arrived.total else 1.0
+    text = f"{share:4.0%} of {arrived.total / 1e9:.1f} GB"
+    left = f", {arrived.eta / 60:.0f} min to go" if arrived.eta is not None else ""
+    progress.update(text, transient=f"{arrived.rate / 1e6:.0f} MB/s{left}")

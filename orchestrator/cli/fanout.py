@@ -1,0 +1,164 @@
+"""The same command on several machines: each in a process of its own, its name before what it says."""
+
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os import environ
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import urlsplit
+
+from orchestrator.core import subprocesses
+from orchestrator.core.console import minutes, say, table
+from orchestrator.core.errors import UsageError
+from orchestrator.core.signals import held, start_deaf
+from orchestrator.core.suggest import nearest
+
+FROM_FILE: Final = "@"  # before the name of a file that has a machine on each line
+_LOOK: Final = 0.05  # seconds
+_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # as the Docker SDK takes them (7.1, docker/utils/utils.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One of several machines. Its servers are called `NAME-label`, so that one home knows them apart."""
+
+    url: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """How the command ended there, and what it printed for programs."""
+
+    node: Node
+    code: int
+    output: str
+    seconds: float
+
+
+def read_nodes(words: Iterable[str]) -> tuple[Node, ...]:
+    """The machines that `--host` options name, those in files among them.
+
+    Raises UsageError for a file that cannot be read or names none, and for two machines of one name.
+    """
+    nodes: dict[str, Node] = {}
+    for url in (url for word in words for url in _urls(word)):
+        label = _label(url)
+        if label in nodes:
+            raise UsageError(
+                f"`{nodes[label].url}` and `{url}` are both `{label}`",
+                hint="name each machine once; an ssh alias tells apart two that are reached by one name",
+            )
+        nodes[label] = Node(url=url, label=label)
+    return tuple(nodes.values())
+
+
+def require_machine(word: str, *, where: str = "") -> None:
+    """Raise UsageError, with the nearest form that is one, for what does not say how a machine is reached."""
+    scheme, given, rest = word.partition("://")
+    if given and scheme in _SCHEMES:
+        return
+    if not given:
+        scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
+    meant = f"{nearest(scheme, _SCHEMES) or 'ssh'}://{rest}"
+    raise UsageError(f"`{word}` does not say how that machine is reached", where=where, hint=f"did you mean `{meant}`?")
+
+
+def _urls(word: str) -> Iterator[str]:
+    if not word.startswith(FROM_FILE):
+        require_machine(word)
+        yield word
+        return
+    path = Path(word.removeprefix(FROM_FILE))
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"`{path}` cannot be read: {why}", hint="a machine on each line: ssh://user@node") from error
+    if not any(lines):
+        raise UsageError(f"`{path}` names no machine", hint="a machine on each line: ssh://user@node")
+    for number, line in enumerate(lines, start=1):
+        if line:
+            require_machine(line, where=f"{path}:{number}")
+            yield line
+
+
+def _label(url: str) -> str:
+    """A machine's name, fit to be a part of a server's."""
+    host = urlsplit(url).netloc.rpartition("@")[2].removesuffix(":22") or url
+    return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")
+
+
+@dataclass(kw_only=True)
+class _Running:
+    node: Node
+    program: subprocesses.Program
+    output: IO[bytes]
+    reader: threading.Thread
+    since: float = field(default_factory=time.monotonic)
+
+    def result(self, code: int) -> NodeResult:
+        self.reader.join()
+        with self.output as file:
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+        return NodeResult(node=self.node, code=code, output=text, seconds=time.monotonic() - self.since)
+
+
+def on_nodes(
+    nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None = None
+) -> tuple[NodeResult, ...]:
+    """Run `deploy` with these words on each machine, on `at_once` of them at a time; one that fails stops no other.
+
+    Ctrl-C interrupts each, and waits until it has cleaned up.
+    """
+    waiting, running, done = list(nodes), list[_Running](), dict[Node, NodeResult]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < (at_once or len(nodes)):
+                with held():  # one that was started is known to what interrupts it
+                    running.append(_start(waiting[0], words(waiting[0])))
+                    waiting.pop(0)
+            for each in tuple(running):
+                if (code := each.program.code) is not None:
+                    running.remove(each)
+                    done[each.node] = each.result(code)
+            time.sleep(_LOOK)
+    except BaseException:
+        with held():
+            for each in running:
+                each.program.send(signal.SIGTERM)
+            for each in running:
+                each.result(each.program.wait())
+        raise
+    return tuple(done[node] for node in nodes)
+
+
+def _start(node: Node, words: Sequence[str]) -> _Running:
+    """It has this command's whole environment, keys too, and is killed with it."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the program has ended
+    argv = subprocesses.own("orchestrator", *words, "--host", node.url)
+    program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)
+    reader = threading.Thread(target=_say_lines, args=(node, program), daemon=True)
+    start_deaf(reader)
+    return _Running(node=node, program=program, output=output, reader=reader)
+
+
+def _say_lines(node: Node, program: subprocesses.Program) -> None:
+    for line in program.lines():
+        say(f"{node.label}: {line}")
+
+
+def outcome_table(results: Iterable[NodeResult], *, width: int | None = None) -> str:
+    """How the command ended on each machine."""
+    rows = [(each.node.label, _outcome(each.code), minutes(each.seconds)) for each in results]
+    return table(("node", "outcome", "took"), rows, width=width)
+
+
+def _outcome(code: int) -> str:
+    return "done" if code == 0 else f"exit code {code}" if code > 0 else f"killed by signal {-code}"

@@ -1,0 +1,176 @@
+"""What all commands have in common: how their words are read, and how their help is laid out."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import typer
+from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click has no public name
+from typer._click.exceptions import UsageError as Misused
+from typer.core import TyperCommand, TyperGroup
+
+from orchestrator.cli.options import overridden
+from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
+from orchestrator.core.command_hints import note_asked
+from orchestrator.core.errors import UsageError
+from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
+
+PREPARE: Final = "Prepare"
+SERVE: Final = "Serve"
+MEASURE: Final = "Measure"
+LOOK_UP: Final = "Look up"
+
+_SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
+# The commands that a closed pipe may end: those that change nothing, and those that say themselves when they begin to.
+ENDED_BY_SIGPIPE: Final = frozenset(
+    {
+        *("render", "matrix", "preflight", "status", "top", "ask", "logs", "smoke", "history", "diff", "diagnose"),
+        *("compare", "profiles", "show", "schema", "inspect", "patches list", "patches check", "cache ls"),
+        *("kernels coverage", "kernels log", "up", "restart", "rollback"),
+    }
+)
+_PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
+_QUOTED: Final = re.compile(r"'([^']*)'")
+_NODES: Final = "deploy.nodes"  # in a context: several machines
+_MARK: Final = "\0"  # a word that nobody can give
+_TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
+
+
+class ProfileCommand(TyperCommand):
+    """A command whose profile is an argument, and may as well be given as `--profile NAME` or `-p NAME`."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """As click does."""
+        taken = {parameter.name for parameter in self.params}
+        if "profile" in taken:
+            args = list(_by_place(args))
+        if "host" in taken and not ctx.resilient_parsing:
+            args = self._take_nodes(ctx, args)
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, args)
+
+    def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Note several machines, and the words without them, for `invoke`; what is left to parse."""
+        hosts, others = split_hosts(args)
+        if not several_hosts(hosts):
+            return args
+        verb = ctx.command_path.partition(" ")[2]
+        ctx.meta[_NODES] = nodes_of(verb, hosts), verb, tuple(others)
+        return others
+
+    def invoke(self, ctx: "Context") -> object:
+        """As click does; what was asked for is noted, for the commands in messages."""
+        given = ctx.params
+        overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
+        note_asked(given.get("profile"), overrides, given.get("host"))
+        if _NODES in ctx.meta or not _may_end(ctx.command_path.partition(" ")[2], given):
+            ignore_sigpipe()
+        if _NODES in ctx.meta:
+            nodes, verb, args = ctx.meta[_NODES]
+            on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
+        return super().invoke(ctx)
+
+    def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
+        """Where among the words the argument is that says so, and no option's value."""
+        arguments = {each.name for each in self.params if each.param_type_name == "argument"}
+        for place, word in enumerate(args):
+            if word == name:
+                given, _, _ = self.make_parser(ctx).parse_args([*args[:place], _MARK, *args[place + 1 :]])
+                if any(given.get(each) == _MARK for each in arguments):
+                    return place
+        raise ValueError(f"no argument is `{name}`")
+
+    def collect_usage_pieces(self, ctx: "Context") -> list[str]:
+        """Arguments as `NAME`."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Arguments without their type, then options."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = (each.get_help_record(ctx) for each in self.get_params(ctx) if each.param_type_name == kind)
+            if rows := [(_TYPE.sub("", record[0]), record[1]) for record in records if record]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Group(TyperGroup):
+    """Commands below a word, listed by section, each with its first sentence whole."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """As click does."""
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
+        """As click does."""
+        with _in_our_words(ctx):
+            return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """As click does, but by section."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) is not None:
+                section = getattr(command, "rich_help_panel", None) or "Commands"
+                rows.setdefault(section, []).append((name, command.get_short_help_str(limit=formatter.width * 2)))
+        for section in sorted(rows, key=lambda each: _SECTIONS.index(each) if each in _SECTIONS else 0):
+            with formatter.section(section):
+                formatter.write_dl(rows[section])
+
+
+def add(app: typer.Typer, *commands: Callable[..., None], section: str | None = None, name: str | None = None) -> None:
+    """Add commands to the help's section; a `name` where it is not the function's."""
+    for command in commands:
+        app.command(name, cls=ProfileCommand, rich_help_panel=section)(command)
+
+
+def below(app: typer.Typer, name: str, *, section: str, text: str) -> typer.Typer:
+    """A group of commands below a word of `app`; `text` is its help."""
+    group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text)
+    app.add_typer(group, name=name, rich_help_panel=section)
+    return group
+
+
+@contextmanager
+def _in_our_words(ctx: "Context") -> Iterator[None]:
+    """What click says of a command line, as an error like every other one: what is wrong, and what helps."""
+    try:
+        yield
+    except NoArgsIsHelpError:
+        raise
+    except Misused as error:
+        if ctx.resilient_parsing:
+            raise  # while the shell completes a line
+        said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
+        near = did_you_mean(getattr(error, "option_name", None) or "", getattr(error, "possibilities", None) or ())
+        help_ = f"`{ctx.command_path} -h` shows what it takes"
+        said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
+        raise UsageError(said, hint=near or _begun_small(more) or help_) from error
+
+
+def _begun_small(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _may_end(verb: str, given: Mapping[str, object]) -> bool:
+    """Whether a closed pipe may end this command; one that writes files of the user's own is let finish them."""
+    return verb in ENDED_BY_SIGPIPE and given.get("output") is None
+
+
+def _by_place(args: Sequence[str]) -> Iterator[str]:
+    """The words without `--profile`: what followed it is the argument."""
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            yield word
+            break
+        if (named := _PROFILE.fullmatch(word)) is None:
+            yield word
+        elif value := named[1] or named[2]:
+            yield value
+    yield from words

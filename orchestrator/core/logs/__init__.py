@@ -1,0 +1,1 @@
+"""Log files with a size limit, and the lines in them."""

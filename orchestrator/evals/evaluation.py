@@ -1,0 +1,138 @@
+"""`deploy eval` as a whole: what is expected, then one suite after the other, beside a baseline."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.bench.run import MeasuredTarget
+from orchestrator.core.paths import Home
+from orchestrator.evals import tau2
+from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.forecast import EvalForecast, forecast, plan_behind
+from orchestrator.evals.report import SuiteScore
+from orchestrator.evals.run import (
+    EvalOptions,
+    earlier_outcome,
+    evaluate_beside,
+    found,
+    read_tau2,
+    require_askable,
+    require_room,
+    tau2_commands,
+)
+from orchestrator.evals.suite_runs import PUBLISHED, EvalPart, parts_of, tau2_told
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteRequest:
+    """What the user asked for: who is asked, beside whom, and how. `seeds` None: as was published."""
+
+    target: str
+    baseline: str | None
+    options: EvalOptions
+    seeds: int | None = None
+    simulations: Path | None = None
+    prices: tuple[str, ...] = ()
+    host: str | None = None
+    api_key_env: str | None = None
+
+    @property
+    def parts(self) -> tuple[EvalPart, ...]:
+        """What is asked by lm-evaluation-harness. Raises UsageError for a suite that there is not."""
+        if self.options.suite == tau2.NAME:
+            return ()
+        options, own = self.options, self.options.max_tokens
+        parts = parts_of(options.suite, limit=options.limit, seeds=self.seeds)
+        return tuple(
+            part if own is None else replace(part, suite=replace(part.suite, most_tokens=own)) for part in parts
+        )
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it is all that was published."""
+        return self.options.suite == PUBLISHED
+
+    @property
+    def wants_commands(self) -> bool:
+        """Whether nothing is asked here, and the commands that do it are wanted."""
+        return self.options.suite == tau2.NAME and self.simulations is None
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """Every suite that gets a score."""
+        with_tau2 = self.simulations is not None and self.options.suite in {tau2.NAME, PUBLISHED}
+        return (*(part.suite.name for part in self.parts), *((tau2.NAME,) if with_tau2 else ()))
+
+    @property
+    def before(self) -> Mapping[str, Outcome]:
+        """The baselines that were asked already, by suite; empty where the baseline is a server."""
+        if self.baseline is None:
+            return {}
+        earlier = {suite: earlier_outcome(self.baseline, suite) for suite in self.suites}
+        return {suite: outcome for suite, outcome in earlier.items() if outcome is not None}
+
+    def reach(self, name: str, stack: ExitStack, home: Home) -> MeasuredTarget:
+        """A server or an endpoint."""
+        return found(name, stack, home=home, host=self.host, api_key_env=self.api_key_env)
+
+
+def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
+    """What will be told, taken and paid; `planned` insists on a plan of that name. Raises UsageError, ProfileError."""
+    before, to_tell = request.before, request.is_several or (request.wants_commands and planned)
+    return forecast(
+        request.parts,
+        plan=plan_behind(request.target, home, planned=planned),
+        results=request.options.output,
+        prices=request.prices,
+        before=before,
+        sides=2 if request.baseline is not None and not before else 1,
+        left_out=(tau2_told(request.target),) if to_tell and request.simulations is None else (),
+    )
+
+
+def score(request: SuiteRequest, home: Home, say: Callable[[str], None]) -> tuple[SuiteScore, ...]:
+    """Ask every suite of both sides; nobody is asked anything where one of them cannot be asked all.
+
+    Raises what `evaluate_beside` and `read_tau2` raise.
+    """
+    before, of_tau2 = request.before, list[SuiteScore]()
+    if tau2.NAME in request.suites and request.simulations is not None:
+        of_tau2 = [_tau2(request, request.simulations, before.get(tau2.NAME))]
+    return (*(_asked(request, before, home, say) if request.parts else ()), *of_tau2)
+
+
+def _asked(
+    request: SuiteRequest, before: Mapping[str, Outcome], home: Home, say: Callable[[str], None]
+) -> list[SuiteScore]:
+    """What lm-evaluation-harness asks."""
+    with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
+        candidate, beside, scored = request.reach(request.target, stack, home), None, []
+        if request.baseline is not None and not before:
+            beside = request.reach(request.baseline, stack, home)
+        given = request.options
+        asked = [replace(given, suite=each.suite.name, limit=each.limit, seeds=each.seeds) for each in request.parts]
+        for options in asked:
+            require_askable(options.asked, candidate, beside, data=options.data)
+            require_room(options, beside=beside is not None)
+        for options in asked:
+            earlier = before.get(options.suite)
+            outcome, other, file = evaluate_beside(candidate, beside, earlier, options, home=home, say=say)
+            scored.append(SuiteScore(outcome=outcome, file=file, before=other, against=request.baseline))
+        return scored
+
+
+def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> SuiteScore:
+    compared = before is None and request.baseline is not None
+    if compared and request.baseline is not None:
+        before = tau2.read_simulations(simulations, request.baseline, "", compared=True).outcome
+    outcome, file = read_tau2(simulations, request.target, request.options, compared=compared)
+    return SuiteScore(outcome=outcome, file=file, before=before, against=request.baseline)
+
+
+def commands_of_tau2(request: SuiteRequest, home: Home) -> str:
+    """The commands that ask a running server tau2's tasks. Raises what `found` and `tau2_commands` raise."""
+    with ExitStack() as stack:
+        target = request.reach(request.target, stack, home)
+        plan = plan_behind(request.target, home, planned=False)
+        return tau2_commands(target, request.target, plan, request.seeds)

@@ -1,0 +1,149 @@
+"""What an evaluation will tell, take and cost: said before anybody is asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from orchestrator.bench import metrics
+from orchestrator.bench.cost import Bill
+from orchestrator.bench.published import Published, load_all_published, of_kind, split_currency
+from orchestrator.bench.run import is_url
+from orchestrator.core.console import minutes, table
+from orchestrator.core.errors import DeployError
+from orchestrator.core.paths import Home
+from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.run import expected_score, what_it_can_tell
+from orchestrator.evals.suite_runs import HARNESS, EvalPart, Pace, published_pace
+from orchestrator.plan.plan import GREEDY, Plan
+from orchestrator.planner.planning import load
+from orchestrator.report.history import measured_below
+from orchestrator.runs.run_dir import latest_run, read_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalForecast:
+    """Every part with what it can tell, takes and costs; `left_out` says what is not asked."""
+
+    parts: tuple[EvalPart, ...]
+    near: Mapping[str, float | None]  # the expected score, by suite
+    sides: int  # 2 where a baseline is asked the same
+    pace: Pace
+    bill: Bill
+    left_out: tuple[str, ...]
+
+    def seconds(self, part: EvalPart) -> float | None:
+        """Of both sides."""
+        alone = part.seconds(self.pace)
+        return alone * self.sides if alone is not None else None
+
+    @property
+    def worth_a_table(self) -> bool:
+        """Whether there is anything to say of minutes and prices."""
+        return self.pace.tok_s is not None
+
+    def told(self) -> Iterator[str]:
+        """What each sample can tell."""
+        for part in self.parts:
+            near, whole = self.near[part.suite.name], self.seconds(replace(part, limit=None))
+            told = what_it_can_tell(part.suite, limit=part.limit, near=near, seeds=part.seeds)
+            yield f"{told}, in about {minutes(whole)}" if whole and whole != self.seconds(part) else told
+
+    def to_table(self) -> str:
+        """The parts for people."""
+        rows = []
+        for part in self.parts:
+            about = self.seconds(part)
+            shown = [minutes(about), self.bill.text(about)] if about is not None else ["-", "-"]
+            asked = f"{part.answers // part.seeds:,}{f' x {part.seeds} seeds' if part.seeds > 1 else ''}"
+            rows.append((part.suite.name, asked, f"{part.suite.most_tokens:,}", *shown))
+        known = [each for each in map(self.seconds, self.parts) if each is not None]
+        if len(known) > 1:
+            rows.append(("total", "", "", minutes(sum(known)), self.bill.text(sum(known))))
+        return table(("suite", "questions", "tokens at most", "about", f"about {self.bill.currency}"), rows)
+
+    def terms(self) -> Iterator[str]:
+        """What the table rests on."""
+        if self.parts and self.pace.tok_s is None:
+            yield f"how long it takes is not known: {self.pace.source}"
+        elif self.parts:
+            twice = ", twice" if self.sides == 2 else ""
+            asked = f"answers x tokens at most / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
+            yield f"{asked}: most answers are shorter; tok/s {self.pace.source}"
+            yield self.bill.terms
+        yield from self.left_out
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        listed = []
+        for part, told in zip(self.parts, self.told(), strict=True):
+            about = self.seconds(part)
+            each = {"suite": part.suite.name, "questions": part.answers // part.seeds, "seeds": part.seeds}
+            cost = self.bill.of(about) if about is not None else None
+            listed.append({**each, "tells": told, "about_s": about, self.bill.currency.lower(): cost})
+        return {"parts": listed, "pace": asdict(self.pace), "sides": self.sides, "terms": list(self.terms())}
+
+
+def forecast(
+    parts: Sequence[EvalPart],
+    *,
+    plan: Plan | None,
+    results: Path,
+    prices: Sequence[str] = (),
+    before: Mapping[str, Outcome] | None = None,
+    sides: int = 1,
+    left_out: tuple[str, ...] = (),
+) -> EvalForecast:
+    """What is known beforehand of a server of that plan; `results` may hold measurements of it.
+
+    `before` are the baselines that were asked already, by suite; `prices` are as `--price` has them.
+    """
+    currency, plain = split_currency(prices)
+    node = plan.hardware if plan else None
+    bill = Bill.of_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
+    names = [part.suite.name for part in parts]
+    return EvalForecast(
+        parts=tuple(parts),
+        near={name: expected_score(name, (before or {}).get(name)) for name in names},
+        sides=sides,
+        pace=pace_of(plan, results),
+        bill=bill,
+        left_out=(*_obstacles(parts, plan), *left_out),
+    )
+
+
+def _obstacles(parts: Sequence[EvalPart], plan: Plan | None) -> Iterator[str]:
+    """What would refuse a part at once."""
+    greedy = next((hazard for hazard in plan.hazards if hazard.id == GREEDY), None) if plan else None
+    for part in parts:
+        if greedy is not None and part.suite.samples:
+            yield f"`{part.suite.name}` will be refused: {greedy.what}; {greedy.hint}"
+
+
+def plan_behind(name: str, home: Home, *, planned: bool) -> Plan | None:
+    """The plan of a server by its name, or of the profile that it would be brought up from; None behind a URL.
+
+    Raises ProfileError where there is neither, if one is wanted in any case.
+    """
+    if is_url(name):
+        return None
+    if (known := read_plan(latest_run(home, name))) is not None:
+        return known
+    try:
+        return load(name).plan
+    except DeployError:
+        if planned:
+            raise
+        return None
+
+
+def pace_of(plan: Plan | None, results: Path) -> Pace:
+    """What a server of that plan was measured to give, else what was published for its layout."""
+    if plan is None:
+        return Pace(tok_s=None, source="nothing is known of what serves there")
+    measured = [each for each in measured_below(results) if each.run.provenance.plan_digest == plan.digest]
+    rates = [(metrics.OUTPUT.of(point) or 0.0, each) for each in measured for point in each.points]
+    if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
+        return Pace(tok_s=best[0], source=f"measured: the best of `{best[1].run.workload_name}` below `{results}`")
+    known = (published_pace(plan, table) for table in of_kind(load_all_published(), Published))
+    nothing = Pace(tok_s=None, source=f"no result of this plan below `{results}`: `deploy bench` measures one")
+    return next((pace for pace in known if pace.tok_s is not None), nothing)

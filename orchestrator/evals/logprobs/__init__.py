@@ -1,0 +1,1 @@
+"""Log-probabilities of a server compared with a reference."""

@@ -1,0 +1,196 @@
+"""The numerical probe: the log-probabilities a server gives for fixed texts, asked in several ways.
+
+A wrong kernel that answers in good English shows here in a minute. Each way goes through other code: a prompt alone is
+prefill, in chunks where it is long; read again behind what was decoded it is prefill beside decoding; in a batch other
+shapes are computed; behind a cached prefix the cache is read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.console import Progress
+from orchestrator.core.redaction import excerpt
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.logprobs import Likelihoods, Scored, read_numerics, read_scored
+from orchestrator.engine.requests import scoring_body, tokenize_body
+from orchestrator.engine.responses import NoAnswerError, OddAnswerError, token_ids
+from orchestrator.evals.logprobs.divergence import diverge
+from orchestrator.evals.logprobs.limits import noise_of
+from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, SavedScores, TextScores, ids_digest
+from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
+from orchestrator.verify.target import Target
+
+LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; an answer for the longest has 1.3 MB, of 2 MiB that are read
+TOP: Final = 5
+_SAID: Final = 32  # tokens that follow each text
+_BATCHED: Final = 2048  # the longest text that is asked for in a batch, where each stands twice
+_CHARACTERS: Final = 12  # of a token, more than any tokenizer has on average
+_LIMITS: Final = TimeLimits(connect=5.0, silence=180.0, whole=180.0)
+_MOST_NAME: Final = 200  # characters
+
+Texts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The folder of a server's checkpoint, where that is from if anybody knows, and how its numbers are rounded."""
+
+    model: str
+    source: str | None
+    numerics: dict[str, str]
+
+
+def open_client(target: Target) -> EngineClient:
+    """A client that waits long for an answer: the first one of a shape may compile kernels."""
+    return EngineClient(target.url, key=target.api_key, limits=_LIMITS)
+
+
+def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) -> Texts:
+    """Passages of the text by the server's own tokenizer, one behind the other, as far as text and context reach.
+
+    Raises NoAnswerError, OddAnswerError for a server that does not tokenize or a context in which nothing fits.
+    """
+    most = min(longest, target.context_length - 2 * _SAID)
+    lengths = [length for length in LENGTHS if length <= most]
+    body = tokenize_body(target.served_name, text[: _CHARACTERS * sum(lengths)])
+    ids = token_ids(client.post(endpoints.TOKENIZE, body), "tokens")
+    begins = [sum(lengths[:place]) for place in range(len(lengths))]
+    texts = [ids[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
+    whole = tuple(text for text, length in zip(texts, lengths, strict=True) if len(text) == length)
+    if not whole:
+        raise OddAnswerError(f"a context of {target.context_length} tokens has no room for a text of {LENGTHS[0]}")
+    return whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """What one rank says of the texts alone, and how far from that it is when it is asked in other ways."""
+
+    whose: str
+    alone: tuple[Scored, ...]
+    rows: tuple[ProbeRow, ...]
+    faults: tuple[ProbeFault, ...]
+    beside: tuple[ProbeRow, ...] = ()  # the reference, or the first rank
+
+
+def probe_rank(
+    client: EngineClient, target: Target, texts: Texts, *, rank: int, whose: str, progress: Progress
+) -> Probed:
+    """Ask one data-parallel rank; `whose` names it in rows. Raises NoAnswerError, OddAnswerError."""
+    asker = _Asker(
+        client=client, rank=rank, told=lambda what: progress.update("probe", transient=f"{whose} {what}".strip())
+    )
+    alone = tuple(asker.score(text, what=f"{len(text)} tokens") for text in texts)
+    ways: list[Callable[[], Iterator[ProbeRow]]] = [
+        lambda: _again(asker, texts, alone, whose=whose),
+        lambda: _batched(asker, texts, alone, whose=whose),
+    ]
+    if target.prefix_cache:
+        ways.append(lambda: _cached(asker, texts, alone, whose=whose))
+    rows: list[ProbeRow] = []
+    faults: list[ProbeFault] = []
+    for way in ways:
+        try:
+            rows += way()
+        except (NoAnswerError, OddAnswerError) as error:
+            faults.append(ProbeFault(whose=whose, message=str(error)))
+    return Probed(whose=whose, alone=alone, rows=tuple(rows), faults=tuple(faults))
+
+
+def beside(
+    texts: Texts, alone: Sequence[Scored], before: Sequence[Likelihoods], *, what: str, whose: str
+) -> Iterator[ProbeRow]:
+    """How far a rank is from what was said before of the same texts."""
+    for ids, scored, likelihoods in zip(texts, alone, before, strict=True):
+        yield _row(what, whose, len(ids), likelihoods, scored.prompt, first=1)
+
+
+def make_reference(identity: Identity, texts: Texts, probed: Probed) -> SavedScores:
+    """What a server said, as a reference for others."""
+    scores = (
+        TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
+        for ids, scored in zip(texts, probed.alone, strict=True)
+    )
+    return SavedScores(
+        schema_version=REFERENCE_SCHEMA,
+        model=identity.model,
+        source=identity.source,
+        numerics=identity.numerics,
+        ids_sha256=ids_digest(texts),
+        noise=noise_of(probed.rows),
+        top=TOP,
+        texts=tuple(scores),
+    )
+
+
+def identify(client: EngineClient, *, source: str | None) -> Identity:
+    """What a server says it is. Raises NoAnswerError, OddAnswerError."""
+    path = client.get(endpoints.MODEL_INFO).get("model_path")
+    if not isinstance(path, str) or not path:
+        raise OddAnswerError(f"`{endpoints.MODEL_INFO}` names no model path")
+    model = excerpt(path.rstrip("/").rpartition("/")[2], _MOST_NAME)
+    return Identity(model=model, source=source, numerics=dict(read_numerics(client.get(endpoints.SERVER_INFO))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asker:
+    """Requests to one rank."""
+
+    client: EngineClient
+    rank: int
+    told: Callable[[str], None]
+
+    def score(self, ids: tuple[int, ...], *, what: str, start: int = 0) -> Scored:
+        return self.scores((ids,), what=what, start=start)[0]
+
+    def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[Scored, ...]:
+        """Raises OddAnswerError where less than everything behind `start` was computed."""
+        self.told(what)
+        body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
+        answers = self.client.post_list(endpoints.GENERATE, body)
+        if len(answers) != len(prompts):
+            raise OddAnswerError(f"`{endpoints.GENERATE}` answers {len(prompts)} prompts {len(answers)} times")
+        read = zip(answers, prompts, strict=True)
+        return tuple(read_scored(answer, ids, start=start, tokens=_SAID, top=TOP) for answer, ids in read)
+
+
+def _again(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+    """The same prompt behind which stands what was decoded: by prefill now, so that decoding is judged too."""
+    decoded = []
+    for ids, before in zip(texts, alone, strict=True):
+        after = asker.score((*ids, *before.said_ids), what=f"{len(ids)} tokens again").prompt
+        prompt, said = _from(after, 0, len(ids) - 1), _from(after, len(ids) - 1, None)
+        yield _row("asked again", whose, len(ids), before.prompt, prompt, first=1)
+        decoded.append(_row("decoded", whose, len(ids), said, before.said, first=len(ids)))
+    yield from decoded
+
+
+def _batched(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+    """The shorter texts all at once, each twice."""
+    chosen = [place for place, ids in enumerate(texts) if len(ids) <= _BATCHED]
+    answers = asker.scores(tuple(texts[place] for place in chosen * 2), what=f"{2 * len(chosen)} texts at once")
+    for place, *twice in zip(chosen, answers[: len(chosen)], answers[len(chosen) :], strict=True):
+        what, length, before = f"in a batch of {len(answers)}", len(texts[place]), alone[place].prompt
+        rows = [_row(what, whose, length, before, after.prompt, first=1) for after in twice]
+        yield max(rows, key=lambda row: row.whole.mean)
+
+
+def _cached(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+    """The second half of each text, the first one read from cache; nothing where the cache had none of it."""
+    for ids, before in zip(texts, alone, strict=True):
+        start = len(ids) // 2
+        after = asker.score(ids, what=f"{len(ids)} tokens, half from cache", start=start)
+        if after.cached_tokens:
+            half = _from(before.prompt, start, None)
+            yield _row(f"{after.cached_tokens} cached", whose, len(ids), half, after.prompt, first=start + 1)
+
+
+def _from(scores: Likelihoods, begin: int, end: int | None) -> Likelihoods:
+    return Likelihoods(own=scores.own[begin:end], top=scores.top[begin:end])
+
+
+def _row(what: str, whose: str, length: int, before: Likelihoods, after: Likelihoods, *, first: int) -> ProbeRow:
+    whole, bands = diverge(before, after, first=first)
+    return ProbeRow(what=what, whose=whose, length=length, whole=whole, bands=bands)

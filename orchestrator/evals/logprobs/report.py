@@ -1,0 +1,140 @@
+"""What the numerical probe found, for people and for programs."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.console import table
+from orchestrator.core.errors import Problem, SmokeError
+from orchestrator.evals.logprobs.divergence import BANDS, Divergence
+
+_LEAST_PLACES: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRow:
+    """One text of `length` tokens compared with something.
+
+    `whose` names a rank or replica, "" for the only one.
+    `limit` is of a mean, in nats; None where nothing is judged. `alarms` are the parts above it.
+    """
+
+    what: str
+    whose: str
+    length: int
+    whole: Divergence
+    bands: tuple[Divergence, ...]
+    limit: float | None = None
+    alarms: tuple[Divergence, ...] = ()
+
+    def judged(self, limit: float | None) -> "ProbeRow":
+        """The row beside its limit: by bands, and the whole where no band is above it or has enough places."""
+        bands = (band for band in self.bands if band.places >= _LEAST_PLACES)
+        above = tuple(band for band in bands if limit is not None and band.mean > limit)
+        whole = (self.whole,) if limit is not None and self.whole.mean > limit else ()
+        alarms = above or whole
+        return dataclasses.replace(self, limit=limit, alarms=alarms)
+
+    @property
+    def named(self) -> str:
+        """What is compared, of whom."""
+        return f"{self.whose}: {self.what}" if self.whose else self.what
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeFault:
+    """What could not be asked, and in what words the server refused it."""
+
+    whose: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """The whole probe of one server."""
+
+    url: str
+    served_name: str
+    against: str | None  # what it was compared with; None: with itself alone
+    differences: tuple[str, ...]  # in what its settings differ from the reference's
+    basis: str  # where the limits are from
+    rows: tuple[ProbeRow, ...]
+    faults: tuple[ProbeFault, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was asked and nothing lies above its limit."""
+        return not self.faults and not any(row.alarms for row in self.rows)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain JSON-able data."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def to_table(self, *, width: int | None = None) -> str:
+        """The report as a table: means by band of position, and what was judged by what."""
+        bands = [band for band in range(len(BANDS) - 1) if any(_in_band(row, band) for row in self.rows)]
+        header = (
+            "compared with",
+            "tokens",
+            "mean |Δ|",
+            "largest",
+            "KL",
+            "same top",
+            *map(_band_name, bands),
+            "verdict",
+        )
+        rows = [(*_cells(row), *(_mean(_in_band(row, band)) for band in bands), _verdict(row)) for row in self.rows]
+        lines = [table(header, rows, width=width)] if rows else []
+        lines += [f"not asked: {fault.whose}{': ' if fault.whose else ''}{fault.message}" for fault in self.faults]
+        return "\n\n".join([*lines, *self.differences, self.basis])
+
+    def require(self) -> None:
+        """Raise SmokeError with every part above its limit, and with what could not be asked."""
+        if not self.ok:
+            problems = [*(Problem(text) for row in self.rows for text in _told(row)), *_faults(self.faults)]
+            raise SmokeError(
+                f"the numbers of `{self.served_name}` are not proven right",
+                problems=problems,
+                hint="a `deploy probe` of a server with another engine or attention backend narrows it down",
+            )
+
+
+def _cells(row: ProbeRow) -> tuple[str, ...]:
+    whole = row.whole
+    same = f"{whole.same_top:.1%}"
+    return row.named, str(row.length), _nats(whole.mean), _nats(whole.most), _nats(whole.kl), same
+
+
+def _verdict(row: ProbeRow) -> str:
+    if row.limit is None:
+        return "shown"
+    return f"above {_nats(row.limit)}" if row.alarms else "within"
+
+
+def _told(row: ProbeRow) -> Iterator[str]:
+    """Each part above the limit."""
+    for part in row.alarms:
+        where = f"{row.named}, {row.length} tokens, positions {part.first} to {part.last}"
+        yield f"{where}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
+
+
+def _faults(faults: tuple[ProbeFault, ...]) -> Iterator[Problem]:
+    for fault in faults:
+        yield Problem(f"not asked: {fault.whose}{': ' if fault.whose else ''}{fault.message}")
+
+
+def _in_band(row: ProbeRow, band: int) -> Divergence | None:
+    return next((part for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), None)
+
+
+def _band_name(band: int) -> str:
+    return f"{BANDS[band]}+"
+
+
+def _mean(part: Divergence | None) -> str:
+    return _nats(part.mean) if part else ""
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g}" if value else "0"

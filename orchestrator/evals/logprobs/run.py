@@ -1,0 +1,249 @@
+"""`deploy probe`: the numbers of a server beside a reference of the same checkpoint."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import Progress, warn
+from orchestrator.core.errors import BenchError, HostError, SmokeError, StartError
+from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.secret import Secret
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.evals.logprobs import probe
+from orchestrator.evals.logprobs.limits import limit_for, noise_of, settings_apart
+from orchestrator.evals.logprobs.probe import Identity, Probed
+from orchestrator.evals.logprobs.reference import (
+    MOST_REFERENCE_BYTES,
+    SavedScores,
+    reference_from_json,
+    reference_to_json,
+)
+from orchestrator.evals.logprobs.report import ProbeFault, ProbeReport, ProbeRow
+from orchestrator.plan.plan import Plan
+from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.servers.servers import Fleet, api_key
+from orchestrator.servers.start.verify import require_running, untold
+from orchestrator.verify.target import Target, target_as_told, target_of
+
+PROBE_FILE: Final = "probe.json"
+_TEXT: Final = "alice"  # profiles/texts: in the public domain
+_MOST_TEXT: Final = 1 << 18  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSide:
+    """A server to ask: each of its engines by name ("" for the only one), and what is known of its checkpoint."""
+
+    name: str
+    engines: tuple[tuple[str, Target], ...]
+    source: str | None
+    run: RunDir | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """What the command line says. `limit` is in nats; `longest` is of a text, in tokens."""
+
+    limit: float | None
+    longest: int
+    other_checkpoint: bool
+
+
+def side_of_server(servers: Fleet, name: str) -> ProbeSide:
+    """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
+    handle = servers.one(name)
+    require_running(servers.runtime(handle), handle)
+    run = RunDir(Path(handle.run_dir))
+    plan = read_plan(run)
+    if plan is None:
+        what = f"the plan of `{name}` is not on this machine"
+        raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
+    key = api_key(plan.server.api_key_env)
+    urls = [server.url for server in handle.replicas] or [handle.url]
+    names = [f"replica {number}" for number in range(1, len(urls) + 1)] if handle.replicas else [""]
+    engines = ((whose, target_of(plan, url=url, api_key=key)) for whose, url in zip(names, urls, strict=True))
+    return ProbeSide(name=name, engines=tuple(engines), source=_source(plan), run=run)
+
+
+def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
+    """An endpoint that somebody else started. Raises UsageError for what is no URL, SmokeError for no sglang server."""
+    from orchestrator.bench.connection import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
+
+    url = Address.from_url(url).url
+    try:
+        with EngineClient(url, key=key) as server:
+            target = target_as_told(server, url=url, api_key=key)
+    except (NoAnswerError, OddAnswerError) as error:
+        raise untold(url, error, key=key) from error
+    return ProbeSide(name=url, engines=(("", target),), source=None, run=None)
+
+
+def load_reference(file: Path) -> SavedScores:
+    """A reference that `--save` wrote. Raises BenchError for one that cannot be read."""
+    try:
+        text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BenchError(f"cannot read the reference: {reason}", where=str(file)) from error
+    return reference_from_json(text, where=str(file))
+
+
+def save_reference(reference: SavedScores, file: Path) -> None:
+    """Write it whole or not at all. Raises BenchError where the disk does not take it."""
+    try:
+        write_whole(file, reference_to_json(reference))
+    except OSError as error:
+        raise BenchError(f"the reference cannot be written: {error.strerror}", where=str(error.filename)) from error
+
+
+def reference_of(side: ProbeSide, options: ProbeOptions) -> SavedScores:
+    """What the first rank of another server says. Raises SmokeError where it does not answer all as it should."""
+    first = replace(side, engines=side.engines[:1])
+    report, reference = run_probe(first, None, replace(options, limit=None), against=None, ranks=1)
+    report.require()
+    return reference
+
+
+def run_probe(
+    side: ProbeSide,
+    reference: SavedScores | None,
+    options: ProbeOptions,
+    *,
+    against: str | None,
+    ranks: int | None = None,
+) -> tuple[ProbeReport, SavedScores]:
+    """Ask every rank of every engine; what the first one said is a reference for others.
+
+    `against` names the reference, `ranks` is how many are asked, by default all. Raises SmokeError where the first does
+    not answer as it should, BenchError where the reference does not fit it.
+    """
+    progress = Progress()
+    try:
+        asked = _Round(side, reference, options, progress, ranks)
+        found = tuple(asked.ask())
+    except (NoAnswerError, OddAnswerError) as error:
+        raise SmokeError(f"`{side.name}` gives no log-probabilities: {error}", where=side.engines[0][1].url) from error
+    finally:
+        progress.done()
+    return asked.report(found, against=against), asked.made(found)
+
+
+class _Round:
+    """One probe of one server, from its identity to its report."""
+
+    def __init__(
+        self,
+        side: ProbeSide,
+        reference: SavedScores | None,
+        options: ProbeOptions,
+        progress: Progress,
+        ranks: int | None,
+    ) -> None:
+        self._side, self._reference, self._options, self._progress = side, reference, options, progress
+        self._ranks = ranks
+        target = side.engines[0][1]
+        with probe.open_client(target) as client:
+            self._identity = probe.identify(client, source=side.source)
+            if reference is not None and not options.other_checkpoint:
+                _require_same_checkpoint(self._identity, reference)
+            self._texts = self._cut(client, target)
+
+    def ask(self) -> Iterator[Probed | ProbeFault]:
+        """Rank after rank; a fault in the place of one that does not answer, once the first has."""
+        first: Probed | None = None
+        for engine, target in self._side.engines:
+            with probe.open_client(target) as client:
+                for rank in range(self._ranks or target.dp):
+                    whose = ", ".join(filter(None, [engine, f"rank {rank}" if target.dp > 1 else ""]))
+                    try:
+                        found = probe.probe_rank(
+                            client, target, self._texts, rank=rank, whose=whose, progress=self._progress
+                        )
+                    except (NoAnswerError, OddAnswerError) as error:
+                        if first is None:
+                            raise
+                        yield ProbeFault(whose=whose, message=str(error))
+                        continue
+                    beside = tuple(self._beside(found, first or found))
+                    yield replace(found, alone=() if first else found.alone, beside=beside)  # 8 MiB a rank
+                    first = first or found
+
+    def report(self, found: tuple[Probed | ProbeFault, ...], *, against: str | None) -> ProbeReport:
+        """What was found beside its limits: `--limit` is of the reference, noise of what a server says otherwise."""
+        whole = [each for each in found if isinstance(each, Probed)]
+        own = noise_of(row for each in whole for row in each.rows)
+        asked, numerics = self._options.limit, self._identity.numerics
+        limit = limit_for(self._reference, numerics, own_noise=own, asked=asked)
+        inner = limit_for(self._reference, numerics, own_noise=own, asked=None) if self._reference else limit
+        rows: list[ProbeRow] = []
+        for each in whole:
+            rows += (row.judged(limit.most) for row in each.beside)
+            rows += (row.judged(inner.most) for row in each.rows)
+        faults = [each for each in found if isinstance(each, ProbeFault)]
+        before = self._reference.numerics if self._reference else numerics
+        return ProbeReport(
+            url=self._side.engines[0][1].url,
+            served_name=self._side.name,
+            against=against,
+            differences=settings_apart(before, numerics),
+            basis=limit.basis,
+            rows=tuple(rows),
+            faults=(*faults, *(fault for each in whole for fault in each.faults)),
+        )
+
+    def made(self, found: tuple[Probed | ProbeFault, ...]) -> SavedScores:
+        """What the first rank said."""
+        first = next(each for each in found if isinstance(each, Probed))
+        return probe.make_reference(self._identity, self._texts, first)
+
+    def _beside(self, found: Probed, first: Probed) -> Iterator[ProbeRow]:
+        """A rank beside the reference, or beside the first rank where there is none."""
+        if self._reference is not None:
+            before = [text.likelihoods for text in self._reference.texts]
+            yield from probe.beside(self._texts, found.alone, before, what="the reference", whose=found.whose)
+        elif found is not first:
+            before = [scored.prompt for scored in first.alone]
+            yield from probe.beside(self._texts, found.alone, before, what="the first rank", whose=found.whose)
+
+    def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
+        """The texts in this server's tokens: the reference's, as far as they are asked. Raises BenchError."""
+        text = read_file(Catalogue.shipped().path(Kind.TEXT, _TEXT), most=_MOST_TEXT).decode()
+        self._progress.update("probe", transient="tokenizing")
+        texts = probe.cut_texts(client, target, text, longest=self._options.longest)
+        if self._reference is not None:
+            before = tuple(each.ids for each in self._reference.texts)
+            if before[: len(texts)] != texts[: len(before)]:
+                hint = "make a reference with this tokenizer: `--save FILE`"
+                raise BenchError("the reference has other tokens for the same text", hint=hint)
+            texts = texts[: len(before)]
+            self._reference = replace(self._reference, texts=self._reference.texts[: len(texts)])
+        return texts
+
+
+def keep(side: ProbeSide, report: ProbeReport) -> None:
+    """Keep the report in the run directory of a server of ours; a full disk is told, and the report not lost."""
+    if side.run is None:
+        return
+    try:
+        side.run.save(PROBE_FILE, report.to_dict())
+    except HostError as error:
+        warn(f"this is not kept: {error.message}", hint=error.hint)
+
+
+def _source(plan: Plan) -> str:
+    source = plan.model.source
+    return f"{source.location}@{source.revision}" if source.revision else source.location
+
+
+def _require_same_checkpoint(identity: Identity, reference: SavedScores) -> None:
+    """By where it is from where both sides know, else by its folder. Raises BenchError."""
+    both = identity.source is not None and reference.source is not None
+    here, there = (identity.source, reference.source) if both else (identity.model, reference.model)
+    if here != there:
+        raise BenchError(
+            f"the reference is of another checkpoint: `{there}`, and here is `{here}`",
+            hint="`--other-checkpoint` compares all the same; give it a `--limit` of your own",
+        )

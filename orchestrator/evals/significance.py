@@ -1,0 +1,212 @@
+"""What the difference of two evaluations can tell.
+
+A share is a part of 1, an interval is 95 % unless another confidence is given, a difference is candidate - baseline.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import NormalDist, fmean
+from typing import Final
+
+from orchestrator.evals.eval_result import AskedQuestion, Outcome, effective_items
+
+CONFIDENCE: Final = 0.95
+POWER: Final = 0.80
+_MOST_STEPS: Final = 1 << 18  # of the sum of an exact test; beyond, the normal approximation is as good
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a difference of two scores can tell.
+
+    `items` are independent answers, or what the answers of several seeds are worth. `detectable` is the smallest
+    difference that two samples of this size would show with 80 % power, `items_needed` how many questions each side
+    would need to show the difference that was seen; None where no number would.
+    """
+
+    baseline: float
+    candidate: float
+    items: int
+    difference: float
+    interval: Interval
+    p_value: float | None  # of the exact paired test; None where the items are not the same
+    lost: int | None  # right before, wrong now
+    gained: int | None
+    significant: bool
+    detectable: float
+    items_needed: int | None
+    method: str
+    test: str = "exact McNemar"  # that gave `p_value`
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as one sentence."""
+        span = f"{self.difference:+.3f}, 95 % interval {self.interval.low:+.3f} to {self.interval.high:+.3f}"
+        tested = f"{span}, {self.test} p = {self.p_value:.3g}" if self.p_value is not None else span
+        if self.significant:
+            return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
+        needed = f", this difference needs about {self.items_needed:,} on each side" if self.items_needed else ""
+        shown = f"{self.items} items show {self.detectable:.3f} or more{needed}"
+        return f"cannot tell apart at this sample size: {tested}; {shown}"
+
+
+def wilson(share: float, items: float, *, confidence: float = CONFIDENCE) -> Interval:
+    """Wilson's score interval of a share; `share * items` need not be whole (Wilson 1927)."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    shrink = 1 + z * z / items
+    middle = (share + z * z / (2 * items)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / items + z * z / (4 * items * items))
+    return Interval(low=max(0.0, middle - half), high=min(1.0, middle + half))
+
+
+def independent_interval(*, baseline: float, candidate: float, items: tuple[float, float]) -> Interval:
+    """Interval of the difference of two independent shares (Newcombe 1998, Stat Med 17:873, method 10)."""
+    base, cand = wilson(baseline, items[0]), wilson(candidate, items[1])
+    difference = candidate - baseline
+    return Interval(
+        low=difference - math.hypot(candidate - cand.low, base.high - baseline),
+        high=difference + math.hypot(cand.high - candidate, baseline - base.low),
+    )
+
+
+def score_interval(outcome: Outcome) -> Interval:
+    """Interval of a score: Wilson's, of as many independent answers as there are."""
+    return wilson(outcome.score, outcome.effective_items)
+
+
+def pass_interval(groups: Sequence[Sequence[float]]) -> tuple[float, Interval]:
+    """The mean of a chance over tasks, groups counting alike, and its interval, clustered by task."""
+    share = fmean(fmean(each) for each in groups)
+    return share, wilson(share, effective_items(groups))
+
+
+def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float = CONFIDENCE) -> Interval:
+    """Interval of a difference of two scores over the same questions, by how far each question's share differs.
+
+    With one answer a side it is that of Agresti and Min 2005 (Stat Med 24:729): half a question is added to each of the
+    four cells of a group, so that no discordant pair at all does not give a width of 0. Groups count alike.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = variance = 0.0
+    for each in groups:
+        total, change = len(each) + 2, float(sum(each))
+        middle += change / total / len(groups)
+        squares = float(sum(share * share for share in each)) + 1
+        variance += (squares - change**2 / total) / (total * len(groups)) ** 2
+    half = z * math.sqrt(variance)
+    return Interval(low=max(-1.0, middle - half), high=min(1.0, middle + half))
+
+
+def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
+    """Two-sided p of the sign-flip test: how odd these differences are if each were as likely the other way round.
+
+    With one answer a side to each question it is the exact McNemar test. It counts all ways to choose the signs; where
+    their sums are too many to count, it is the normal approximation. Groups count alike, whatever their size.
+    """
+    weights = [Fraction(math.lcm(*map(len, groups)), len(each)) for each in groups]
+    shares = [share * weight for each, weight in zip(groups, weights, strict=True) for share in each if share]
+    if not shares:
+        return 1.0
+    unit = math.lcm(*(share.denominator for share in shares))
+    whole = [int(share * unit) for share in shares]
+    unit = math.gcd(*whole)
+    sizes, seen = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
+    if sum(sizes) > _MOST_STEPS:
+        return 2 * NormalDist().cdf(-seen / math.sqrt(sum(size * size for size in sizes)))
+    # One slot for each sum of a choice of `sizes`, as wide as the number of choices: all of them in one long number.
+    wide, ways = len(sizes) // 8 + 1, 1
+    for size in sizes:
+        ways += ways << (8 * wide * size)
+    lower = ways.to_bytes(wide * (sum(sizes) + 1), "little")[: wide * ((sum(sizes) - seen) // 2 + 1)]
+    tail = sum(int.from_bytes(lower[at : at + wide], "little") for at in range(0, len(lower), wide))
+    return min(1.0, float(Fraction(2 * tail, 1 << len(sizes))))
+
+
+def detectable_difference(share: float, items: float) -> float:
+    """The smallest difference from `share` that two independent samples show at 5 % with 80 % power (normal theory)."""
+    return _power_z() * math.sqrt(2 * share * (1 - share) / items)
+
+
+def items_to_show(share: float, difference: float) -> int | None:
+    """Questions each of two independent samples needs to show `difference` at 5 % with 80 % power."""
+    if difference == 0:
+        return None
+    return math.ceil(2 * share * (1 - share) * (_power_z() / difference) ** 2)
+
+
+def _power_z() -> float:
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
+
+
+def judge_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> Judgement:
+    """What two scores of different (or unknown) items can tell; `items` are the sizes of baseline and candidate."""
+    interval = independent_interval(baseline=baseline, candidate=candidate, items=items)
+    middle, fewer = (baseline + candidate) / 2, min(items)
+    return Judgement(
+        baseline=baseline,
+        candidate=candidate,
+        items=round(fewer),
+        difference=candidate - baseline,
+        interval=interval,
+        p_value=None,
+        lost=None,
+        gained=None,
+        significant=not interval.low <= 0 <= interval.high,
+        detectable=detectable_difference(middle, fewer),
+        items_needed=items_to_show(middle, candidate - baseline),
+        method="independent samples, Newcombe's interval",
+    )
+
+
+def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
+    """What two outcomes over the same questions can tell. Raises ValueError where the questions differ."""
+    before, after = baseline.answers, candidate.answers
+    if _times(before) != _times(after):
+        raise ValueError("the questions differ")
+    changes: dict[str, list[Fraction]] = {}
+    for question, answers in before.items():
+        change = Fraction(sum(after[question]) - sum(answers), len(answers))
+        changes.setdefault(question.group, []).append(change)
+    groups, once = tuple(changes.values()), len(before) == len(baseline.items)
+    exact = once and len(groups) == 1
+    p_value, each = sign_flip(groups), [change for group in groups for change in group]
+    middle, fewer = (baseline.score + candidate.score) / 2, min(baseline.effective_items, candidate.effective_items)
+    how = "the same items, exact McNemar test, Agresti-Min interval"
+    return Judgement(
+        baseline=baseline.score,
+        candidate=candidate.score,
+        items=round(fewer),
+        difference=candidate.score - baseline.score,
+        interval=paired_interval(groups),
+        p_value=p_value,
+        lost=sum(change < 0 for change in each),
+        gained=sum(change > 0 for change in each),
+        significant=p_value < 1 - CONFIDENCE,
+        detectable=detectable_difference(middle, fewer),
+        items_needed=items_to_show(middle, candidate.score - baseline.score),
+        method=how if exact else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
+        test="exact McNemar" if exact else "sign-flip",
+    )
+
+
+def judge_outcomes(baseline: Outcome, candidate: Outcome) -> Judgement:
+    """The paired test where the same questions were asked as often, else two independent samples."""
+    if _times(baseline.answers) == _times(candidate.answers):
+        return judge_paired(baseline, candidate)
+    sizes = (baseline.effective_items, candidate.effective_items)
+    return judge_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
+
+
+def _times(answers: Mapping[AskedQuestion, tuple[bool, ...]]) -> dict[AskedQuestion, int]:
+    """How often each question was answered."""
+    return {question: len(each) for question, each in answers.items()}

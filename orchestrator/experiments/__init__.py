@@ -1,0 +1,1 @@
+"""Sweeps and reproductions of published measurements."""

@@ -1,0 +1,384 @@
+"""`deploy reproduce`: a published measurement, made again step by step.
+
+The steps are this tool's own commands, as far as a plan needs them. What is done stands in a state file, so that a call
+after a failure goes on where the last one ended; a server whose measurement is not finished is brought up again.
+"""
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.published import Ablation, Published, ReproduceRun
+from orchestrator.bench.result import RESULT_FILE
+from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.core.console import say
+from orchestrator.core.errors import DeployError, Interrupted, UsageError
+from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.subprocesses import quote
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.text import parse_json
+from orchestrator.evals import tau2
+from orchestrator.evals.eval_result import outcome_file
+from orchestrator.evals.harness import require_questions
+from orchestrator.evals.suite_runs import part_of, published_pace, tau2_told
+from orchestrator.evals.suites import find_suite
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.estimate import ABOUT, PULL, starting
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import latest_run, read_plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.servers.servers import Fleet
+
+STATE_FILE: Final = "reproduce.json"
+_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
+
+_MOST_BYTES: Final = 1 << 20  # of the state
+_ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
+_DRAIN: Final = 30.0  # until the last answer of a rate has come
+_CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command. `run` names the server it belongs to; `about` is how long it may take, in seconds."""
+
+    id: str
+    stage: str
+    run: str
+    argv: tuple[str, ...]
+    about: float
+    output: Path | None = None  # of a measurement, which goes on where it was cut
+    keeps: str = RESULT_FILE  # what a measurement that was begun has left there
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproducePlan:
+    """Every step in order, and a sentence for each that a plan has no use for."""
+
+    steps: tuple[Step, ...]
+    left_out: tuple[str, ...]
+    servers: tuple["MeasuredServer", ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceRequest:
+    """What the user asked for; by default the published runs, from the hub, on this machine."""
+
+    named: str  # what the user called the published figures: a name, or a file
+    download_mb_s: float
+    overrides: tuple[str, ...] = ()
+    host: str | None = None
+    weights: Path | None = None  # where the published checkpoint lies already
+    ablations: tuple[str, ...] = ()
+    prices: tuple[str, ...] = ()  # as `report` takes them
+    data: Path | None = None  # a folder of local copies of the questions
+    evals: bool = True  # the suites that runs have of themselves
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredServer:
+    """One server to bring up, with what is asked of it."""
+
+    name: str
+    profile: str
+    overrides: tuple[str, ...]
+    plan: Plan
+    workloads: tuple[str, ...]
+    suites: tuple[str, ...]
+    ablation: bool  # something is left out of it
+    baseline: bool  # its scores are what others are set beside
+
+
+def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
+    """First what may fail before anything is measured, then one server after the other.
+
+    Raises UsageError for an ablation that the publication does not have.
+    """
+    servers = tuple(_servers(published, request))
+    early = [(stage, server) for stage in _BEFORE for server in servers]
+    needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
+    steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
+    for server in servers:
+        if server.baseline:
+            baselines |= {suite: directory / FileName(server.name) / outcome_file(suite) for suite in server.suites}
+        steps += _serve(server, directory, published=published, request=request, baselines=baselines)
+    left_out = (
+        f"no step `{stage}` for `{server.name}`: {why}"
+        for stage, server in early
+        if (why := _needless(stage, server.plan, request.host))
+    )
+    told = (*left_out, *_not_asked(published, servers))
+    return ReproducePlan(steps=tuple(steps), left_out=told, servers=servers)
+
+
+def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
+    """Those of the publication, then one for each ablation, whose settings come last."""
+    known = {ablation.name: ablation for ablation in published.reproduce.ablations}
+    if unknown := next((name for name in request.ablations if name not in known), None):
+        raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
+    chosen = [known[name] for name in dict.fromkeys(request.ablations)]
+    for run in published.reproduce.runs:
+        if not run.workloads and not request.evals:
+            continue
+        beside = (suite for each in chosen if each.beside == run.server for suite in each.suites)
+        yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))
+    for ablation in chosen:
+        yield _server(ablation, request, suites=ablation.suites)
+
+
+def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
+    own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
+    here = request.weights.absolute() if request.weights and not own_model else None
+    staged = ("model.origin.kind=directory", f"model.origin.location={here}") if here else ()
+    overrides = (*request.overrides, *staged, *run.settings)
+    return MeasuredServer(
+        name=run.server,
+        profile=run.profile,
+        overrides=overrides,
+        plan=load(run.profile, overrides=overrides).plan,
+        workloads=run.workloads,
+        suites=suites,
+        ablation=isinstance(run, Ablation),
+        baseline=own_model,
+    )
+
+
+def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
+    """Why a plan does without a stage; None where it needs it."""
+    if stage == "stage" and plan.model.source.kind == "generated":
+        return "its checkpoint is made on the way up"
+    if stage == "kernels" and not applies_to(plan):
+        return "its server asks aiter for no MXFP4 experts"
+    if stage == "kernels" and not takes_table(plan):
+        return "its server reads aiter's own tables"
+    if stage == "build" and not runtime_kind(plan.runtime).contained:
+        return "it runs in no container"
+    if stage in {"kernels", "build"} and host is not None:
+        return f"it is made on {host} on the way up"
+    return None
+
+
+def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceRequest) -> Iterator[Step]:
+    """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
+    here: set[str] = set()
+    for stage, server in needed:
+        what, seconds = _download(stage, server.plan, request.download_mb_s)
+        there = _there(request.host) if stage in {"preflight", "stage"} else ()
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *_settings(server), *there)
+        yield _step(stage, server.name, *command, more=0.0 if what in here else seconds)
+        here.add(what)
+
+
+def _settings(server: MeasuredServer) -> Iterator[str]:
+    for override in server.overrides:
+        yield from ("--set", override)
+
+
+def _there(host: str | None) -> tuple[str, ...]:
+    return ("--host", host) if host is not None else ()
+
+
+def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
+    """What a stage downloads where it is missing, and for how many seconds."""
+    if stage == "stage" and plan.model.source.kind == "hub":
+        return plan.model.source.location, plan.model.weight_bytes / (download_mb_s * 1e6)
+    if stage in {"kernels", "build"} and plan.engine.image:
+        return plan.engine.image, PULL
+    return "", 0.0
+
+
+def _serve(
+    server: MeasuredServer,
+    directory: Path,
+    *,
+    published: Published,
+    request: ReproduceRequest,
+    baselines: Mapping[str, Path],
+) -> Iterator[Step]:
+    name, there = server.name, _there(request.host)
+    up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)
+    yield _step("up", name, *up, more=starting(server.plan) + (PULL if request.host else 0.0))
+    yield _step("smoke", name, "smoke", name, *there)
+    for workload in server.workloads:
+        output = directory / FileName(name) / FileName(workload_name(workload))
+        yield Step(
+            id=f"{name}/bench/{workload}",
+            stage="bench",
+            run=name,
+            argv=("bench", name, "--workload", workload, "--output", str(output), *there),
+            about=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
+            output=output,
+        )
+    for suite in server.suites:
+        yield _eval(server, suite, directory, published=published, request=request)
+    beside = (word for path in baselines.values() for word in ("--baseline", str(path)))
+    prices = (word for price in request.prices for word in ("--price", price))
+    yield _step("report", name, "report", str(directory), "--published", request.named, *prices, *beside)
+    yield _step("down", name, "down", name, *there)
+
+
+def _eval(
+    server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
+) -> Step:
+    """As many questions and seeds as were published; what is done of them is not asked again."""
+    part, output = part_of(suite, published.evals), directory / FileName(server.name)
+    asked = ["eval", server.name, "--suite", suite]
+    asked += ["--limit", str(part.limit)] if part.limit else []
+    asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
+    asked += ["--data", str(request.data)] if request.data else []
+    return Step(
+        id=f"{server.name}/eval/{suite}",
+        stage="eval",
+        run=server.name,
+        argv=(*asked, "--output", str(output), *_there(request.host)),
+        about=part.seconds(published_pace(server.plan, published)) or ABOUT["eval"],
+        output=output,
+        keeps=outcome_file(suite),
+    )
+
+
+def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Path | None) -> None:
+    """Raise UsageError where a suite that is still to be asked has questions that cannot be had."""
+    left = {step.id for step in todo}
+    for server in planned.servers:
+        for suite in server.suites:
+            if f"{server.name}/eval/{suite}" in left:
+                try:
+                    require_questions(find_suite(suite), data)
+                except UsageError as error:
+                    error.hint = "; ".join(filter(None, [error.hint, "--no-evals leaves the suites out"]))
+                    raise
+
+
+def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
+    """What was published and has no step."""
+    asked = next((server.name for server in servers if server.suites and not server.ablation), None)
+    if asked is not None and any(line.suite == tau2.NAME for line in published.evals):
+        yield f"no step `eval` for `{tau2.NAME}`: {tau2_told(asked)}"
+
+
+def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
+    """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=ABOUT.get(stage, 0.0) + more)
+
+
+def bench_seconds(workload: Workload, *, tok_s: float) -> float:
+    """How long a workload takes: arrivals at each rate and a drain, or one answer after the other at `tok_s`."""
+    if workload.load == "closed":
+        return workload.requests * workload.output_tokens / tok_s / (workload.concurrency or 1)
+    rates = list(workload.rates_rps)
+    if workload.climb is not None:
+        rates += [rates[-1] + workload.climb.step_rps * (step + 1) for step in range(_CLIMB)]
+    return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
+
+
+class FinishedSteps:
+    """Which steps are done, in a file that is replaced whole."""
+
+    def __init__(self, file: Path, steps: Sequence[Step]) -> None:
+        """Read `file`, or begin anew. Raises UsageError for a state of other steps, or one that cannot be read."""
+        self._file = file
+        self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
+        self.done: dict[str, str] = self._read()
+
+    def finish(self, step: Step, now: dt.datetime) -> None:
+        """Note that a step is done."""
+        self.done[step.id] = now.isoformat(timespec="seconds")
+        write_whole(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
+
+    def _read(self) -> dict[str, str]:
+        if not self._file.exists():
+            return {}
+        try:
+            found = parse_json(read_file(self._file, most=_MOST_BYTES))
+            digest, done = found["steps"], _times(found["done"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
+            ) from error
+        if digest != self._digest:
+            hint = "go on with the options of then, or use another --output"
+            raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
+        return done
+
+
+def _times(found: object) -> dict[str, str]:
+    """When each step was done. Raises ValueError for anything else: taken for nothing, all would be done again."""
+    if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
+        return found
+    raise ValueError("`done` does not say when each step was done")
+
+
+def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
+    """The steps that remain; an `up` that is done comes again while its server has something left to do."""
+    left = [step for step in steps if step.id not in done]
+    needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
+    return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRunner:
+    """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
+
+    run: Callable[[tuple[str, ...]], int]
+    may_be_there: Callable[[str], bool]
+    now: Callable[[], dt.datetime]
+    host: str | None = None  # where the servers are; None for this machine
+
+    def take_down(self, server: str) -> int:
+        """Take a server down that may be gone already; the exit code."""
+        return self.run(("down", server, *_there(self.host))) if self.may_be_there(server) else 0
+
+
+def may_be_there(servers: Fleet, name: str) -> bool:
+    """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
+    found = servers.find(name)
+    plan = read_plan(latest_run(servers.home, name))
+    return bool(found) or (plan is not None and plan.runtime in servers.silent)
+
+
+def reproduce(steps: Sequence[Step], state: FinishedSteps, runner: StepRunner, *, keep: bool) -> None:
+    """Do what remains.
+
+    A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
+    Interrupted after Ctrl-C.
+    """
+    todo = still_to_do(steps, state.done)
+    for number, step in enumerate(todo, start=1):
+        say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
+        finished = False
+        try:
+            _do(step, runner)
+            finished = True
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted", hint="the same command goes on from here") from error
+        finally:
+            if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
+                runner.take_down(step.run)
+        state.finish(step, runner.now())
+
+
+def _do(step: Step, runner: StepRunner) -> None:
+    """Run one step. Raises DeployError where its command fails."""
+    argv = command(step)
+    code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
+    if code != 0:
+        error = DeployError(
+            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="the same command goes on from here"
+        )
+        error.exit_code = code
+        raise error
+
+
+def command(step: Step) -> tuple[str, ...]:
+    """The step's command as it is run now: a measurement that was begun is resumed."""
+    begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
+    return (*step.argv, "--resume") if begun else step.argv

@@ -1,0 +1,1 @@
+"""`deploy sweep`: search for a better configuration."""

@@ -1,0 +1,187 @@
+"""What a sweep has found, as files in its directory: the report, and the winner as a profile."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.result import BenchResult, Mark
+from orchestrator.bench.workload import workload_name
+from orchestrator.core.console import minutes
+from orchestrator.core.errors import BenchError
+from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.experiments.sweep.confirm import confirmed, confirmed_words
+from orchestrator.experiments.sweep.report import (
+    SweepReport,
+    SweepRow,
+    measured_points,
+    render_sweep_html,
+    render_sweep_json,
+    render_sweep_markdown,
+)
+from orchestrator.experiments.sweep.run import Sweep
+from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.winner import evidence, profile_path, value_text, write_winner
+from orchestrator.report.side_by_side import ONE_RUN_EACH
+from orchestrator.runs.run_dir import load_result
+
+REPORT: Final = "sweep.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """A configuration that none was better than, and what it was written as: nothing where it is the profile's own."""
+
+    trial: SweepTrial
+    profile: Path | None
+
+
+def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
+    """The winner, or all of a Pareto front; of equal ones the profile's own, else the one whose users wait least.
+
+    None where no trial gave anything: a knee of 0 is a rate that nobody sustains.
+    """
+    if len(sweep.goal.names) > 1:
+        return tuple(trial for trial in search.best() if any(trial.values))
+    found = confirmed(sweep, search)
+    own = tuple(trial for trial in found if trial.own)
+    return own or tuple(sorted(found, key=lambda trial: -_per_user(sweep, trial))[:1])
+
+
+def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
+    result = _result(sweep, trial)
+    point = sweep.goal.point(result) if result is not None else None
+    return (metrics.PER_USER.of(point) if point is not None else None) or 0.0
+
+
+def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
+    """Write each winner as a profile, unless it is what the profile says already."""
+    best, winners = best_of(sweep, search), []
+    for trial in best:
+        path = None
+        if not trial.own:
+            number = trial.number if len(best) > 1 else None
+            path = write_winner(sweep, trial, search, profile_path(sweep, number))
+        winners.append(Winner(trial=trial, profile=path))
+    return tuple(winners)
+
+
+def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...] = (), *, ended: str = "") -> Path:
+    """Write sweep.html, sweep.md and sweep.json, each whole or not at all."""
+    report = _report(sweep, search, winners, ended)
+    folder = sweep.request.output
+    write_whole(folder / "sweep.md", render_sweep_markdown(report))
+    write_whole(folder / "sweep.json", render_sweep_json(report))
+    return write_whole(folder / REPORT, render_sweep_html(report))
+
+
+def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:
+    trials = search.trials
+    results = {trial.number: _result(sweep, trial) for trial in trials}
+    best = {winner.trial.number for winner in winners} or {trial.number for trial in best_of(sweep, search)}
+    rows = tuple(
+        SweepRow(
+            trial=trial,
+            settings=tuple(sweep.space.shown(trial.point).values()),
+            value=sweep.goal.text(trial.values) if trial.values else "",
+            marks=tuple(_mark(mark) for mark in _marks(results[trial.number])),
+            best=trial.number in best,
+        )
+        for trial in trials
+    )
+    points = [measured_points(trial, result) for trial in trials if (result := results[trial.number]) is not None]
+    return SweepReport(
+        title=f"A better {sweep.plan.profile}, by measuring",
+        headline=tuple(_headline(sweep, search, winners, ended)),
+        knobs=tuple(knob.key for knob in sweep.space.knobs),
+        values=" / ".join(sweep.goal.names),
+        rows=rows,
+        weights=search.weights(),
+        points=tuple(point for each in points for point in each),
+        notes=tuple(_notes(sweep, search, winners, results)),
+        command=sweep.request.again,
+    )
+
+
+def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> Iterator[str]:
+    trials = search.trials
+    if sweep.description:
+        yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
+    yield f"Sought: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
+    for winner in winners:
+        settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
+        same = "; that is the profile as it is" if winner.trial.own else ""
+        yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
+    counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    took = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
+    price = f", ${took / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
+    yield f"{len(trials)} trials of {sweep.space.size} points: {told or 'none'}; {minutes(took)}{price}." + (
+        f" {ended[0].upper()}{ended[1:]}." if ended else ""
+    )
+
+
+def _notes(
+    sweep: Sweep,
+    search: Search,
+    winners: tuple[Winner, ...],
+    results: dict[int, BenchResult | None],
+) -> Iterator[str]:
+    again = {each.number for each in search.confirmations}
+    if not again:
+        yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
+    for trial in search.trials:
+        if trial.number in again:
+            yield f"Trial {trial.number}: {confirmed_words(sweep, search, trial)}; others were measured once."
+    if sweep.own is None:
+        yield "The profile's own values are none of the space: nothing was set beside them."
+    if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
+        yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: measure more with `--rates`."
+    for winner in winners:
+        yield f"{evidence(sweep, winner.trial, search)}."
+        yield f"Its answers, before the load: {winner.trial.answers or 'not looked at'}; it was proven again after it."
+        if winner.profile is not None:
+            yield f"It is written as the profile `{winner.profile}`; `deploy show` tells each origin."
+        if (command := tune_command(sweep, winner, results[winner.trial.number])) is not None:
+            yield command
+
+
+def _unreached(result: BenchResult) -> bool:
+    return result.knee_rps is not None and not result.knee_reached
+
+
+def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> str | None:
+    """The command that measures the kernels that the winner's load missed, those and no others; None where none was."""
+    misses = (result.run.provenance.kernel_gate or {}).get("misses") if result is not None else None
+    if not isinstance(misses, list | tuple) or not misses:
+        return None
+    counts = sorted({int(key["token"]) for key in misses if isinstance(key, dict) and str(key.get("token")).isdigit()})
+    tokens = f" --tokens {','.join(map(str, counts))}" if counts else ""
+    named = sweep.request.profile if winner.profile is None else _named(sweep, winner.profile)
+    what = "shape has" if len(misses) == 1 else "shapes have"
+    return (
+        f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` measures them"
+    )
+
+
+def _named(sweep: Sweep, profile: Path) -> str:
+    return profile.stem if profile.is_relative_to(sweep.home.root) else str(profile)
+
+
+def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
+    """A trial's result; None where it has none, or it was removed."""
+    try:
+        return load_result(sweep.request.output / RelativePath(trial.directory)) if trial.directory else None
+    except BenchError:
+        return None
+
+
+def _marks(result: BenchResult | None) -> tuple[Mark, ...]:
+    return result.marks if result is not None else ()
+
+
+def _mark(mark: Mark) -> str:
+    where = f" at {mark.point}" if mark.point else ""
+    return f"{mark.kind.value}{where}"

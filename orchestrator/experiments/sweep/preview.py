@@ -1,0 +1,97 @@
+"""`deploy sweep --dry-run`: the space, what of it cannot fit, and what the search may take. Nothing is started."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.bench.workload import workload_name
+from orchestrator.core.console import minutes, table
+from orchestrator.experiments.sweep.run import TRIALS, Sweep
+from orchestrator.experiments.sweep.space import SearchSpace
+
+_LOOKED_AT: Final = 500  # points that a dry run plans
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedAt:
+    """How many points were planned, of them without a fault and for each reason against them; whether all were."""
+
+    count: int
+    fitting: int
+    refused: Mapping[str, int]
+    whole: bool
+
+    def left(self, space: SearchSpace) -> int:
+        """How many may be tried, as far as is known."""
+        return self.fitting if self.whole else space.size
+
+
+def affordable(sweep: Sweep, points: int) -> int:
+    """How many trials of so many points the budget holds, as far as is known before one was made; one is finished."""
+    budget, hour = sweep.request.budget, sweep.usd_per_hour
+    limits = [points]
+    limits += [budget.trials] if budget.trials is not None else []
+    limits += [int(budget.hours * 3600 / sweep.about)] if budget.hours is not None else []
+    limits += [int(budget.usd / hour * 3600 / sweep.about)] if budget.usd is not None and hour else []
+    return min(points, max(1, min(limits if len(limits) > 1 else [*limits, TRIALS])))
+
+
+def dry_text(sweep: Sweep, looked: LookedAt) -> str:
+    """The space, what of it cannot fit, and what the search may take; for people."""
+    own = sweep.space.shown_own(sweep.base.profile)
+    rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
+    lines = [sweep.description] if sweep.description else []
+    lines += [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
+    lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
+    size, count = sweep.space.size, affordable(sweep, looked.left(sweep.space))
+    of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, by chance"
+    lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} cannot fit")
+    lines += [f"  {many} cannot fit: {reason}" for reason, many in looked.refused.items()]
+    if sweep.own is None:
+        lines.append(f"`{sweep.plan.profile}` as it is is not tried: not all of its values are in the space")
+    cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
+    lines.append(
+        f"budget: up to {count} trials of about {minutes(sweep.about)}: {minutes(count * sweep.about)}{cost}; estimates"
+    )
+    if sweep.confirm and len(sweep.goal.names) == 1:
+        lines.append(f"the best is measured {sweep.confirm + 1} times before it is named, in the same hours and money")
+    return "\n".join(lines)
+
+
+def dry_data(sweep: Sweep, looked: LookedAt) -> dict[str, object]:
+    """The same as plain JSON-able data."""
+    count = affordable(sweep, looked.left(sweep.space))
+    return {
+        "profile": sweep.plan.profile,
+        "description": sweep.description,
+        "confirm": sweep.confirm,
+        "space": sweep.values,
+        "own": sweep.space.shown_own(sweep.base.profile),
+        "own_is_tried": sweep.own is not None,
+        "objective": sweep.goal.words,
+        "workload": workload_name(sweep.workload_named),
+        "points": sweep.space.size,
+        "looked_at": looked.count,
+        "fitting": looked.fitting,
+        "cannot_fit": dict(looked.refused),
+        "trials": count,
+        "seconds": count * sweep.about,
+        "usd": count * sweep.about / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
+    }
+
+
+def look_at(sweep: Sweep) -> LookedAt:
+    """Plan every point, or in a large space some."""
+    whole = sweep.space.size <= _LOOKED_AT
+    points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
+    reasons = Counter(sweep.refusal(dict(point)) for point in points)
+    count, fitting = reasons.total(), reasons.pop("", 0)
+    return LookedAt(count=count, fitting=fitting, refused=reasons, whole=whole)
+
+
+def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
+    dice = random.Random(seed)  # noqa: S311 - no secret
+    for _ in range(_LOOKED_AT):
+        yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}

@@ -1,0 +1,121 @@
+"""The report of a sweep: what was tried and what came of it, the Pareto plot, how much each setting decides."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.result import BenchResult
+from orchestrator.core.text import printable, printable_json
+from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
+from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
+from orchestrator.report.render import environment
+
+_OWN, _BEST, _ALL, _FRONT = "as it is", "best", "all", "front"
+_LEAST: Final = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One trial, as it is shown."""
+
+    trial: SweepTrial
+    settings: tuple[str, ...]  # a value for each knob
+    value: str
+    marks: tuple[str, ...]  # what speaks against comparing its result
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """Everything a page says of a sweep."""
+
+    title: str
+    headline: tuple[str, ...]
+    knobs: tuple[str, ...]
+    values: str  # what the column of values is called
+    rows: tuple[SweepRow, ...]
+    weights: dict[str, float]
+    points: tuple[tuple[int, float, float], ...]  # trial, tok/s per user, output tok/s: of each rate that was measured
+    notes: tuple[str, ...]
+    command: str
+
+
+def measured_points(trial: SweepTrial, result: BenchResult) -> tuple[tuple[int, float, float], ...]:
+    """A trial's points of the Pareto plot."""
+    found = [(metrics.PER_USER.of(point), metrics.OUTPUT.of(point)) for point in result.points]
+    return tuple((trial.number, user, node) for user, node in found if user is not None and node is not None)
+
+
+def front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, float, float], ...]:
+    """Those that no other one beats in both, by rising interactivity."""
+    kept: list[tuple[int, float, float]] = []
+    for point in sorted(points, key=lambda each: (-each[1], -each[2])):
+        if not kept or point[2] > kept[-1][2]:
+            kept.append(point)
+    return tuple(reversed(kept))
+
+
+def pareto_chart(report: SweepReport) -> Chart:
+    """Throughput against interactivity: every rate of every trial, the front, the profile as it is, the best."""
+    own = {row.trial.number for row in report.rows if row.trial.own}
+    best = {row.trial.number for row in report.rows if row.best}
+    series = (
+        (_ALL, report.points, None, "dots"),
+        (_FRONT, front(report.points), 2, "line"),
+        (_OWN, tuple(each for each in report.points if each[0] in own), 1, "dots"),
+        (_BEST, tuple(each for each in report.points if each[0] in best), 0, "dots"),
+    )
+    lines = tuple(
+        Line(
+            label=label,
+            points=tuple((user, node) for _, user, node in points),
+            colour=colour,
+            style="line" if style == "line" else "dots",
+            tags=tuple(str(number) for number, _, _ in points) if label == _FRONT else (),
+        )
+        for label, points, colour, style in series
+        if points
+    )
+    return Chart(
+        id="pareto",
+        title="Throughput and interactivity",
+        x_label="tok/s per user",
+        y_label="output tok/s per node",
+        lines=lines,
+        says="Every rate of every trial; at the front stands the number of the trial.",
+    )
+
+
+def render_sweep_html(report: SweepReport) -> str:
+    """One self-contained page."""
+    chart = pareto_chart(report)
+    bars = tuple(
+        Bar(label=key, value=share, text=metrics.share(share), colour=0)
+        for key, share in report.weights.items()
+        if share >= _LEAST
+    )
+    drawing = line_chart(chart) if chart.lines else None
+    weighed = bar_chart("weights", "How much each setting decides", bars) if bars else None
+    template = environment(markdown=False).get_template("sweep.html.j2")
+    telling = [row for row in report.rows if _tells(row)]
+    return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
+
+
+def render_sweep_markdown(report: SweepReport) -> str:
+    """The same as Markdown."""
+    telling = [row for row in report.rows if _tells(row)]
+    template = environment(markdown=True).get_template("sweep.md.j2")
+    return printable(template.render(report=report, front=front(report.points), telling=telling))
+
+
+def render_sweep_json(report: SweepReport) -> str:
+    """The same as JSON."""
+    return printable_json(json.dumps(asdict(report), indent=2, ensure_ascii=False)) + "\n"
+
+
+def _tells(row: SweepRow) -> bool:
+    """Whether a trial has more to say than its row."""
+    return row.trial.outcome in {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED} and bool(
+        row.trial.why
+    )

@@ -1,0 +1,278 @@
+"""The search: Optuna suggests, prunes, weighs and keeps its journal; here a point is asked for and its outcome told.
+
+What was tried already is not tried again, and what cannot fit or did not start is told as bad, so that it is avoided.
+"""
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.signals import held
+from orchestrator.experiments.sweep.objective import Goal
+from orchestrator.experiments.sweep.space import Point, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+T = TypeVar("T")
+_STUDY: Final = "sweep"
+_TOLD: Final = "outcome"  # attribute of a trial that has one
+_BEGUN: Final = "begun"  # attribute of the study: what was asked for
+_CONFIRMED: Final = "confirmed"  # attribute of the study: what was measured once more
+_FEWEST: Final = 4  # trials before the search follows what it has learned, and before any is stopped for being worse
+_AGAIN: Final = 20  # suggestions of known points before an untried one is drawn
+_LISTED: Final = 10_000  # points of a space of which untried ones are listed
+
+
+class TrialOutcome(StrEnum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    STOPPED = "stopped early"
+    FAILED = "failed"
+    REFUSED = "cannot fit"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrial:
+    """One configuration that was tried, as the journal keeps it."""
+
+    number: int  # from 1, in the order in which they ended
+    point: Mapping[str, int]
+    outcome: TrialOutcome
+    values: tuple[float, ...] = ()  # of the objective, of a trial that was measured
+    why: str = ""  # it did not start, was stopped or could not fit
+    diagnosis: str = ""
+    directory: str = ""  # of its result, below the sweep's
+    answers: str = ""  # what the smoke test says of right answers
+    seconds: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)  # of these seconds: up, bench, down
+    own: bool = False  # the profile's own point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """A trial's configuration, measured once more; without values where that failed, and then why."""
+
+    number: int  # of the trial
+    values: tuple[float, ...] = ()
+    why: str = ""
+    directory: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposed:
+    """A point to try; `rungs` are told to it as they are measured. One that is tried again has no trial of its own."""
+
+    point: Point
+    own: bool
+    trial: "Trial | None"
+
+    def worse(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
+        """Whether it has held clearly less up to that rate than the others had, and need not go on.
+
+        What is held adds up: Optuna's median pruner takes the best that a trial has reported so far.
+        """
+        if self.trial is None:
+            return False
+        with held():
+            self.trial.report(held_rates if higher_is_better else -held_rates, rung)
+        return bool(self.trial.should_prune())
+
+
+class Search:
+    """A study in a journal. Its state is the journal's alone: whoever opens it again goes on."""
+
+    def __init__(
+        self, journal: Path, space: SearchSpace, goal: Goal, *, seed: int, begun: Mapping[str, object]
+    ) -> None:
+        """Open the journal, or begin it with what was asked for. Raises UsageError for another sweep's journal."""
+        self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
+        self._study = self._open(journal)
+        asked = dict(begun)
+        if (found := self._study.user_attrs.get(_BEGUN, asked)) != asked:
+            other = sorted(key for key in asked if found.get(key) != asked[key])
+            hint = "go on with the options of then, or use another --output"
+            raise UsageError(f"this sweep was begun with another {', '.join(other)}", where=str(journal), hint=hint)
+        self._study.set_user_attr(_BEGUN, asked)
+        self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
+        self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - no secret
+        self._end_unfinished()
+
+    def _open(self, journal: Path) -> "Study":
+        optuna = self._optuna
+        kinds = ["maximize" if higher else "minimize" for higher in self._goal.higher_is_better]
+        sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_FEWEST)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST, n_min_trials=2)
+        try:
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+            study: Study = optuna.create_study(
+                study_name=_STUDY,
+                storage=storage,
+                sampler=sampler,
+                pruner=pruner,
+                directions=kinds,
+                load_if_exists=True,
+            )
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            raise UsageError(
+                f"the journal cannot be read: {error}", where=str(journal), hint="use another --output"
+            ) from error
+        return study
+
+    def _distribution(self, key: str) -> "BaseDistribution":
+        knob = next(knob for knob in self._space.knobs if knob.key == key)
+        of = self._optuna.distributions
+        last = len(knob.values) - 1
+        chosen: BaseDistribution = (
+            of.IntDistribution(0, last) if knob.ordered else of.CategoricalDistribution([*range(last + 1)])
+        )
+        return chosen
+
+    def _end_unfinished(self) -> None:
+        """A trial of a sweep that was killed has no outcome, or one that was not counted yet."""
+        states = self._optuna.trial.TrialState
+        for trial in self._study.get_trials(deepcopy=False, states=[states.RUNNING]):
+            if _TOLD in trial.user_attrs:
+                self._count(trial.number, _outcome(trial))
+            else:
+                self._study.tell(trial.number, state=states.FAIL)
+
+    @property
+    def trials(self) -> tuple[SweepTrial, ...]:
+        """Every trial that has ended with an outcome, in order. Raises UsageError for a record out of form."""
+        told = [trial for trial in self._study.get_trials(deepcopy=False) if _TOLD in trial.user_attrs]
+        told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - optuna's have no zone
+        return tuple(map(_outcome, told))
+
+    def ask(self, own: Point | None) -> Proposed | None:
+        """The next point that was not tried, the profile's `own` first; None where all were."""
+        with held():  # what is written to the journal is written whole
+            return self._ask(own)
+
+    def _ask(self, own: Point | None) -> Proposed | None:
+        done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
+        if own is not None and own not in done:
+            self._study.enqueue_trial(dict(own))
+        for _ in range(_AGAIN):
+            trial = self._study.ask(self._fixed)
+            if trial.params not in done:
+                return Proposed(point=dict(trial.params), own=trial.params == own, trial=trial)
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        untried = self._untried(done)
+        if untried is None:
+            return None
+        self._study.enqueue_trial(dict(untried))
+        trial = self._study.ask(self._fixed)
+        return Proposed(point=dict(trial.params), own=False, trial=trial)
+
+    def _untried(self, done: list[Point]) -> Point | None:
+        """A point by chance that was not tried; None where all were."""
+        if self._space.size <= _LISTED:
+            left = [point for point in self._space.points() if point not in done]
+            return self._dice.choice(left) if left else None
+        knobs = self._space.knobs
+        drawn = ({knob.key: self._dice.randrange(len(knob.values)) for knob in knobs} for _ in range(_LISTED))
+        return next((point for point in drawn if point not in done), None)
+
+    def tell(self, asked: Proposed, ended: SweepTrial) -> None:
+        """Keep how a trial ended."""
+        if asked.trial is None:
+            return
+        with held():
+            asked.trial.set_user_attr(_TOLD, asdict(ended))
+            self._count(asked.trial.number, ended)
+
+    def _count(self, number: int, ended: SweepTrial) -> None:
+        """Let the search learn from an outcome."""
+        states = self._optuna.trial.TrialState
+        if ended.outcome is TrialOutcome.MEASURED and ended.values:
+            self._study.tell(number, list(ended.values))
+        else:
+            told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
+            self._study.tell(number, state=told)
+
+    @property
+    def confirmations(self) -> tuple[Confirmation, ...]:
+        """What was measured once more, in order. Raises UsageError for a record out of form."""
+        return _read(_CONFIRMATIONS, self._study.user_attrs.get(_CONFIRMED, []))
+
+    def confirm(self, ended: Confirmation) -> None:
+        """Keep what a trial's configuration came to once more."""
+        with held():
+            self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
+
+    def best(self) -> tuple[SweepTrial, ...]:
+        """The best one; of several objectives all that no other one beats. Of equal ones all of them."""
+        measured = [trial for trial in self.trials if trial.values]
+        if not measured:
+            return ()
+        if len(self._goal.names) > 1:
+            return tuple(sorted(map(_outcome, self._study.best_trials), key=lambda trial: -trial.values[0]))
+        best = self._study.best_value
+        return tuple(trial for trial in measured if trial.values[0] == best)
+
+    def weights(self) -> dict[str, float]:
+        """How much each knob decides of the first objective, from 0 to 1, by PED-ANOVA; empty if unknown."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first: Callable[[FrozenTrial], float] | None = None
+            if len(self._goal.names) > 1:
+                first = _first_value
+            importance = self._optuna.importance
+            try:
+                found: dict[str, float] = importance.get_param_importances(
+                    self._study, evaluator=importance.PedAnovaImportanceEvaluator(), target=first
+                )
+            except (ValueError, RuntimeError):  # fewer than two trials, or all alike
+                return {}
+        return {key: float(value) for key, value in found.items()}
+
+
+def _first_value(trial: "FrozenTrial") -> float:
+    return float(trial.values[0])
+
+
+_TRIAL: Final = TypeAdapter(SweepTrial)
+_CONFIRMATIONS: Final = TypeAdapter(tuple[Confirmation, ...])
+
+
+def _outcome(trial: "FrozenTrial") -> SweepTrial:
+    """What was told of a trial. Raises UsageError for a record out of form."""
+    return _read(_TRIAL, trial.user_attrs[_TOLD])
+
+
+def _read(kind: TypeAdapter[T], told: object) -> T:
+    try:
+        return kind.validate_python(told)
+    except ValidationError as error:
+        what = "the journal holds a trial that is none of this tool's"
+        raise UsageError(what, hint="use another --output") from error
+
+
+def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes
+    """Optuna, imported where signals are held: numpy starts a thread, which must hear none (`core/signals.py`).
+
+    Raises UsageError where it is not installed.
+    """
+    try:
+        with held():
+            import optuna  # noqa: PLC0415 - half a second, which only a sweep pays
+    except ImportError as error:
+        hint = "`pip install 'deploy-sglang[sweep]'` installs it beside this tool"
+        what = f"`deploy sweep` searches with Optuna, which is not installed ({error.name})"
+        raise UsageError(what, hint=hint) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

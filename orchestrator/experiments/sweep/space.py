@@ -1,0 +1,263 @@
+"""What may vary: the file that says it, and the finite set of configurations that follows from it. Pure."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from orchestrator.core.validation import StrictModel, Text, VariableName
+from orchestrator.experiments.sweep.objective import Objective
+from orchestrator.profiles.schema import Profile, Scalar
+
+LAYOUT: Final = "layout"  # the knob of whole layouts
+_MOST: Final = 1000  # values of a range
+_RUNNING: Final = "max-running-requests"
+_CHUNK: Final = "chunked-prefill-size"
+
+
+class NumberRange(StrictModel):
+    """Numbers from one to another, in steps or each so many times the one before."""
+
+    from_: int | float = Field(alias="from", description="the first")
+    to: int | float = Field(description="none is above it")
+    step: int | float | None = Field(default=None, gt=0, description="how far they are apart")
+    times: int | float | None = Field(default=None, gt=1, description="each is so many times the one before")
+
+    @model_validator(mode="after")
+    def _is_finite(self) -> "NumberRange":
+        if (self.step is None) == (self.times is None):
+            raise ValueError("expected `step` or `times`")
+        if self.to <= self.from_ or (self.times is not None and self.from_ <= 0):
+            raise ValueError("expected `from` below `to`, and above 0 where `times` is given")
+        if self._count() > _MOST:
+            raise ValueError(f"these are more than {_MOST} values")
+        return self
+
+    def _count(self) -> int:
+        if self.times is not None:
+            steps = math.log(self.to / self.from_) / math.log(self.times)
+        else:
+            steps = (self.to - self.from_) / (self.step or 1)
+        return math.floor(min(steps, _MOST) + 1e-9) + 1
+
+    def values(self) -> Iterator[int | float]:
+        """Each of them."""
+        whole = all(isinstance(each, int) for each in (self.from_, self.step or 1, self.times or 1))
+        for place in range(self._count()):
+            value = self.from_ * self.times**place if self.times else self.from_ + place * (self.step or 1)
+            yield int(value) if whole else round(float(value), 10)
+
+
+def _form(value: object) -> str:
+    return "range" if isinstance(value, dict | NumberRange) else "list"
+
+
+Value: TypeAlias = Scalar | None  # null: as if the profile said nothing of it
+Choices: TypeAlias = Annotated[tuple[Value, ...], Field(min_length=1)]
+Values: TypeAlias = Annotated[
+    Annotated[NumberRange, Tag("range")] | Annotated[Choices, Tag("list")], Discriminator(_form)
+]
+
+
+class LayoutChoice(StrictModel):
+    """A whole layout: what it does not say is 1, or off."""
+
+    tp: int = Field(ge=1, description="GPUs that share one replica's weights")
+    dp: int = Field(default=1, ge=1, description="replicas")
+    ep: int = Field(default=1, ge=1, description="expert-parallel ranks")
+    dp_attention: bool = Field(default=False, description="dp splits the same GPUs")
+
+    def __str__(self) -> str:
+        """As the field writes it."""
+        more = [f"DP{self.dp}"] if self.dp > 1 else []
+        more += [f"EP{self.ep}"] if self.ep > 1 else []
+        return "×".join([f"TP{self.tp}", *more]) + (" dp-attention" if self.dp_attention else "")
+
+
+class SpaceFile(StrictModel):
+    """A file that says what may vary, and what the best is; what the command line says goes first."""
+
+    description: Text = Field(default="", description="what is looked for, one line")
+    objective: Objective | None = Field(
+        default=None,
+        description="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: knee, tok-s of a closed load",
+    )
+    ttft_p95_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the TTFT p95 that a sustained rate keeps; default: the workload's"
+    )
+    at_rps: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        default=None, description="the rate at which the objective is read; default: each configuration's own knee"
+    )
+    workload: Text | None = Field(default=None, description="a workload's name, or a file; default: the profile's")
+    rates_rps: Annotated[tuple[Annotated[float, Field(gt=0, le=10_000)], ...], Field(min_length=1)] | None = Field(
+        default=None, description="the ladder of rates, rising; default: the workload's"
+    )
+    confirm: Annotated[int, Field(ge=0, le=10)] | None = Field(
+        default=None, description="how often the best is measured again before it is named; default: 2"
+    )
+    layouts: tuple[LayoutChoice, ...] = Field(default=(), description="whole layouts to choose from")
+    flags: dict[Text, Values] = Field(
+        default={},
+        description="sglang's options, each a list of values or a range: {from, to, step} or {from, to, times}",
+    )
+    env: dict[VariableName, Values] = Field(default={}, description="variables of the server, likewise")
+
+    @model_validator(mode="after")
+    def _varies(self) -> "SpaceFile":
+        if not (self.layouts or self.flags or self.env):
+            raise ValueError("expected something that varies: `layouts`, `flags` or `env`")
+        if self.rates_rps is not None and list(self.rates_rps) != sorted(set(self.rates_rps)):
+            raise ValueError("`rates_rps` must rise")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One thing that varies: `layout`, or the key of a setting; `ordered` where its values are rising numbers."""
+
+    key: str
+    values: tuple[Value | LayoutChoice, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether a search may think of the values as more and less."""
+        numbers = [value for value in self.values if isinstance(value, int | float) and not isinstance(value, bool)]
+        return len(numbers) == len(self.values) and numbers == sorted(set(numbers))
+
+    def settings(self, index: int) -> Iterator[tuple[tuple[str, str], Value]]:
+        """Section, key and value of what it sets."""
+        value = self.values[index]
+        if isinstance(value, LayoutChoice):
+            yield from (((LAYOUT, key), said) for key, said in value.model_dump().items())
+        else:
+            section, _, key = self.key.partition(".")
+            yield (section, key), value
+
+    def shown(self, index: int) -> str:
+        """A value for people."""
+        return show_value(self.values[index]) or '""'
+
+
+Point: TypeAlias = Mapping[str, int]  # the index of a value, by the key of its knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """The configurations to choose from: one value of each knob."""
+
+    knobs: tuple[Knob, ...]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return math.prod(len(knob.values) for knob in self.knobs)
+
+    def points(self) -> Iterator[Point]:
+        """Each of them."""
+        keys = [knob.key for knob in self.knobs]
+        for chosen in product(*(range(len(knob.values)) for knob in self.knobs)):
+            yield dict(zip(keys, chosen, strict=True))
+
+    def settings(self, point: Point) -> dict[tuple[str, str], Value]:
+        """What a point sets, by section and key."""
+        return dict(pair for knob in self.knobs for pair in knob.settings(point[knob.key]))
+
+    def overrides(self, point: Point) -> tuple[str, ...]:
+        """The same as `--set` takes it."""
+        found = self.settings(point).items()
+        return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in found)
+
+    def shown(self, point: Point) -> dict[str, str]:
+        """The same for people, a value for each knob."""
+        return {knob.key: knob.shown(point[knob.key]) for knob in self.knobs}
+
+    def shown_own(self, profile: Profile) -> dict[str, str]:
+        """The profile's own values for people, also where they are none of the space."""
+        return {knob.key: show_value(_own(profile, knob.key)) or '""' for knob in self.knobs}
+
+    def own(self, profile: Profile) -> Point | None:
+        """The profile's own point; None where one of its values is none of the space."""
+        point = {}
+        for knob in self.knobs:
+            own = _own(profile, knob.key)
+            same = [index for index, value in enumerate(knob.values) if _same(value, own, text=knob.key[:4] == "env.")]
+            if not same:
+                return None
+            point[knob.key] = same[0]
+        return point
+
+
+def show_value(value: object) -> str:
+    """A value as a file or `--set` has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _own(profile: Profile, key: str) -> object:
+    section, _, name = key.partition(".")
+    if section == LAYOUT:
+        return _layout_of(profile)
+    setting = (profile.flags if section == "flags" else profile.env).get(name)
+    return setting.value if setting is not None else None
+
+
+def _layout_of(profile: Profile) -> LayoutChoice:
+    own = profile.layout
+    return LayoutChoice(tp=own.tp.value, dp=own.dp.value, ep=own.ep.value, dp_attention=own.dp_attention.value)
+
+
+def _same(value: object, own: object, *, text: bool) -> bool:
+    if text and value is not None and own is not None:
+        return str(value) == str(own)
+    if not text and _is_left_out(value):
+        return _is_left_out(own)
+    return value == own and isinstance(value, bool) == isinstance(own, bool)
+
+
+def _is_left_out(value: object) -> bool:
+    """Whether an option is not given: `false` says it, and so does nothing."""
+    return value is None or value is False
+
+
+def space_of(file: SpaceFile) -> SearchSpace:
+    """The space that a file says."""
+    knobs = [Knob(key=LAYOUT, values=file.layouts)] if file.layouts else []
+    for section, said in (("flags", file.flags), ("env", file.env)):
+        knobs += [Knob(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
+    return SearchSpace(knobs=tuple(knobs))
+
+
+def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(values.values()) if isinstance(values, NumberRange) else tuple(dict.fromkeys(values))
+
+
+def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
+    """Layouts that use the node's GPUs, and half and twice as many running requests and tokens of a prefill chunk.
+
+    `known` are the options of the engine. sglang's guide on tuning names these (docs.sglang.io,
+    advanced_features/hyperparameter_tuning); the memory fraction, which it names too, is computed beforehand.
+    """
+    knobs = []
+    if choices := _layouts(profile):
+        knobs.append(Knob(key=LAYOUT, values=choices))
+    for name, usual in ((_RUNNING, 64), (_CHUNK, 8192)):
+        own = _own(profile, f"flags.{name}")
+        if name in known:
+            middle = own if isinstance(own, int) and own > 1 else usual
+            values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
+            first = own if isinstance(own, int) else None
+            knobs.append(Knob(key=f"flags.{name}", values=values if own in values else (first, *values)))
+    return SearchSpace(knobs=tuple(knobs))
+
+
+def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:
+    own, gpus = _layout_of(profile), profile.hardware.gpus
+    used = own.tp if own.dp_attention else own.tp * own.dp
+    found = [LayoutChoice(tp=tp, dp=used // tp) for tp in range(1, used + 1) if gpus and used % tp == 0]
+    return tuple(dict.fromkeys([own, *reversed(found)])) if len(found) > 1 else ()

@@ -1,0 +1,284 @@
+"""The trials of a sweep, each a full run by the tool's own verbs: up, bench, down. Nothing of one is left running."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.bench.run import BenchOptions, bench, server_target
+from orchestrator.core.console import note, say
+from orchestrator.core.errors import (
+    BenchError,
+    DeployError,
+    Interrupted,
+    KernelsError,
+    NameTakenError,
+    NotReadyError,
+    ProfileError,
+    SmokeError,
+    StartError,
+)
+from orchestrator.core.files import remove_tree
+from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.core.signals import heard, held
+from orchestrator.core.subprocesses import quote
+from orchestrator.experiments.sweep.confirm import to_confirm
+from orchestrator.experiments.sweep.run import Sweep, no_time, spent, too_many_refused
+from orchestrator.experiments.sweep.search import Confirmation, Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.servers.down import down
+from orchestrator.servers.servers import fleet
+from orchestrator.servers.start.launch import Up
+from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.up import up
+from orchestrator.servers.start.verify import prove_again
+
+# What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
+_OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
+_ANSWERS: Final = "answers right"  # the check of the smoke test that knows what is right
+_LONGEST: Final = 4000  # characters of a diagnosis that are kept
+
+
+@dataclass
+class _Clock:
+    """Where the seconds of a trial went."""
+
+    begun: float = field(default_factory=time.monotonic)
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts[name] = round(time.monotonic() - begun, 3)
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.begun, 3)
+
+
+@dataclass
+class _Ladder:
+    """Looks at each rate as it is measured, and says where the ladder ends."""
+
+    sweep: Sweep
+    asked: Proposed
+    stopped: bool = False
+
+    def __call__(self, result: BenchResult) -> BenchEnding | None:
+        goal, workload = self.sweep.goal, self.sweep.workload
+        if goal.known_now(result):
+            return BenchEnding.COMPLETE
+        point = result.points[-1]
+        last = workload.climb.up_to_rps if workload.climb else (workload.rates_rps or (0.0,))[-1]
+        if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
+            return None  # Optuna stops no trial that has several objectives
+        held_rates = goal.held_rates(result)
+        self.stopped = self.asked.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
+        return BenchEnding.INTERRUPTED if self.stopped else None
+
+
+def take_down(sweep: Sweep) -> None:
+    """Stop the sweep's own server, where there is one; nobody's requests are waited for, and nothing interrupts it."""
+    with held(), fleet(sweep.home, sweep.request.host) as servers:
+        if servers.find(sweep.server) or sweep.plan.runtime in servers.silent:
+            down(servers, sweep.server, host=sweep.request.host, grace=0)
+
+
+def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
+    """Try points until the budget is spent or all were tried, and say which; `ended` is called after each.
+
+    Raises Interrupted after Ctrl-C, and the DeployError of what no configuration is to blame for, with no server left.
+    """
+    again = "go on with the same command and --resume"
+    try:
+        with fleet(sweep.home, sweep.request.host) as servers:
+            left = servers.find(sweep.server)
+        if left:
+            note("a server that a killed sweep has left is taken down")
+            take_down(sweep)
+        why = _search(sweep, search, ended)
+        short = _confirm(sweep, search, ended)
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted; what was measured is kept", hint=again) from error
+    except Interrupted as error:
+        error.hint = again
+        raise
+    except DeployError as error:
+        error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
+        raise
+    finally:
+        take_down(sweep)  # an interruption may come between a trial and its end
+    return "; ".join(filter(None, [why, short]))
+
+
+def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
+    while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
+        asked = search.ask(sweep.own)
+        if asked is None or too_many_refused(search.trials):
+            return "every point was tried" if asked is None else "nothing that fits was found any more"
+        _try(sweep, search, asked)
+        ended()
+    return why
+
+
+def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
+    """Measure the best again, as often as asked for and as the budget holds; why it was not as often."""
+    while (trial := to_confirm(sweep, search)) is not None:
+        if short := no_time(search.trials, sweep, confirmed=_confirmed_seconds(search)):
+            return f"trial {trial.number} was not measured again as often as asked for: {short}"
+        count = 2 + sum(each.number == trial.number for each in search.confirmations)
+        say(f"trial {trial.number} once more: run {count} of {sweep.confirm + 1}")
+        asked = Proposed(point=trial.point, own=trial.own, trial=None)
+        begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
+        found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
+        told = {"number": trial.number, "values": found.values, "why": found.why}
+        search.confirm(Confirmation(**told, directory=found.directory, seconds=found.seconds))  # type: ignore[arg-type]
+        say(f"trial {trial.number}: {_told(sweep, found)}")
+        ended()
+    return ""
+
+
+def _confirmed_seconds(search: Search) -> float:
+    return sum(each.seconds for each in search.confirmations)
+
+
+def _try(sweep: Sweep, search: Search, asked: Proposed) -> None:
+    number = len(search.trials) + 1
+    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
+    say(f"trial {number}: {shown}{' (as the profile is)' if asked.own else ''}")
+    begun = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=asked.own)
+    if refused := sweep.refusal(dict(asked.point)):
+        found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
+    else:
+        found = _run(sweep, search, asked, begun, folder=f"{number:03d}")
+    search.tell(asked, found)
+    say(f"trial {number}: {_told(sweep, found)}")
+
+
+def _told(sweep: Sweep, found: SweepTrial) -> str:
+    took = f" after {found.seconds:.0f} s" if found.seconds else ""
+    if found.values:
+        return f"{sweep.goal.text(found.values)} ({', '.join(sweep.goal.names)}){took}"
+    return f"{found.outcome}{took}: {found.why}"
+
+
+def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, folder: str) -> SweepTrial:
+    """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
+    clock, place = _Clock(), RelativePath(f"trials/{folder}")
+    remove_tree(sweep.request.output / place, within=sweep.request.output)  # of a trial that was killed, and never told
+    watch = _Ladder(sweep, asked)
+    found = replace(begun, directory=str(place))
+    try:
+        with _nothing_left(sweep, clock):
+            with clock.part("up"):
+                started = up(_up_request(sweep, asked), sweep.home, proven=lambda: None)
+            say(f"trial {begun.number}: it serves and is measured")
+            found = replace(found, answers=_answers(started))
+            with clock.part("bench"):
+                result = _measure(sweep, asked, watch, sweep.request.output / place)
+            found = _judged(sweep, result, watch, found)
+            if found.values and _leads(sweep, search, found):
+                with clock.part("smoke"), fleet(sweep.home, sweep.request.host) as servers:
+                    prove_again(servers, sweep.server, strict_kernels=False).require()
+    except NameTakenError:
+        raise
+    except _OF_THE_POINT as error:
+        diagnosis = redact(error.details)[-_LONGEST:]
+        found = replace(found, values=(), outcome=TrialOutcome.FAILED, why=_reason(error), diagnosis=diagnosis)
+    except BaseException:
+        cut = replace(found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
+        with suppress(Exception):
+            search.tell(asked, cut)
+        raise
+    return replace(found, seconds=clock.seconds, parts=clock.parts)
+
+
+@contextmanager
+def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
+    """Whatever ends the block, nothing interrupts the taking down."""
+    with held():
+        try:
+            with heard():
+                yield
+        finally:
+            with clock.part("down"):
+                take_down(sweep)
+
+
+def _up_request(sweep: Sweep, asked: Proposed) -> UpRequest:
+    request = sweep.request
+    return UpRequest(
+        profile=request.profile,
+        name=sweep.server,
+        overrides=(*request.overrides, *sweep.space.overrides(asked.point)),
+        host=request.host,
+        image=None,
+        replace=False,
+        keep=False,
+        stage=True,
+        accept_untuned=request.accept_untuned,
+        strict_kernels=False,
+        timeout=request.timeout,
+    )
+
+
+def _measure(sweep: Sweep, asked: Proposed, watch: _Ladder, folder: Path) -> BenchResult:
+    options = BenchOptions(
+        workload=sweep.workload_named,
+        tokens=(None, None),
+        changes=sweep.changes,
+        api="completions",
+        usd_per_gpu_hour=sweep.request.usd_per_gpu_hour,
+        label=", ".join(sweep.space.shown(asked.point).values()),
+        directory=folder,
+        resume=False,
+        command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
+        enough=watch,
+    )
+    with fleet(sweep.home, sweep.request.host) as servers:
+        result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)
+    if result.ending is BenchEnding.INTERRUPTED and not watch.stopped:
+        raise Interrupted("interrupted")
+    return result
+
+
+def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial) -> SweepTrial:
+    """What a measurement says of the objective. Raises BenchError where no further trial would tell it either."""
+    if watch.stopped:
+        point = result.points[-1]
+        why = f"at {point.label} requests/s it held {sweep.goal.held(point):.0%} of the load, and the others more"
+        return replace(found, outcome=TrialOutcome.STOPPED, why=why)
+    if result.ending is BenchEnding.ENDPOINT_DIED:
+        raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
+    values = sweep.goal.values(result)
+    if values is None and sweep.goal.point(result) is not None:
+        raise DeployError(sweep.goal.missing(result), hint="take another `--objective`")
+    why = sweep.goal.missing(result) if values is None else ""
+    return replace(found, outcome=TrialOutcome.MEASURED, values=values or (), why=why)
+
+
+def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
+    """Whether no trial before was better: then it may win, and is proven once more, after its load."""
+    signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
+    mine = [sign * value for sign, value in zip(signs, found.values, strict=True)]
+    for trial in search.best():
+        theirs = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
+        if theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True)):
+            return False
+    return True
+
+
+def _answers(started: Up) -> str:
+    """What the smoke test says of right answers."""
+    checks = started.smoke.checks if started.smoke else ()
+    return next((f"{check.verdict}: {check.evidence}" for check in checks if check.name == _ANSWERS), "")
+
+
+def _reason(error: DeployError) -> str:
+    return redact("; ".join(problem.message for problem in error.each()))

@@ -1,0 +1,139 @@
+"""The winner of a sweep as a profile that extends the one it was found from, each setting with its evidence."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from orchestrator.bench.workload import workload_name
+from orchestrator.core.catalog import Kind
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.yaml_document import Data
+from orchestrator.experiments.sweep.confirm import confirmed_words, runs_of
+from orchestrator.experiments.sweep.run import Sweep
+from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
+from orchestrator.plan.plan import NAME
+from orchestrator.planner.planning import is_path, read_draft
+from orchestrator.profiles.layers import EXTENDS, Override
+from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
+from orchestrator.runs.run_dir import load_result
+
+_MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
+_MOST: Final = 1 << 20
+
+
+def profile_path(sweep: Sweep, number: int | None = None) -> Path:
+    """Where the winner is written: into the home's catalogue, or beside the report; with the trial's `number`.
+
+    Raises UsageError for what cannot be a name, for that of a profile which no sweep has written, and for that of the
+    profile which the winner extends.
+    """
+    name = sweep.request.name or f"{sweep.plan.profile}-swept"
+    name = name if number is None else f"{name}-{number}"
+    if not NAME.match(name):
+        hint = "`--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
+        raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
+    path = sweep.request.output / FileName(f"{name}.yaml")
+    taken = path if path.exists() else None
+    if not sweep.request.beside:
+        path = home_path(sweep.home, name)
+        taken = sweep.base.catalogue.find(Kind.PROFILE, name)
+    if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
+        raise UsageError(f"there is a profile `{name}` already", where=str(taken), hint="give another `--name`")
+    return path
+
+
+def home_path(home: Home, name: str) -> Path:
+    """The file of a profile of the home's catalogue."""
+    return home.root / Kind.PROFILE.file(name)
+
+
+def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
+    """Write the profile. It is planned before: what could not be started is not written."""
+    text = winner_text(sweep, best, search)
+    read_draft(text, path, sweep.base.catalogue).decide({}, quiet=True)
+    return write_whole(path, text)
+
+
+def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    """The file: what it extends, what the user set for all trials, and what was measured to be better."""
+    source, trials = evidence(sweep, best, search), search.trials
+    lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
+    lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
+    data = _given(sweep.request.overrides)
+    for (section, key), value in sweep.space.settings(best.point).items():
+        said: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
+        holder = data.setdefault(section, {})
+        if isinstance(holder, dict):
+            holder[key] = said
+    lines += _lines(data)
+    ran = sum(trial.outcome is not TrialOutcome.REFUSED for trial in trials)
+    head = [
+        "yaml-language-server: $schema=profile.schema.json",
+        f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
+        f"Best of: {sweep.goal.words}. {_how_often(sweep, best, search)}.",
+        f"Answers: {best.answers or 'not looked at'}.",
+        f"Measured: {sweep.request.output / RelativePath(best.directory)}",
+    ]
+    return yaml_text([" ".join(line.split()) for line in head], lines)
+
+
+def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    """In one line what was measured of the winner, when, and of the profile as it is."""
+    own = next((trial for trial in search.trials if trial.own and trial.values), None)
+    against = f", {value_text(sweep, own, search)} as `{sweep.plan.profile}` is" if own is not None else ""
+    named = ", ".join(sweep.goal.names)
+    measured = _day(sweep, best)
+    return f"deploy sweep, {measured}, trial {best.number}: {named} {value_text(sweep, best, search)}{against}"
+
+
+def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
+    """What it came to: the median of its runs, where there are several."""
+    if len(trial.values) > 1 or len(runs := runs_of(search, trial)) == 1:
+        return sweep.goal.text(trial.values)
+    ends = " to ".join(sweep.goal.text((each,)) for each in (min(runs), max(runs)))
+    return f"{sweep.goal.text((median(runs),))} (median of {len(runs)} runs, {ends})"
+
+
+def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    once = "One run each: nothing is said of noise"
+    return once if len(best.values) > 1 or len(runs_of(search, best)) == 1 else confirmed_words(sweep, search, best)
+
+
+def _day(sweep: Sweep, trial: SweepTrial) -> str:
+    """The day on which it was measured; today's for a result that was removed."""
+    try:
+        return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
+    except BenchError:
+        return datetime.now(UTC).date().isoformat()
+
+
+def _base(profile: str) -> str:
+    return str(Path(profile).absolute()) if is_path(profile) else profile
+
+
+def _given(overrides: tuple[str, ...]) -> dict[str, Data]:
+    """`--set` options as the keys of a profile."""
+    data: dict[str, Data] = {}
+    for override in map(Override.parse, overrides):
+        holder = data
+        for key in override.path[:-1]:
+            inner = holder.setdefault(key, {})
+            if not isinstance(inner, dict):
+                inner = holder[key] = {}
+            holder = inner
+        holder[override.path[-1]] = override.value
+    return data
+
+
+def _lines(data: Mapping[str, Data]) -> Iterator[YamlLine]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from (YamlLine(path=(key, inner), value=said) for inner, said in value.items())
+        else:
+            yield YamlLine(path=(key,), value=value)

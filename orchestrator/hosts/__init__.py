@@ -1,0 +1,1 @@
+"""One host: ssh, preflight checks, GPUs, ports, VRAM."""

@@ -1,0 +1,45 @@
+"""Which Docker daemon is meant, asked in one place, so that the image is built where its container is started."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.subprocesses import attempt
+from orchestrator.core.text import parse_json
+from orchestrator.hosts.ssh import FarHost
+
+DEFAULT: Final = "unix:///var/run/docker.sock"
+
+
+def docker_endpoint(host: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """The URL of the daemon: the one named, else DOCKER_HOST, else the docker command's own context, as it decides."""
+    return host or environ.get("DOCKER_HOST") or _of_context(environ) or DEFAULT
+
+
+def far_machine(host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The far machine with the daemon, `ssh://user@node`; None for this one. Raises UsageError for what is neither."""
+    url = docker_endpoint(host, environ)
+    if url.startswith("unix://"):
+        return None
+    FarHost.parse(url)
+    return url
+
+
+def _of_context(environ: Mapping[str, str]) -> str | None:
+    """The endpoint of the chosen context; None where none is chosen, or there is no docker command to ask."""
+    name = environ.get("DOCKER_CONTEXT") or _current_context(environ)
+    if name in {None, "", "default"}:
+        return None
+    told = attempt(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10)
+    return told.stdout.strip() or None if told.ok else None
+
+
+def _current_context(environ: Mapping[str, str]) -> str | None:
+    folder = environ.get("DOCKER_CONFIG") or str(Path(environ.get("HOME", "~")).expanduser() / ".docker")
+    try:
+        config = parse_json(Path(folder, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = config.get("currentContext") if isinstance(config, dict) else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,167 @@
+"""The checks of the GPUs and of their driver."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from orchestrator.hosts.context import Subject
+from orchestrator.hosts.gpus import VENDORS
+from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
+from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.plan.plan import Plan
+
+VRAM_IN_USE = "vram in use"  # the name of the one check that passes by itself in time
+DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
+
+_VRAM_TOLERANCE = 0.97  # firmware keeps a little: 183359 of 184320 MiB on a B200
+# Releases of ROCm in order. A driver serves user space up to 2 releases newer ("+/- 2 releases", ROCm 6.3 user and
+# kernel-space support matrix) and, since driver 30.30, 4 older (7.2 down to 6.3, amdgpu compatibility matrix).
+_ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
+_NEWER, _OLDER = 2, 4
+
+
+def gpus_present(subject: Subject) -> Iterator[Finding]:
+    """As many GPUs of the vendor as the layout takes."""
+    hardware, inventory = subject.plan.hardware, subject.inventory
+    if hardware.vendor == "cpu":
+        yield info("gpus", "not looked for", "none")
+        return
+    needed = f"{subject.plan.layout.gpus * subject.plan.replicas} x {hardware.arch}"
+    if inventory is None:
+        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
+        found = f"no {VENDORS[hardware.vendor].name} GPU" + (
+            f" ({other})" if other else ", no tool and no driver for one"
+        )
+        yield fail("gpus", found, needed, "choose a profile for this machine: `deploy profiles`")
+        return
+    count, hint = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
+    found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
+    if count <= max(subject.plan.gpus, default=0):
+        yield fail("gpus", found, needed, hint)
+    elif count < hardware.gpus:
+        part = f"{hint}; where the rest is not yours: `--set hardware.gpus={count}`"
+        yield warn("gpus", f"{found}, of the node's {hardware.gpus}", needed, part)
+    else:
+        yield info("gpus", found, needed)
+    for fault in inventory.faults:
+        yield warn("gpu tool", fault, "all of its output", "run it by hand and see what it says")
+
+
+def gpu_arch(subject: Subject) -> Iterator[Finding]:
+    """The GPUs are what the image was compiled for, by the compiler's name and never by the marketing name."""
+    needed = subject.plan.hardware.arch
+    if not subject.gpus:
+        return
+    found = _each(subject.gpus, [gpu.arch or "not told" for gpu in subject.gpus])
+    archs = {gpu.arch for gpu in subject.gpus}
+    if archs == {needed}:
+        yield info("gpu arch", found, needed)
+    elif archs == {None}:
+        yield warn("gpu arch", found, needed, "install `amd-smi`, or load the driver: `sudo modprobe amdgpu`")
+    else:
+        yield fail("gpu arch", found, needed, "choose a profile for these GPUs: `deploy profiles`")
+
+
+def compute_units(subject: Subject) -> Iterator[Finding]:
+    """The CU count, by which aiter's tuned kernels are chosen; a part of it means a partitioned GPU."""
+    needed, known = subject.plan.hardware.compute_units, [gpu for gpu in subject.gpus if gpu.compute_units]
+    if not needed or not known:
+        return
+    found = _each(known, [str(gpu.compute_units) for gpu in known])
+    if all(gpu.compute_units == needed for gpu in known):
+        yield info("compute units", found, str(needed))
+    else:
+        hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
+        yield warn("compute units", found, str(needed), hint)
+
+
+def vram_size(subject: Subject) -> Iterator[Finding]:
+    """Every GPU has the VRAM that was planned with."""
+    needed, known = subject.plan.hardware.vram_bytes, [gpu for gpu in subject.gpus if gpu.vram_bytes]
+    if not known:
+        return
+    found = _each(known, [gib(gpu.vram_bytes or 0) for gpu in known])
+    if min(gpu.vram_bytes or 0 for gpu in known) >= needed * _VRAM_TOLERANCE:
+        yield info("vram", found, gib(needed))
+    else:
+        yield fail("vram", found, gib(needed), "choose a profile for these GPUs, or undo their partition")
+
+
+def vram_use(subject: Subject) -> Iterator[Finding]:
+    """What is in use before anything was started: leftovers end in RCCL errors at init."""
+    inventory, needed = subject.inventory, f"at most {DRAINED:.0%} a GPU"
+    if inventory is None or not subject.gpus:
+        return
+    if any(gpu.used_share is None for gpu in subject.gpus):
+        yield warn(VRAM_IN_USE, f"not told by {inventory.tool}", needed, "look by hand before you start")
+        return
+    if busy := busy_gpus(subject.gpus):
+        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no process that the tool can see"
+        found = f"{describe_use(busy)}; held by {who}"
+        hint = f"{_stop(inventory, busy)}, or wait: a killed server drains for minutes"
+        yield fail(VRAM_IN_USE, found, needed, hint)
+    else:
+        yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
+
+
+def driver(subject: Subject) -> Iterator[Finding]:
+    """The node's driver can carry the image's ROCm or CUDA."""
+    inventory = subject.inventory
+    if inventory is None:
+        return
+    toolkit = VENDORS[inventory.vendor].toolkit
+    found = f"{inventory.driver or 'driver not told'}, {toolkit} {inventory.toolkit or 'not told'}"
+    wanted = image_toolkit(subject.plan)
+    if wanted is None or inventory.toolkit is None:
+        yield info("driver", found)
+    elif carries(inventory.vendor, inventory.toolkit, wanted):
+        yield info("driver", found, f"{toolkit} {wanted} in the image")
+    else:
+        hint = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
+        yield warn("driver", found, f"{toolkit} {wanted} in the image", hint)
+
+
+def busy_gpus(gpus: Iterable[Gpu], share: float = DRAINED) -> tuple[Gpu, ...]:
+    """The GPUs with more than `share` of their VRAM in use."""
+    return tuple(gpu for gpu in gpus if (gpu.used_share or 0) > share)
+
+
+def describe_use(gpus: Sequence[Gpu]) -> str:
+    """Used VRAM as text: `gpu 0 29%, gpu 3 41%`."""
+    return ", ".join(f"gpu {gpu.index} {gpu.used_share or 0:.0%}" for gpu in gpus)
+
+
+def image_toolkit(plan: Plan) -> str | None:
+    """ROCm or CUDA of an image by its tag: `rocm720` is 7.2, `cu130` is 13.0 (the tags of lmsysorg/sglang)."""
+    match = re.search(r"rocm(\d)(\d)\d|cu(\d\d)(\d)\b", plan.engine.image or "")
+    return ".".join(part for part in match.groups() if part) if match else None
+
+
+def carries(vendor: str, host: str, image: str) -> bool:
+    """Whether a driver of release `host` runs user space of release `image`; true where no document says.
+
+    A CUDA driver runs everything up to its own major version (CUDA compatibility, minor version compatibility).
+    """
+    if vendor == "nvidia":
+        return int(host.partition(".")[0]) >= int(image.partition(".")[0])
+    release = ".".join(host.split(".")[:2])
+    if release not in _ROCM or image not in _ROCM:
+        return True
+    return -_OLDER <= _ROCM.index(image) - _ROCM.index(release) <= _NEWER
+
+
+def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
+    indices = {gpu.index for gpu in busy}
+    pids = sorted({process.pid for process in inventory.processes if process.gpu is None or process.gpu in indices})
+    return f"stop them: `kill {' '.join(map(str, pids))}`" if pids else "stop the server that held it"
+
+
+def _each(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
+    """`8 x 288.0 GiB`, with the GPUs named where they differ."""
+    pairs = sorted(zip(values, [gpu.index for gpu in gpus], strict=True))
+    if not pairs:
+        return "none"
+    groups = [(value, [index for _, index in group]) for value, group in groupby(pairs, key=lambda pair: pair[0])]
+    if len(groups) == 1:
+        return f"{len(gpus)} x {groups[0][0]}"
+    return ", ".join(f"{value} (gpu {' '.join(map(str, indices))})" for value, indices in groups)

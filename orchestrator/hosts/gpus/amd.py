@@ -1,0 +1,219 @@
+"""AMD GPUs from `amd-smi` (JSON), from `rocm-smi --json` where that is all there is, and from the driver's topology.
+
+The forms read here, from the tools' own sources and from outputs that users posted:
+
+- `amd-smi static|metric --json`: a list with one object a GPU up to ROCm 6, the same list under `gpu_data` from
+  amd-smi 26 (ROCm 7) on (ROCm/rocprofiler-compute PR 836, ROCm/rocm-systems PR 223).
+- A number is bare in old releases and `{"value": 294896, "unit": "MB"}` since; "MB" is MiB (amdsmi_commands.py divides
+  by 1024*1024). What a GPU does not tell is `"N/A"`.
+- `amd-smi process --json`: `process_info` is an object, or the sentence "No running processes detected".
+- Lines before the JSON: Python's SyntaxWarnings (seen with Python 3.14), rocm-smi's low-power warning.
+- `rocm-smi --json`: `card0`, `card1`, … with "VRAM Total Memory (B)"; "GFX Version" only since ROCm 6; processes stand
+  under `system` as `"PID123": "name, gpus, vram bytes, sdma, cu occupancy"`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
+from orchestrator.hosts.survey import Section, Survey
+
+_SMI = "timeout 30"  # the tool of a wedged driver never returns
+SECTIONS: Mapping[str, str] = {
+    "amd-smi static": f"{_SMI} amd-smi static --asic --vram --driver --json",
+    "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
+    "amd-smi process": f"{_SMI} amd-smi process --json",
+    "amd-smi version": f"{_SMI} amd-smi version --json",
+    "rocm-smi": "command -v amd-smi >/dev/null || "
+    f"{_SMI} rocm-smi --showproductname --showmeminfo vram --showpids --showdriverversion --json",
+    "rocm": "cat /opt/rocm/.info/version",
+    "kfd": "grep -HE '^(simd_count|simd_per_cu|gfx_target_version) ' /sys/class/kfd/kfd/topology/nodes/*/properties",
+}
+
+_UNITS = {"B": 1, "KB": 1 << 10, "MB": MIB, "GB": 1 << 30}
+_EMPTY = GpuInventory(vendor="amd", tool="kfd", driver=None, toolkit=None, gpus=(), processes=(), faults=())
+
+Record = Mapping[str, object]
+
+
+def read_amd(survey: Survey) -> GpuInventory | None:
+    """The node's AMD GPUs; None where there is neither a tool nor a driver."""
+    topology = _topology(survey["kfd"].text)
+    release = survey["rocm"].text.strip().partition("-")[0] if survey["rocm"].code == 0 else None
+    if not survey["amd-smi static"].missing:
+        inventory = _from_amd_smi(survey)
+    elif not survey["rocm-smi"].missing:
+        inventory = _from_rocm_smi(survey["rocm-smi"])
+    elif topology:
+        inventory = replace(_EMPTY, faults=("neither `amd-smi` nor `rocm-smi` is installed: VRAM use is not known",))
+    else:
+        return None
+    return _with_topology(replace(inventory, toolkit=inventory.toolkit or release), topology)
+
+
+def _from_amd_smi(survey: Survey) -> GpuInventory:
+    faults: list[str] = []
+    static, metric, process, version = (
+        _records(name, survey[name], faults)
+        for name in ("amd-smi static", "amd-smi metric", "amd-smi process", "amd-smi version")
+    )
+    usage = {record.get("gpu"): record for record in metric}
+    return replace(
+        _EMPTY,
+        tool="amd-smi",
+        driver=next((text for record in static if (text := _text(_at(record, "driver", "version")))), None),
+        toolkit=_text(version[0].get("rocm_version")) if version else None,
+        gpus=tuple(_gpu(record, usage.get(record.get("gpu"), {})) for record in static),
+        processes=tuple(found for record in process for found in _processes(record)),
+        faults=tuple(faults),
+    )
+
+
+def _gpu(static: Record, metric: Record) -> Gpu:
+    return Gpu(
+        index=_number(static.get("gpu")) or 0,
+        arch=_arch(_at(static, "asic", "target_graphics_version")),
+        name=_text(_at(static, "asic", "market_name")),
+        compute_units=_number(_at(static, "asic", "num_compute_units")),
+        vram_bytes=_size(_at(static, "vram", "size"), "MB") or _size(_at(metric, "mem_usage", "total_vram"), "MB"),
+        vram_used=_size(_at(metric, "mem_usage", "used_vram"), "MB"),
+    )
+
+
+def _processes(record: Record) -> Iterator[GpuProcess]:
+    listed = record.get("process_list")
+    for entry in listed if isinstance(listed, list) else ():
+        info = entry.get("process_info") if isinstance(entry, dict) else None
+        if not isinstance(info, dict) or (pid := _number(info.get("pid"))) is None:
+            continue
+        vram = _size(_at(info, "memory_usage", "vram_mem"), "B")
+        yield GpuProcess(
+            pid=pid,
+            name=_text(info.get("name")) or "unknown",
+            gpu=_number(record.get("gpu")),
+            vram_bytes=vram if vram is not None else _size(info.get("mem_usage"), "B"),
+        )
+
+
+def _from_rocm_smi(section: Section) -> GpuInventory:
+    faults: list[str] = []
+    document = _document("rocm-smi", section, faults)
+    cards = document if isinstance(document, dict) else {}
+    system = cards.get("system")
+    system = system if isinstance(system, dict) else {}
+    return replace(
+        _EMPTY,
+        tool="rocm-smi",
+        driver=_text(system.get("Driver version")),
+        gpus=tuple(
+            _card(int(key.removeprefix("card")), card)
+            for key, card in cards.items()
+            if re.fullmatch(r"card\d+", key) and isinstance(card, dict)
+        ),
+        processes=tuple(_pid(key, str(text)) for key, text in system.items() if re.fullmatch(r"PID\d+", key)),
+        faults=tuple(faults),
+    )
+
+
+def _card(index: int, card: Record) -> Gpu:
+    return Gpu(
+        index=index,
+        arch=_arch(card.get("GFX Version")),
+        name=_text(card.get("Card Series")) or _text(card.get("Card series")),
+        compute_units=None,
+        vram_bytes=_number(card.get("VRAM Total Memory (B)")),
+        vram_used=_number(card.get("VRAM Total Used Memory (B)")),
+    )
+
+
+def _pid(key: str, text: str) -> GpuProcess:
+    columns = [column.strip() for column in text.split(",")]
+    return GpuProcess(
+        pid=int(key.removeprefix("PID")),
+        name=columns[0] or "unknown",
+        gpu=None,
+        vram_bytes=_number(columns[2]) if len(columns) > 2 else None,
+    )
+
+
+def _topology(text: str) -> tuple[tuple[str, int], ...]:
+    """gfx and CU count of each GPU node under /sys/class/kfd/kfd/topology, in its order (a CPU node has no SIMDs)."""
+    nodes: dict[int, dict[str, int]] = {}
+    for node, key, value in re.findall(r"nodes/(\d+)/properties:(\w+) (\d+)", text):
+        nodes.setdefault(int(node), {})[key] = int(value)
+    return tuple(
+        (_gfx(node.get("gfx_target_version", 0)), node["simd_count"] // (node.get("simd_per_cu") or 4))
+        for _, node in sorted(nodes.items())
+        if node.get("simd_count")
+    )
+
+
+def _gfx(target: int) -> str:
+    """90402 is gfx942, 90010 is gfx90a: major, minor and step in pairs of decimal digits, the step in hex."""
+    return f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}"
+
+
+def _with_topology(inventory: GpuInventory, topology: tuple[tuple[str, int], ...]) -> GpuInventory:
+    """Fill in gfx and CU count where the tool left them out, if driver and tool count the same GPUs."""
+    unknown = Gpu(index=0, arch=None, name=None, compute_units=None, vram_bytes=None, vram_used=None)
+    listed = inventory.gpus or tuple(replace(unknown, index=index) for index in range(len(topology)))
+    if len(listed) != len(topology):
+        return inventory
+    pairs = zip(listed, topology, strict=True)
+    gpus = tuple(
+        replace(gpu, arch=gpu.arch or arch, compute_units=gpu.compute_units or units) for gpu, (arch, units) in pairs
+    )
+    return replace(inventory, gpus=gpus)
+
+
+def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
+    document = _document(name, section, faults)
+    listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
+    return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
+
+
+def _document(name: str, section: Section, faults: list[str]) -> object:
+    """The JSON document among what a tool printed; None, and a fault, where there is none that can be read."""
+    decoder = json.JSONDecoder()
+    for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
+        try:
+            return decoder.raw_decode(section.text, start.start())[0]
+        except json.JSONDecodeError:
+            continue
+    lines = section.text.strip().splitlines()
+    why = "did not answer in 30 s" if section.code == 124 else f"printed no JSON: {lines[-1] if lines else 'nothing'}"
+    faults.append(f"`{name}` {why}")
+    return None
+
+
+def _at(value: object, *keys: str) -> object:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: object) -> str | None:
+    return value.strip() if isinstance(value, str) and value.strip() not in {"", "N/A"} else None
+
+
+def _arch(value: object) -> str | None:
+    text = _text(value)
+    return text.lower().partition(":")[0] if text else None
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, dict):
+        value = value.get("value")
+    try:
+        return None if isinstance(value, bool) else int(float(str(value)))
+    except ValueError:
+        return None
+
+
+def _size(value: object, unit: str) -> int | None:
+    """Bytes of a number with or without its unit; `unit` is what a bare number is in."""
+    number = _number(value)
+    named = value.get("unit") if isinstance(value, dict) else unit
+    return None if number is None else number * _UNITS.get(str(named), 1)

@@ -1,0 +1,106 @@
+"""What a survey says of a machine: devices, limits, CPUs, disks, ports."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.hosts.gpus import inventories
+from orchestrator.hosts.gpus.inventory import GpuInventory
+from orchestrator.hosts.survey import Survey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device file, with its group and whether this user can read and write it."""
+
+    path: str
+    gid: int
+    group: str
+    open: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """Free space at the file system that holds, or will hold, a directory."""
+
+    device: str  # the same for two directories that share it
+    mount: str
+    free: int  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One look at a machine; None where it could not be told. Sizes are bytes."""
+
+    inventories: tuple[GpuInventory, ...]
+    root: bool
+    user: str
+    devices: tuple[Device, ...]
+    memlock: float | None  # infinite where unlimited
+    shm_free: int | None
+    numa_balancing: bool | None
+    kernel_options: tuple[str, ...]
+    cpus_allowed: frozenset[int]
+    cpus_online: frozenset[int]
+    cores: int  # physical
+    listening: frozenset[int]  # TCP ports
+    disks: Mapping[str, Disk]
+
+
+def read_machine(survey: Survey) -> Machine:
+    """Everything a survey holds, as values."""
+    user = survey["user"].text.split()
+    return Machine(
+        inventories=inventories(survey),
+        root=user[:1] == ["0"],
+        user=user[1] if len(user) > 1 else "you",
+        devices=_devices(survey["devices"].text),
+        memlock=_memlock(survey["memlock"].text.strip()),
+        shm_free=disk.free if (disk := _disk(survey["shm"].text)) else None,
+        numa_balancing={"0": False, "1": True}.get(survey["numa balancing"].text.strip()),
+        kernel_options=tuple(survey["kernel options"].text.split()),
+        cpus_allowed=cpu_list(survey["cpus allowed"].text.partition(":")[2]),
+        cpus_online=cpu_list(survey["cpus online"].text),
+        cores=_count(survey["cores"].text),
+        listening=listening_ports(survey["sockets"].text),
+        disks={
+            name.removeprefix("disk "): disk
+            for name, section in survey.sections.items()
+            if name.startswith("disk ") and (disk := _disk(section.text))
+        },
+    )
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The kernel's list form, `0-3,8`, as numbers."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
+
+
+def listening_ports(text: str) -> frozenset[int]:
+    """The ports something listens on (state 0A) in the form of /proc/net/tcp and tcp6."""
+    return frozenset(int(port, 16) for port in re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A ", text, re.MULTILINE))
+
+
+def _devices(text: str) -> tuple[Device, ...]:
+    rows = re.findall(r"^(/dev/\S+) (\d+) (\S+) (\w+)$", text, re.MULTILINE)
+    return tuple(Device(path=path, gid=int(gid), group=group, open=mode == "open") for path, gid, group, mode in rows)
+
+
+def _memlock(text: str) -> float | None:
+    if text == "unlimited":
+        return float("inf")
+    return int(text) * 1024 if text.isdigit() else None
+
+
+def _disk(text: str) -> Disk | None:
+    """The last line of `df -Pk`: filesystem, 1024-blocks, used, available, capacity, mount point."""
+    columns = text.strip().splitlines()[-1:] and text.strip().splitlines()[-1].split()
+    if len(columns) < 6 or not columns[3].isdigit():
+        return None
+    return Disk(device=columns[0], mount=columns[5], free=int(columns[3]) * 1024)
+
+
+def _count(text: str) -> int:
+    last = text.strip().splitlines()[-1:]
+    return int(last[0]) if last and last[0].isdigit() else 0

@@ -1,0 +1,190 @@
+"""The checks of everything around the GPUs: devices, limits, CPUs, disks, ports, image, secrets, checkpoint."""
+
+from collections.abc import Iterator
+
+from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.hosts.context import Subject
+from orchestrator.hosts.gpus.inventory import GIB, gib
+from orchestrator.hosts.ports import plan_ports, port_holder
+from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.plan.plan import Plan
+
+_SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with,
+_SIZE_THAT_MATTERS = 10**8  # or the bytes
+_SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
+
+
+def devices(subject: Subject) -> Iterator[Finding]:
+    """/dev/kfd and /dev/dri/renderD* are there."""
+    if subject.plan.hardware.vendor != "amd":
+        return
+    found = subject.machine.devices
+    listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in found[:2])
+    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+    if not any(device.path == "/dev/kfd" for device in found) or len(found) < 2:
+        yield fail("devices", listed or "none", "/dev/kfd and /dev/dri/renderD*", "`sudo modprobe amdgpu`")
+    else:
+        yield info("devices", listed + more, "/dev/kfd and /dev/dri/renderD*")
+
+
+def shared_memory(subject: Subject) -> Iterator[Finding]:
+    """The machine's /dev/shm, which a process and a container with `ipc: host` use."""
+    plan, free = subject.plan, subject.machine.shm_free
+    own = subject.access.contained and plan.hardware.container.ipc != "host"
+    if plan.hardware.vendor == "cpu" or own or free is None:
+        return
+    needed = plan.hardware.container.shm_bytes or _SHM
+    if free >= needed:
+        yield info("shared memory", f"{gib(free)} free", gib(needed))
+    else:
+        hint = f"`sudo mount -o remount,size={needed // GIB}G /dev/shm`"
+        yield warn("shared memory", f"{gib(free)} free", gib(needed), hint)
+
+
+def numa_balancing(subject: Subject) -> Iterator[Finding]:
+    """Automatic NUMA balancing stalls GPUs (AMD Instinct system optimisation guides; sglang amd_gpu.mdx)."""
+    on = subject.machine.numa_balancing
+    if subject.plan.hardware.vendor != "amd" or on is None:
+        return
+    if on:
+        yield warn("numa balancing", "on", "off", "`echo 0 | sudo tee /proc/sys/kernel/numa_balancing`")
+    else:
+        yield info("numa balancing", "off", "off")
+
+
+def kernel_options(subject: Subject) -> Iterator[Finding]:
+    """`iommu=pt` and `pci=realloc=off` on the kernel's command line (sglang docs, amd_gpu.mdx)."""
+    given = subject.machine.kernel_options
+    if subject.plan.hardware.vendor != "amd" or not given:
+        return
+    missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in given]
+    if missing:
+        hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
+        yield warn("kernel options", f"without {' '.join(missing)}", "iommu=pt pci=realloc=off", hint)
+    else:
+        yield info("kernel options", "iommu=pt pci=realloc=off", "iommu=pt pci=realloc=off")
+
+
+def cpu_affinity(subject: Subject) -> Iterator[Finding]:
+    """The CPUs sglang binds each rank to are among those it may use.
+
+    It divides the machine's cores from CPU 0 on, whatever the cpuset; a rank with none of its own dies at start with
+    "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14 srt/utils/common.py:2283-2316).
+    """
+    plan, machine = subject.plan, subject.machine
+    if not binds_cpus(plan, contained=subject.access.contained) or not machine.cores or not machine.cpus_allowed:
+        return
+    needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in plan.gpus}
+    found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
+    hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start where all CPUs are allowed"
+    if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
+        # A container does not inherit this shell's cpuset, so here it is only a sign.
+        level = warn if subject.access.contained else fail
+        yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "some for each GPU", hint)
+    elif any(cpus - machine.cpus_allowed for cpus in needed.values()):
+        yield warn("cpu affinity", found, "all for each GPU", hint)
+    else:
+        yield info("cpu affinity", found, "some for each GPU")
+
+
+def disk_space(subject: Subject) -> Iterator[Finding]:
+    """Room for everything that is still to come, summed over what lands on the same file system."""
+    spaces, disks = subject.access.spaces, subject.machine.disks
+    known = [space for space in spaces if space.directory in disks]
+    for device in dict.fromkeys(disks[space.directory].device for space in known):
+        here = [space for space in known if disks[space.directory].device == device]
+        disk, needed = disks[here[0].directory], sum(space.size for space in here)
+        found = f"{gib(disk.free)} free on {disk.mount}"
+        text = f"{gib(needed)} for {' and '.join(space.purpose for space in here)}"
+        if disk.free >= needed:
+            yield info("disk", found, text)
+        else:
+            hint = "free some, or put it elsewhere: `DEPLOY_HOME=DIR`"
+            yield fail("disk", found, text, hint)
+
+
+def ports(subject: Subject) -> Iterator[Finding]:
+    """Nobody listens on a port of the plan."""
+    for purpose, port in plan_ports(subject.plan):
+        if port not in subject.machine.listening:
+            yield info(f"port {port}", "free", purpose)
+            continue
+        hint = _another_port(subject, purpose, port)
+        if name := subject.access.server_on(port):
+            yield fail(f"port {port}", f"held by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
+            continue
+        holder = port_holder(port, subject.access.runner)
+        if holder and holder.pid:
+            hint = f"`kill {holder.pid}`, or {hint}"
+        yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, hint)
+
+
+def _another_port(subject: Subject, purpose: str, port: int) -> str:
+    others = (*range(port + 1, 1 << 16), *range(1024, port))
+    free = next(other for other in others if other not in subject.machine.listening)
+    return f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
+
+
+def checkpoint(subject: Subject) -> Iterator[Finding]:
+    """The checkpoint is whole, or can still be fetched: the way to a server begins with this check, and stages later.
+
+    Where its repository is gated, there is a token to fetch it with.
+    """
+    plan, verify = subject.plan, subject.access.checkpoint
+    if verify is None:
+        return
+    on_hub = plan.model.source.kind == "hub"
+    try:
+        found, size = verify()
+    except WeightsError as error:
+        if on_hub and isinstance(error, NoWeightsError):
+            level, found = warn, "not staged yet"
+        else:
+            level, found = fail, _first(error)
+        yield level("checkpoint", found, "whole", error.each()[0].hint or error.hint or "`deploy stage PROFILE`")
+        if plan.model.gated and on_hub:
+            yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
+        return
+    planned = plan.model.weight_bytes
+    if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
+        hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights` in the model's file"
+        yield warn("checkpoint", found, f"whole, {planned / 1e9:.1f} GB", hint)
+    else:
+        yield info("checkpoint", found, "whole")
+
+
+def api_key(subject: Subject) -> Iterator[Finding]:
+    """The variable that is to hold the API key is set."""
+    if name := subject.plan.server.api_key_env:
+        yield _variable("api key", name, subject, "the API key of the server")
+
+
+def binds_cpus(plan: Plan, *, contained: bool) -> bool:
+    """Whether sglang sets CPU affinity: the ROCm image turns it on (sglang docker/rocm.Dockerfile)."""
+    given = {variable.name: variable.value for variable in plan.env}.get("SGLANG_SET_CPU_AFFINITY")
+    if given is None:
+        return plan.engine.platform == "rocm" and contained
+    return given.lower() in {"1", "true"}
+
+
+def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
+    """The CPUs sglang binds the rank of a GPU to (wheel 0.5.14 srt/utils/common.py:2296-2312, one node).
+
+    Empty with fewer cores than ranks: psutil then takes all that are allowed.
+    """
+    each = cores // tp
+    first = gpu * each % cores
+    lower = frozenset(range(first, first + each))
+    return lower | {cpu + cores for cpu in lower} if cpus != cores else lower
+
+
+def _first(error: WeightsError) -> str:
+    """What is wrong, with the first of many problems for all of them."""
+    first = error.problems[0].message if error.problems else error.message
+    return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
+
+
+def _variable(check: str, name: str, subject: Subject, what: str) -> Finding:
+    if subject.access.environ.get(name, "").strip():
+        return info(check, f"{name} is set", what)
+    return fail(check, f"{name} is not set", what, f"`export {name}=…`")

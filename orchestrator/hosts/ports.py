@@ -1,0 +1,64 @@
+"""The ports a plan takes, and who holds one."""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from textwrap import shorten
+
+from orchestrator.hosts.survey import Runner, local
+from orchestrator.plan.plan import Plan
+
+_PORT_FLAGS = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
+_SHOWN = 60  # characters of a command line
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortHolder:
+    """Who listens on a port; pid and command are None for a process that only its own user or root may look at."""
+
+    port: int
+    pid: int | None
+    command: str | None
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "a process of another user"
+        return f"{_short(self.command) if self.command else 'a process'} (pid {self.pid})"
+
+
+def _short(command: str) -> str:
+    """A command line by its beginning: the program without its folder, and what fits of the rest."""
+    program, _, rest = command.partition(" ")
+    return shorten(f"{PurePath(program).name} {rest}".rstrip(), _SHOWN, placeholder=" …")
+
+
+def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
+    named = [("server", str(plan.server.port))]
+    if plan.gateway is not None:
+        named += [(f"replica {number}", str(port)) for number, port in enumerate(plan.gateway.ports, start=1)]
+        named += [("metrics of the gateway", str(plan.gateway.metrics_port))]
+    named += [
+        (flag.name, value.rpartition(":")[2])
+        for flag in plan.flags
+        if flag.name in _PORT_FLAGS
+        for value in flag.values
+    ]
+    return tuple((purpose, int(port)) for purpose, port in named if port.isdigit())
+
+
+def port_holder(port: int, runner: Runner = local) -> PortHolder | None:
+    """Who listens on TCP `port`; None where nobody does."""
+    table = runner(("cat", "/proc/net/tcp", "/proc/net/tcp6")).stdout
+    inodes = re.findall(rf"^\s*\d+: \w+:{port:04X} \w+:\w{{4}} 0A (?:\S+ +){{5}}(\d+)", table, re.MULTILINE)
+    if not inodes:
+        return None
+    tests = [word for inode in inodes for word in ("-o", "-lname", f"socket:[[]{inode}]")][1:]
+    found = runner(
+        ("find", "/proc", "-mindepth", "3", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "(", *tests, ")")
+    )
+    pids = sorted({int(pid) for pid in re.findall(r"^/proc/(\d+)/fd/", found.stdout, re.MULTILINE)})
+    if not pids:
+        return PortHolder(port=port, pid=None, command=None)
+    command = runner(("cat", f"/proc/{pids[0]}/cmdline")).stdout
+    return PortHolder(port=port, pid=pids[0], command=command.replace("\0", " ").strip() or None)

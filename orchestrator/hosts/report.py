@@ -1,0 +1,80 @@
+"""What preflight found: a table for people, plain data for programs."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from orchestrator.core.command_hints import as_asked
+from orchestrator.core.console import table
+from orchestrator.core.errors import HostError, Problem
+from orchestrator.core.redaction import redact
+
+
+class Level(StrEnum):
+    """How a check came out: `fail` keeps a server from starting or serving, `warn` costs speed or stability."""
+
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report; `hint` is the command, or the words, that put it right."""
+
+    check: str
+    level: Level
+    found: str
+    needed: str
+    hint: str
+
+
+def info(check: str, found: str, needed: str = "") -> Finding:
+    """Nothing to do."""
+    return Finding(check=check, level=Level.INFO, found=found, needed=needed, hint="")
+
+
+def warn(check: str, found: str, needed: str, hint: str) -> Finding:
+    """It will start, and be slower or less stable than it could."""
+    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=as_asked(hint))
+
+
+def fail(check: str, found: str, needed: str, hint: str) -> Finding:
+    """It will not start, or not serve."""
+    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=as_asked(hint))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightReport:
+    """All findings, in the order of the checks."""
+
+    profile: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings that keep a server from starting or serving."""
+        return tuple(finding for finding in self.findings if finding.level is Level.FAIL)
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failed
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain JSON-able data."""
+        findings = [{**asdict(item), "found": redact(item.found)} for item in self.findings]  # a proxy, perhaps
+        return {"profile": self.profile, "ready": self.ready, "findings": findings}
+
+    def to_text(self, *, width: int | None = None) -> str:
+        """The report as a table, folded to `width`, with the hints below it."""
+        rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
+        hints = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
+        return "\n".join([table(("", "check", "found", "needed"), rows, width=width), *hints])
+
+    def require(self, *, but: Collection[str] = ()) -> None:
+        """Raise HostError with every failed check (`but` some, by name), each with its hint."""
+        failed = [finding for finding in self.failed if finding.check not in but]
+        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
+        if problems:
+            raise HostError(f"the machine is not ready for `{self.profile}`", problems=problems)

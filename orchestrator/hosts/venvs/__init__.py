@@ -1,0 +1,1 @@
+"""Python environments of engines, built from pinned requirements."""

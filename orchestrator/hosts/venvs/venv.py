@@ -1,0 +1,150 @@
+"""Python environments: built from a pinned requirement file, reused by digest.
+
+::
+
+    environments/<digest>/                    bin/python, packages
+    environments/<digest>/environment.json    written last: without it the folder is what a killed build left
+    environments/<digest>.lock                held while building, freed by the kernel when the builder dies
+"""
+
+import hashlib
+import json
+import platform
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.files import copy_file, locked, remove_tree, write_whole
+from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import FileName
+from orchestrator.hosts.venvs.installer import PinnedList, install
+from orchestrator.plan.plan import Engine
+
+_MARKER: Final = "environment.json"
+_SHIM: Final = "cpu_shim"
+# A torch of one platform carries its name as a local version, and the index of that platform has the same name.
+_TORCH: Final = re.compile(r"^torch==\S+\+(?P<platform>\w+)$", re.MULTILINE)
+_TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A built environment; `digest` is the sha256 of everything it was made from."""
+
+    python: Path
+    digest: str
+    built: bool  # by this call; False where it was there
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """What an environment is made from."""
+
+    requirements: Path
+    torch: re.Match[str] | None
+    shim: tuple[Path, ...]
+
+    @classmethod
+    def read(cls, requirements: Path, shim: Path) -> "_Recipe":
+        try:
+            torch = _TORCH.search(requirements.read_text())
+        except FileNotFoundError as error:
+            raise BuildError(f"there is no requirement file `{requirements.name}`", where=str(requirements)) from error
+        on_cpu = torch is not None and torch["platform"] == "cpu"
+        files = sorted(file for file in shim.iterdir() if file.is_file()) if on_cpu else []
+        return cls(requirements=requirements, torch=torch, shim=tuple(files))
+
+    @property
+    def digest(self) -> str:
+        total = hashlib.sha256(f"{_python_version()}\0{platform.machine()}\0".encode())
+        for file in (self.requirements, *self.shim):
+            content = file.read_bytes()
+            total.update(f"{file.name}\0{len(content)}\0".encode() + content)
+        return total.hexdigest()
+
+
+def interpreter(engine: Engine, home: Home) -> str:
+    """A Python that has the engine: the one its file names, else its environment's, built where it is not there yet."""
+    if engine.python is not None:
+        return engine.python
+    if engine.requirements is None:
+        raise BuildError(
+            f"engine `{engine.name}` has no requirement file to build an environment from",
+            hint="name an interpreter that has the engine: `--set engine.python=python3`",
+        )
+    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
+    made = ensure(requirements or Path(engine.requirements), home=home, progress=Progress())
+    return str(made.python)
+
+
+def built_interpreter(engine: Engine, home: Home) -> str | None:
+    """A Python that has the engine and is there already: the one its file names, else its environment's."""
+    if engine.python is not None or engine.requirements is None:
+        return engine.python
+    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
+    if requirements is None:
+        return None
+    folder = _folder(_Recipe.read(requirements, data_root() / "images" / _SHIM), home)
+    return str(folder / "bin" / "python") if _complete(folder) else None
+
+
+def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Environment:
+    """The environment of a requirement file, built where it is not there yet.
+
+    `shim` holds the modules that a CPU build of torch needs beside it, by default those that ship with the tool.
+
+    Two that need the same one wait for each other; a build that fails or is interrupted leaves nothing. Raises
+    BuildError with the installer's last lines.
+    """
+    recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
+    digest, folder = recipe.digest, _folder(recipe, home)
+    environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
+    if _complete(folder):
+        return environment
+    with locked(folder.with_suffix(".lock"), progress):
+        if _complete(folder):  # somebody else has built it meanwhile
+            return environment
+        remove_tree(folder, within=home.environments)
+        try:
+            _build(folder, recipe, progress)
+        finally:
+            progress.done()
+            if not _complete(folder):
+                remove_tree(folder, within=home.environments)
+    return Environment(python=environment.python, digest=digest, built=True)
+
+
+def _folder(recipe: _Recipe, home: Home) -> Path:
+    return home.environments / FileName(recipe.digest[:16])
+
+
+def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
+    began = time.monotonic()
+    platform_name = recipe.torch["platform"] if recipe.torch else ""
+    pinned = PinnedList(
+        file=recipe.requirements,
+        torch=recipe.torch[0] if recipe.torch else None,
+        torch_index=_TORCH_INDEX.format(platform=platform_name),
+    )
+    installer = install(folder, pinned, progress)
+    for file in recipe.shim:
+        copy_file(file, folder / "lib" / FileName(f"python{_python_version()}") / "site-packages" / file.name)
+    facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
+    seconds = round(time.monotonic() - began, 1)
+    write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
+    progress.update(f"{pinned.name}: built in {seconds:.0f} s with {installer}")
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a build has ended there, and the interpreter it stands on is still there."""
+    return (folder / _MARKER).is_file() and (folder / "bin" / "python").exists()
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,0 +1,71 @@
+"""Waiting until the VRAM of a server that is gone has been given back: the driver takes minutes for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.polling import look_until
+from orchestrator.hosts.gpu_checks import DRAINED, busy_gpus, describe_use
+from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, holders
+
+LIMIT = 900.0  # seconds (InferenceX benchmark_lib.sh waits as long)
+_PAUSE = 5.0
+
+
+def wait_for_vram(
+    read: Callable[[], GpuInventory | None],
+    *,
+    gpus: Sequence[int],
+    limit: float = LIMIT,
+    share: float = DRAINED,
+    progress: Callable[[str, float], None] = lambda _text, _seconds: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Wait until each of the `gpus`, by index, has at most `share` of its VRAM in use, and return the seconds it took.
+
+    `read` looks once (`gpus.read_gpus`); `progress` is told what is still in use and the seconds waited. Raises
+    HostError after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
+    """
+    start = clock()
+    use = look_until(
+        lambda use: not use.busy,
+        lambda: _vram_in_use(read(), gpus, share),
+        within=limit,
+        pause=_PAUSE,
+        meanwhile=lambda use: progress(
+            f"waiting for VRAM to drain to {share:.0%}: {describe_use(use.busy)}", clock() - start
+        ),
+        clock=clock,
+        sleep=sleep,
+    )
+    waited = clock() - start
+    if use.busy:
+        who = "; ".join(holders(use.inventory, (gpu.index for gpu in use.busy))) or "no process that the tool can see"
+        raise HostError(
+            f"VRAM is still in use after {waited:.0f} s: {describe_use(use.busy)}; held by {who}",
+            hint="stop the processes that hold it, or reset the GPUs if there is none",
+        )
+    return waited
+
+
+@dataclass(frozen=True)
+class _VramInUse:
+    """One look: the GPUs that have not drained."""
+
+    inventory: GpuInventory
+    busy: Sequence[Gpu]
+
+
+def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: float) -> _VramInUse:
+    """Raises HostError where VRAM use cannot be read."""
+    found = inventory.gpus if inventory else ()
+    taken = [found[index] for index in gpus if index < len(found)]
+    if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
+        faults = "; ".join(inventory.faults) if inventory else ""
+        raise HostError(
+            f"the VRAM in use of {len(gpus)} GPUs cannot be read ({faults or f'{len(found)} GPUs found'})",
+            hint="`deploy preflight` says what is missing",
+        )
+    return _VramInUse(inventory, busy_gpus(taken, share))

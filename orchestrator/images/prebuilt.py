@@ -1,0 +1,183 @@
+"""An image that was built elsewhere, by CI above all: fetched, looked into, held against a plan. Nothing is built."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.console import warn
+from orchestrator.core.errors import BuildError, Problem
+from orchestrator.images.base import image_id, known_digests, pull
+from orchestrator.images.build import verify_inside
+from orchestrator.images.client import Docker
+from orchestrator.images.patch_drift import require_version
+from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_NAME,
+    ImageReceipt,
+    PatchRecord,
+    labels,
+    parse_receipt,
+    read_receipt,
+)
+from orchestrator.patches.ledger import patch_digest, read_diffs, read_ledger
+from orchestrator.patches.schema import AddedFile
+from orchestrator.plan.plan import Plan
+from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
+
+_APPLIED: Final = "applied"  # the applier's words, as below
+_OF_THE_IMAGE: Final = frozenset({_APPLIED, "acts at start"})
+_OVERLAY: Final = "config"  # acts on the checkpoint, whatever the image holds
+_NO_SUCH: Final = "`docker login` where it is private; the name that `deploy build --push` printed"
+_ANEW: Final = "build it anew with this version of the tool: `deploy build PROFILE`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyImage:
+    """An image as it is on the docker host; `reference` is the one thing that a container is started from."""
+
+    reference: str  # name@sha256:…; the engine's own id where no registry knows it
+    receipt: ImageReceipt
+    labels: Mapping[str, str]
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The files that its patches were given, sha256 by input name: what its plan is decided with."""
+        return {apply.input: record.files[0].after for apply, record in self._added()}
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """Where in the image those files lie, by input name."""
+        return {apply.input: record.files[0].path for apply, record in self._added()}
+
+    def _added(self) -> Iterator[tuple[AddedFile, PatchRecord]]:
+        applies = {patch.id: patch.apply for patch in read_ledger()}
+        for record in self.receipt.patches:
+            apply = applies.get(record.id)
+            if isinstance(apply, AddedFile) and record.state == _APPLIED and record.files:
+                yield apply, record
+
+
+def fetch_ready(docker: Docker, image: str) -> str:
+    """The reference of `image`, pulled where it is missing: `name@sha256:…`, whatever a tag comes to mean later.
+
+    A tag is asked of its registry each time; without an answer what is on the docker host is taken, aloud. One that
+    was built there has no digest but its own id. Raises BuildError where it cannot be had.
+    """
+    here, known = image_id(docker, image), known_digests(docker, image)
+    if "@" in image:
+        if here is None:
+            pull(docker, image, "image", hint=_NO_SUCH)
+        name, _, digest = image.partition("@")
+        return f"{repository(name)}@{digest}"
+    if here is not None and (here == image or not known):
+        return here
+    try:
+        pull(docker, image, "image", hint=_NO_SUCH)
+    except BuildError as error:
+        if here is None:
+            raise
+        warn(f"{error.message}; what this docker host has under that name is taken", hint=error.hint)
+    named = [name for name in known_digests(docker, image) if name.startswith(f"{repository(image)}@")]
+    return named[0] if named else (image_id(docker, image) or image)
+
+
+def find_ready(docker: Docker, image: str) -> ReadyImage | None:
+    """An image that is on the docker host, by its labels alone; None where it is not there yet."""
+    reference = image_id(docker, image)
+    if reference is None:
+        return None
+    return ReadyImage(reference=image, receipt=read_receipt(docker, image), labels=labels(docker, image) or {})
+
+
+def read_ready(docker: Docker, reference: str) -> ReadyImage:
+    """An image with its receipt, proved: the applier looks again, inside, at what it claims.
+
+    Raises BuildError for an image without a receipt, PatchError for one that is not what its receipt says.
+    """
+    receipt = read_receipt(docker, reference)
+    if parse_receipt(verify_inside(docker, reference)) != receipt:
+        raise BuildError(f"`{reference}` holds another receipt than its label says", hint="build it anew")
+    return ReadyImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
+
+
+def read_table(docker: Docker, image: ReadyImage, name: str) -> str | None:
+    """The file that a patch of the image was given under that name, None where it was given none."""
+    if (path := image.tables.get(name)) is None:
+        return None
+    found = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
+    if not found.ok:
+        raise BuildError(f"`{path}` in `{image.reference}` cannot be read", details=found.stderr.strip())
+    return found.stdout
+
+
+def require_ready(plan: Plan, image: ReadyImage) -> None:
+    """Raise BuildError with everything in which an image is not the one that the plan's own build would make.
+
+    The plan is decided with the image's own inputs: a table is no difference, whether it serves its coverage says.
+    """
+    problems = tuple(_differences(plan, image))
+    if problems:
+        raise BuildError(f"`{image.reference}` is not an image for `{plan.profile}`", problems=problems)
+
+
+def _differences(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    try:
+        require_version(image.receipt, plan.engine)
+    except BuildError as error:
+        message = error.message.replace(f"`{plan.engine.image}`", "it", 1)
+        yield Problem(message, f"engine {plan.engine.name}", error.hint)
+    yield from _aiter(plan, image)
+    yield from _base(plan, image)
+    yield from _patches(plan, image)
+    yield from _gateway(plan, image)
+
+
+def _aiter(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    source = dict(image.receipt.sources).get("aiter")
+    found, wanted = source.commit if source else None, plan.engine.aiter_commit
+    if found and wanted and not found.startswith(wanted):
+        yield Problem(
+            f"it holds aiter {found[:12]}, the engine pins {wanted[:12]}",
+            f"engine {plan.engine.name}: aiter_commit",
+            f"`--set engine.aiter_commit={found}`, or an image of that engine",
+        )
+
+
+def _gateway(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    """The gateway runs from its servers' image."""
+    held = image.labels.get(GATEWAY_LABEL)
+    if plan.gateway is not None and held != plan.gateway.version:
+        yield Problem(
+            f"it holds gateway {held}, the plan has {plan.gateway.version}" if held else "it holds no gateway",
+            "replicas",
+            f"`deploy build PROFILE --set replicas={plan.replicas}` puts it in",
+        )
+
+
+def _base(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    """The base by name; by digest where the engine pins one and the build knew it."""
+    engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
+    place = f"engine {engine.name}: image"
+    if name != engine.image:
+        hint = f"`--set engine.image={name}`, or an image that was built on this one"
+        yield Problem(f"it was built on `{name or 'an unknown base'}`, the engine names `{engine.image}`", place, hint)
+    elif engine.image_digest and digest and digest != engine.image_digest:
+        hint = f"`--set engine.image_digest={digest}`, or an image that was built on that one"
+        yield Problem(f"it was built on {digest[:19]}…, the engine pins {engine.image_digest[:19]}…", place, hint)
+
+
+def _patches(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    """What the plan carries has been looked for in the image, in this very form; and it holds nothing else."""
+    ledger = read_ledger()
+    diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}
+    records = {record.id: record for record in image.receipt.patches}
+    carried = {use.id for use in plan.patches}
+    for use in plan.patches:
+        if (record := records.get(use.id)) is None:
+            yield Problem(f"patch `{use.id}` was not looked for in it: {use.reason}", f"patches/{use.id}", _ANEW)
+        elif record.digest != patch_digest(patches[use.id], diffs):
+            yield Problem(f"patch `{use.id}` is in it in another form than here", f"patches/{use.id}", _ANEW)
+    for name, record in records.items():
+        if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
+            hint = "take an image that was built without it, or leave it out of `without_patches`"
+            yield Problem(f"it carries patch `{name}` ({record.state}), the plan does not", f"patches/{name}", hint)

@@ -1,0 +1,274 @@
+"""Is every batch that a plan's server meets answered by a tuned kernel? Asked before the node is paid for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.command_hints import as_asked
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import KernelsError, ProfileError
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_file
+from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, looks_up, to_dict, to_text
+from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.files import read_tables
+from orchestrator.kernels.disk.image import ImageTables, read_image
+from orchestrator.kernels.disk.pins import Pins, read_pins
+from orchestrator.kernels.disk.store import Store
+from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion, would_fuse
+from orchestrator.kernels.keys import rank_shapes
+from orchestrator.kernels.rows import TunedRow
+from orchestrator.kernels.table import own_rows, promised_rows
+from orchestrator.plan.plan import Flag, Moe, Plan
+from orchestrator.render.dockerfile import base_reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSources:
+    """Where rows are read from: tables named by the user, an image, a checkpoint's folder; each may be absent."""
+
+    tables: tuple[Path, ...] = ()
+    image: str | None = None
+    model: Path | None = None
+    far: str | None = None  # the Docker host that the image is on; None: this machine's
+
+
+NOTHING_GIVEN: Final = RowSources()
+TABLE_PATCH: Final = "aiter-fp4-moe-table"
+TUNING_HOURS: Final = 12.0  # after which aiter's tuner is stopped; nobody has said in public how long it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoveredPlan:
+    """A coverage, and the tables it was computed from, in words."""
+
+    found: Coverage
+    tables: str
+    known: bool  # False: only the image can tell, which nobody has looked into
+    look: str  # how to find out
+    tabled: bool  # whether a table is made for it: for MXFP4
+
+    @property
+    def missing(self) -> int:
+        """How many keys the server would miss, as far as is known."""
+        return len(self.found.missing) if self.known else 0
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON-able data; what is not known is null, and has no keys."""
+        told = {**to_dict(self.found), "tables": self.tables, "known": self.known}
+        return told if self.known else {**told, "missing": None, "missed_by_load": None, "keys": []}
+
+    def to_text(self) -> str:
+        """The coverage of each key; where it is not known, how to find out."""
+        if self.known:
+            return to_text(self.found, tables=self.tables)
+        found = self.found
+        return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels are {self.look}"
+
+
+def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
+    """Coverage of a plan by the tables given, else by the table built for it, else by the one that `up` would build.
+
+    What that one would hold is known for the aiter commits this tool knows. The key follows from the checkpoint given,
+    else from the one that is staged, else both count.
+    """
+    checkpoint = staged_moe(plan, given, home)
+    shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
+    built = Store.of(home, plan).table(plan)
+    rows: list[TunedRow] = []
+    names = []
+    if given.image:
+        shipped, plan = plan_in_image(plan, given.image, given.far)
+        rows += shipped.rows
+        names.append(f"{shipped.files} files in `{given.image}`")
+    paths = given.tables
+    if not paths and not given.image and built.is_file():
+        paths = (built,)
+    rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
+    names += [f"`{path}`" for path in paths]
+    pins = read_pins()
+    if not names:
+        rows, names = _beforehand(plan, home, pins, checkpoint.moe if checkpoint else None)
+    known = pins.names_of(plan.engine.aiter_commit)
+    return CoveredPlan(
+        found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
+        tables=", ".join(names) or "no table",
+        known=bool(names),
+        look=_look(plan),
+        tabled=applies_to(plan),
+    )
+
+
+def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
+    """The rows that a server will find, and whence they are known, without looking into an image; no words for unknown.
+
+    Those of an image that was read once; for FP8 else those of an aiter that is known; for MXFP4 all that goes into the
+    table which `up` builds.
+    """
+    shapes = set(rank_shapes(plan, moe))
+    image = base_reference(plan.engine) if plan.engine.image else None
+    shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
+    names = [] if shipped is None else [f"those of `{image}`, as `deploy onboard engine` read them"]
+    rows = shipped or []
+    if not applies_to(plan):
+        if not names and (own := pins.own_keys(plan)) is not None:
+            return [*own_rows(plan, own, moe)], [f"those that come with {_aiter(plan)}, as its repository has them"]
+        return rows, names
+    if known := pins.names_of(plan.engine.aiter_commit):
+        rows += promised_rows(plan, pins.upstream_keys, known, moe)
+    if known or names:
+        built = "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
+        return [*Store.of(home, plan).measured(), *rows], [as_asked(built), *names]
+    return [], []
+
+
+def _look(plan: Plan) -> str:
+    image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
+    looking = f"`deploy kernels coverage {plan.profile} --image {image}` looks into its image"
+    on_the_way = ", and `deploy up` does on the way" if takes_table(plan) else ""
+    return f"not known for {_aiter(plan)}; {looking}{on_the_way}"
+
+
+def takes_table(plan: Plan) -> bool:
+    """Whether the plan's server is given a table of tuned kernels; one that leaves it out reads aiter's own."""
+    return applies_to(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
+
+
+def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
+    """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
+    if not looks_up(plan):
+        return
+    if applies_to(plan) and not takes_table(plan):
+        note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
+        return
+    covered = cover(plan, given, home)
+    refused = (
+        "; `deploy up` refuses that" if takes_table(plan) and covered.known and covered.found.missed_by_load else ""
+    )
+    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else covered.look}{refused}")
+
+
+def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_accept: bool = True) -> None:
+    """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
+
+    A plan of which only its image can tell passes, and one that leaves the table out: that was meant.
+    """
+    if not takes_table(plan):
+        return
+    covered = cover(plan, given, home)
+    if not covered.known or not (missed := covered.found.missed_by_load):
+        return
+    covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
+    tune = f"`deploy kernels tune PROFILE` on a node of this kind: {_tuning_costs(plan)}"
+    raise KernelsError(
+        f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
+        where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
+        hint="; or ".join([*covering, tune, *(["`--accept-untuned`"] if may_accept else [])]),
+    )
+
+
+def _tuning_costs(plan: Plan) -> str:
+    """How long it may take, and for how much, where a price was published."""
+    from orchestrator.report.write import price_book  # noqa: PLC0415 - a report is nothing that a start needs
+
+    longest = f"hours, {TUNING_HOURS:.0f} at most unless `--hours` says another limit"
+    price, source = price_book(()).of(plan.hardware.name)
+    if price is None:
+        return longest
+    hourly = price * plan.hardware.gpus
+    return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
+
+
+def may_fuse(plan: Plan) -> bool:
+    """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
+    moe = plan.model.moe
+    return moe is not None and would_fuse(plan, moe)
+
+
+def with_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> Plan:
+    """The plan, with the switch without which its server would fuse a shared expert that is stored otherwise.
+
+    Such weights are dropped on the way into the fused ones and nothing is said (sgl-project/sglang#40754, #38878), or
+    the server dies while it loads them. The checkpoint that is given or staged decides; without one nothing is known.
+    """
+    fusion = _fusion_of(plan, home, given)
+    if fusion is None or not fusion.demanded:
+        return plan
+    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
+    note(f"`{flag.name}` is set: {fusion.because}")
+    return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
+
+
+def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
+    """Raise ProfileError for a plan that was decided before, and lacks that switch."""
+    fusion = _fusion_of(plan, home, given)
+    if fusion is not None and fusion.demanded:
+        raise ProfileError(
+            f"`{plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
+            where=str(given.model or checkpoint_directory(plan.model, home)),
+            hint=f"`--set flags.{fusion.demanded}=true`: {fusion.hint}",
+        )
+
+
+def _fusion_of(plan: Plan, home: Home, given: RowSources) -> Fusion | None:
+    checkpoint = staged_moe(plan, given, home) if may_fuse(plan) else None
+    return decide_fusion(plan, checkpoint) if checkpoint else None
+
+
+def _covering_engines(plan: Plan) -> Iterator[str]:
+    """The engines of the catalogue, of the plan's platform, whose aiter has every kernel that its load meets."""
+    catalogue, pins = Catalogue.from_environment(), read_pins()
+    for name in catalogue.names(Kind.ENGINE):
+        engine = read_file(path := catalogue.path(Kind.ENGINE, name), catalogue.shown(path)).data
+        names = pins.names_of(str(engine.get("aiter_commit")))
+        if names is None or engine.get("platform") != plan.engine.platform:
+            continue
+        if not coverage_of(plan, promised_rows(plan, pins.upstream_keys, names), names=names).missed_by_load:
+            yield name
+
+
+def _aiter(plan: Plan) -> str:
+    return f"aiter {plan.engine.aiter_commit[:12]}" if plan.engine.aiter_commit else "the aiter of its image"
+
+
+def note_mismatches(plans: Sequence[Plan], given: RowSources, home: Home) -> None:
+    """Say in what the checkpoint that is given, or staged for a plan, differs from its own config."""
+    staged = (checkpoint_directory(plan.model, home) for plan in plans)
+    for folder in [given.model] if given.model else dict.fromkeys(staged):
+        for mismatch in known_mismatches(folder) if folder.is_dir() else ():
+            warn(f"{folder.name}: {mismatch.message}", hint=mismatch.hint)
+
+
+def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
+    """The checkpoint named, else the one that is staged for the plan, else none."""
+    folder = given.model or checkpoint_directory(plan.model, home)
+    return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
+
+
+def plan_in_image(plan: Plan, image: str, far: str | None = None) -> tuple[ImageTables, Plan]:
+    """The image's tables, and the plan with the aiter that is really in there."""
+    if plan.engine.aiter_dir is None:
+        raise KernelsError(
+            f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
+        )
+    shipped = read_image(image, plan.engine.aiter_dir, far)
+    commit = shipped.aiter_commit or plan.engine.aiter_commit
+    if commit != plan.engine.aiter_commit:
+        warn(
+            f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
+            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up PROFILE`",
+        )
+    return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
+
+
+def require_moe(plan: Plan) -> None:
+    """Raise KernelsError for a plan whose server asks aiter for no MXFP4 experts."""
+    if not applies_to(plan):
+        raise KernelsError(
+            f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
+            hint="`deploy kernels coverage` without a profile shows the profiles that do",
+        )

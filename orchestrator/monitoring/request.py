@@ -1,0 +1,168 @@
+"""`deploy metrics`: files by which Prometheus and Grafana watch a server, with the limits of its profile and load."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from orchestrator.bench.workload import load_workload
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.console import note
+from orchestrator.core.errors import ProfileError, StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.engine.flags import read_flags
+from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.planner.planning import Valid, load, read_profile
+from orchestrator.runs.run_dir import RunDir, known_names, latest_run, read_plan, require_name
+from orchestrator.runtimes import runtime_kind
+from orchestrator.servers.run_history import request_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringRequest:
+    """Which server is to be watched, and what is expected of it."""
+
+    name: str | None  # of a server that was started; None: one that `profile` would start
+    profile: str | None
+    overrides: tuple[str, ...]
+    workload: str | None  # None: the profile's
+    expected: tuple[str, ...]  # KEY=VALUE
+    target: str | None  # None: where it listens, as its own machine reaches it
+    gpu_exporter: str | None
+
+
+def monitored(request: MonitoringRequest, home: Home) -> Monitored:
+    """The server that is meant. Raises UsageError, StartError and ProfileError."""
+    catalogue = Catalogue.of(home)
+    given = _given(request.expected)
+    if request.name is None:
+        if request.profile is None:
+            raise UsageError(
+                "which server? name one, or a profile: --profile", hint="`deploy status` lists the servers"
+            )
+        loaded = load(request.profile, overrides=request.overrides, catalogue=catalogue)
+        name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
+    else:
+        name, (plan, workload) = request.name, _started(request, home, catalogue)
+    if plan.flag("enable-metrics") is None:
+        hint = "`--set flags.enable-metrics=true` exports them"
+        raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
+    table = read_flags(plan.engine.version, catalogue)
+    if table.metrics is None:
+        version = plan.engine.version
+        hint = f"`deploy flags {version}` makes it anew"
+        raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
+    pods, targets, gateway_target = _reached(request, plan, name)
+    return Monitored(
+        name=name,
+        plan=plan,
+        targets=targets,
+        gateway_target=gateway_target,
+        pods=pods,
+        gpu_target=_address("--gpu-exporter", request.gpu_exporter),
+        exported=table.metrics,
+        expected={**_of_workload(request.workload or workload, catalogue), **given},
+    )
+
+
+def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | None, tuple[str, ...], str | None]:
+    """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
+    kind = runtime_kind(plan.runtime)
+    pods = None if kind.pods is None else kind.pods(plan, name)
+    if plan.gateway is not None and not kind.here and pods is None:
+        why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
+        raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
+    if request.target is None and not kind.here and pods is None:
+        hint = "`--target HOST:PORT` says where: its node, or its Service"
+        raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
+    if pods is not None and request.gpu_exporter is not None:
+        hint = "its own monitor has the Prometheus of a cluster scrape it"
+        raise UsageError(f"`--gpu-exporter` is not for `{name}`, which runs in a cluster", hint=hint)
+    if plan.gateway is None:
+        target = _address("--target", request.target)
+        return pods, ((target,) if target else () if pods else (urlsplit(plan.server.url).netloc,)), None
+    if request.target is not None:
+        why = "which its gateway alone reaches" if pods else "which listen on their machine alone"
+        hint = "leave it out: the operator finds their pods" if pods else "leave it out, and run Prometheus there"
+        raise UsageError(f"`--target` is one address, and `{name}` is {plan.replicas} servers, {why}", hint=hint)
+    if pods is not None:
+        return pods, (), None
+    targets = tuple(urlsplit(each.server.url).netloc for each in replica_plans(plan))
+    return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
+
+
+def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tuple[Plan, str | None]:
+    """The plan of a server's last start, and the load that its profile is meant for."""
+    name = request.name or ""
+    if request.profile or request.overrides:
+        raise UsageError("`--profile` and `--set` are for a server that was not started", hint="or leave the name out")
+    require_name(name)
+    run = latest_run(home, name)
+    if run is None:
+        near = did_you_mean(name, {*known_names(home)} - {name})
+        raise StartError(
+            f"nothing was started as `{name}` from here", hint=near or "`--profile PROFILE` takes a profile"
+        )
+    plan = read_plan(run)
+    if plan is None:
+        raise StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"))
+    valid = None if request.workload else _asked(run, catalogue)
+    return plan, valid.profile.workload if valid else None
+
+
+def _asked(run: RunDir, catalogue: Catalogue) -> Valid | None:
+    """The profile that a run was asked for with, as far as it can still be read."""
+    asked = request_of(run)
+    try:
+        return read_profile(asked.profile, overrides=asked.overrides, catalogue=catalogue) if asked else None
+    except ProfileError as error:
+        note(f"no limits of a load: {error.each()[0].message}")
+        return None
+
+
+def _of_workload(name: str | None, catalogue: Catalogue) -> Mapping[str, Expected]:
+    """What a load expects: the limit of a sustained rate, and the share of its prompts that others have too."""
+    if name is None:
+        return {}
+    load = load_workload(name, catalogue=catalogue)
+    limit = Expected(value=load.limits.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
+    if not load.cached_share:
+        return {TTFT_P95: limit}
+    return {
+        TTFT_P95: limit,
+        HIT_SHARE: Expected(value=load.cached_share, source=f"`cached_share` of workload `{name}`"),
+    }
+
+
+def _given(pairs: Sequence[str]) -> dict[str, Expected]:
+    """What `--expect KEY=VALUE` says. Raises UsageError."""
+    found = {}
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        if key not in EXPECTED:
+            raise UsageError(f"nothing is expected of `{key}`", hint=did_you_mean(key, EXPECTED))
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        least, most = {HIT_SHARE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
+        if not least < value <= most:
+            raise UsageError(f"`--expect {pair}`: expected a number above {least:g}, up to {most:g}")
+        found[key] = Expected(value=value, source=f"`--expect {key}={value:g}`")
+    return found
+
+
+def _address(option: str, text: str | None) -> str | None:
+    """A `host:port`. Raises UsageError for anything else."""
+    if text is None:
+        return None
+    try:
+        split = urlsplit(f"//{text}")
+        plain = split.netloc == text and split.hostname and split.port and "@" not in text and text.isprintable()
+    except ValueError:
+        plain = None
+    if not plain or not set(text).isdisjoint(" \"'\\{}"):
+        raise UsageError(f"`{option} {text}` is no address that Prometheus scrapes", hint="HOST:PORT, without a scheme")
+    return text

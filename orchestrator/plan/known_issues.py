@@ -1,0 +1,146 @@
+"""What is reported of layouts, broken or hazardous: data (profiles/reports/*.yaml), matched against a plan."""
+
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Final
+
+from packaging.specifiers import SpecifierSet
+from pydantic import Field
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.validation import StrictModel, Text
+from orchestrator.core.yaml_document import KeyPath
+from orchestrator.patches.schema import VersionRange
+from orchestrator.plan.plan import Hazard, Plan
+
+_COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+_COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
+
+
+class When(StrictModel):
+    """What a plan must show; what is left out is no condition, and all that is given must hold."""
+
+    engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
+    platforms: tuple[str, ...] = ()
+    archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
+    models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
+    checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of where the model comes from")
+    quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
+    image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
+    dp_attention: bool | None = None
+    experts: bool | None = Field(default=None, description="whether the model has routed experts")
+    flags: Mapping[str, str] = Field(
+        default={}, description="flag -> shell pattern of its value, `*` for any; or `>=131072`: a number is compared"
+    )
+    without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
+    env: Mapping[str, str] = Field(default={}, description="variable -> shell pattern of its value")
+    env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
+
+    @property
+    def key(self) -> KeyPath:
+        """The key of a profile that most narrowly says what is broken."""
+        if self.checkpoints:
+            return "model", "origin"
+        if self.flags:
+            return "flags", next(iter(self.flags))
+        return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
+
+
+class KnownBad(StrictModel):
+    """One report: what breaks, where it was reported, what repairs it."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    what: Text = Field(description="what happens, as a user sees it")
+    source: Text = Field(description="repository and number, or the public file that says so")
+    hint: Text = Field(description="what to do instead")
+    when: When
+
+
+class Reports(StrictModel):
+    """A file of reports: of what is broken, and refused; of hazards, which are told; of what the smoke test finds."""
+
+    known_bad: tuple[KnownBad, ...] = ()
+    hazards: tuple[KnownBad, ...] = ()
+    wrong_answers: tuple[KnownBad, ...] = Field(default=(), description="what makes answers wrong")
+    inexact: tuple[KnownBad, ...] = Field(default=(), description="why two greedy answers may rightly differ")
+
+    def __add__(self, other: "Reports") -> "Reports":
+        """What both say."""
+        return Reports(**{name: getattr(self, name) + getattr(other, name) for name in Reports.model_fields})
+
+
+def known_bad(
+    entries: Sequence[KnownBad],
+    plan: Plan,
+    *,
+    accepted: Collection[str] = (),
+    place: Callable[[KeyPath], str] = lambda _: "",
+) -> tuple[Problem, ...]:
+    """What is reported broken about a plan, save the reports whose id the user accepts; `place` is that of a key."""
+    return tuple(
+        Problem(
+            f"this layout is reported broken: {entry.what} ({entry.source})",
+            place(entry.when.key),
+            f"{entry.hint}; if you know better: `--set accept_known_bad=[{entry.id}]`",
+        )
+        for entry in entries
+        if entry.id not in accepted and matches(entry.when, plan)
+    )
+
+
+def hazards(entries: Sequence[KnownBad], plan: Plan) -> tuple[Hazard, ...]:
+    """What is reported of a plan without being a reason to refuse it."""
+    return tuple(
+        Hazard(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
+        for entry in entries
+        if matches(entry.when, plan)
+    )
+
+
+def matches(when: When, plan: Plan) -> bool:
+    """Whether every condition that is given holds for the plan."""
+    engine, values = plan.engine, {variable.name: variable.value for variable in plan.env}
+    return (
+        SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
+        and (not when.platforms or engine.platform in when.platforms)
+        and (not when.archs or plan.hardware.arch in when.archs)
+        and _any(when.models, plan.model.name)
+        and _any(when.checkpoints, plan.model.source.location)
+        and _any(when.quantisations, plan.model.quantisation)
+        and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
+        and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
+        and (when.experts is None or when.experts == (plan.model.moe is not None))
+        and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
+        and all(plan.flag(name) is None for name in when.without_flags)
+        and all(name in values and fnmatch(values[name], good) for name, good in when.env.items())
+        and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())
+    )
+
+
+def image_date(image: str | None) -> int:
+    """The YYYYMMDD at the end of a dated image's tag, 0 where there is none."""
+    date = re.search(r"-(20\d{6})$", image or "")
+    return int(date[1]) if date else 0
+
+
+def _fits(value: str, wanted: str) -> bool:
+    """Whether an option's value fits a shell pattern; or the number it is written as, a comparison."""
+    comparison = _COMPARISON.match(wanted)
+    if comparison is None:
+        return fnmatch(value, wanted)
+    try:
+        return _COMPARE[comparison[1]](float(value), float(comparison[2]))
+    except ValueError:
+        return False
+
+
+def _any(patterns: Collection[str], value: str) -> bool:
+    return not patterns or any(fnmatch(value, pattern) for pattern in patterns)

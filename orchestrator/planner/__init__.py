@@ -1,0 +1,1 @@
+"""From a profile's name to a plan."""

@@ -1,0 +1,1 @@
+"""`deploy add`: new catalog entries from checkpoints and engine releases."""

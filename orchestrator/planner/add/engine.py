@@ -1,0 +1,219 @@
+"""`deploy onboard engine`: a release of sglang, or an image of it, becomes an engine's file with all that goes with it.
+
+The options are asked of the engine's own parser, patches are told from its sources, and of an image its platform, its
+aiter and the tables of tuned kernels are read. What neither says is asked for by key.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import KernelsError, Problem, ProfileError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.yaml_document import Data
+from orchestrator.engine.flags import parse_flags
+from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker
+from orchestrator.kernels.disk.image import ImageTables
+from orchestrator.kernels.disk.store import Store
+from orchestrator.plan.rules import release_in_name
+from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
+from orchestrator.planner.add.file import OnboardedFile, free_name, part_lines, require_whole, write_part
+from orchestrator.planner.flag_tables import flag_table, table_path
+from orchestrator.planner.planning import read_profile
+from orchestrator.profiles.layers import Override
+from orchestrator.profiles.schema import EngineFile
+from orchestrator.profiles.yaml_writer import YamlLine
+from orchestrator.render.dockerfile import repository
+
+_TABLE: Final = "options"
+_RUNS_IN: Final = ("image", "requirements", "python")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionTable:
+    """The options of the engine's version: how many, and where their table lies; `made` of the engine's own sources."""
+
+    count: int
+    path: str
+    made: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedTables:
+    """The tables of tuned MoE kernels that an image ships: files, rows, and the GPUs that these are for."""
+
+    files: int
+    rows: int
+    gpus: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnboardedEngine:
+    """An engine's file, and what was found beside it."""
+
+    file: OnboardedFile
+    options: OptionTable
+    patches: tuple[PatchState, ...]
+    tables: ShippedTables | None
+
+    def rows(self) -> Iterator[list[str]]:
+        """For people: key, value, what says so."""
+        yield from self.file.rows()
+        how = "asked of its own parser" if self.options.made else "known already"
+        yield [_TABLE, f"{self.options.count:,}", f"{how}: {self.options.path}"]
+        if self.tables is not None:
+            gpus = ", ".join(self.tables.gpus)
+            files = f"{self.tables.files} file{'s' if self.tables.files != 1 else ''}"
+            yield ["tuned kernels", f"{self.tables.rows:,}", f"rows of {files}, for {gpus}"]
+        for patch in self.patches:
+            yield [f"patch {patch.id}", patch.state, "\n".join(patch.evidence).partition("\n")[0]]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        return {
+            **self.file.to_dict(),
+            _TABLE: asdict(self.options),
+            "tuned_kernels": asdict(self.tables) if self.tables else None,
+            "patches": [asdict(patch) for patch in self.patches],
+        }
+
+
+def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
+    """Write an engine's file, the table of its options where there is none yet, and the rows of kernels that it ships.
+
+    Raises UsageError for a name that is taken or cannot be one and for what is no wheel, BuildError for an image that
+    is not there or holds no sglang and for a parser that cannot be asked, ProfileError with every fact that could not
+    be read and how to give it. Nothing is written then, nor with `dry_run`.
+    """
+    given = [Override.parse(text) for text in request.overrides]
+    source = engine_source(request, home)
+    said = {".".join(each.path) for each in given}
+    read = {line.path: line for line in source.lines()}
+    lines = _with_template(part_lines(read, given, EngineFile))
+    missing = {key: problem for key, problem in source.asked().items() if not said & {key, *_instead(key)}}
+    facts = {line.path[0]: line.value for line in lines}
+    require_whole(lines, {**missing, **_contradiction(facts, source.name)}, source.name, EngineFile)
+    version = str(facts["version"])
+    name = request.name or f"sglang-{version}-{facts['platform']}"
+    free_name(Kind.ENGINE, name, home, replace=request.replace)
+    patches = source.patches(SourceChecker.of_ledger())
+    options, text = _options(version, source, request, home)
+    shipped, notes = _shipped(source)
+    store = Store.at(home, None, _reference(facts))
+    found = OnboardedEngine(
+        file=OnboardedFile(
+            kind=Kind.ENGINE,
+            name=name,
+            path=home.root / Kind.ENGINE.file(name),
+            lines=tuple(lines),
+            notes=(*notes, *_notes(facts, patches)),
+        ),
+        options=options,
+        patches=patches,
+        tables=_about(shipped, store),
+    )
+    if not request.dry_run:
+        if text:
+            write_whole(table_path(version, home), text)
+        if shipped is not None:
+            store.keep_shipped(shipped.rows)
+        write_part(found.file, _head(name, source, patches), EngineFile)
+    return found
+
+
+def next_command(found: OnboardedEngine, home: Home) -> str:
+    """The command that shows the first profile of the catalogue which the engine suits; empty for none."""
+    catalogue = Catalogue.of(home)
+    for profile in catalogue.names(Kind.PROFILE):
+        choice = f"engine={found.file.name}"
+        try:
+            read_profile(profile, overrides=[choice], catalogue=catalogue).decide({}, quiet=True)
+        except ProfileError:
+            continue
+        return f"deploy show {profile} --set {choice}"
+    return ""
+
+
+def _instead(key: str) -> tuple[str, ...]:
+    """The keys of which one is enough."""
+    return _RUNS_IN if key in _RUNS_IN else ()
+
+
+def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
+    """The lines, and the template that follows from the platform, where nobody says another."""
+    platform = next((line.value for line in lines if line.path == ("platform",)), None)
+    if any(line.path == ("template",) for line in lines):
+        return [*lines]
+    template = YamlLine(
+        path=("template",), value=f"sglang-{platform}", comment="that of its platform"
+    )  # which is asked for
+    return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
+
+
+def _contradiction(facts: Mapping[str, Data], where: str) -> Mapping[str, Problem]:
+    """The image is named after another release: no profile could be planned with both."""
+    image, version = str(facts.get("image", "")), facts.get("version")
+    if (named := release_in_name(image)) in {None, version} or version is None:
+        return {}
+    hint = f"name an image of {version}; or one that is on this machine anew: `docker tag {image} NAME:TAG`"
+    return {"image": Problem(f"`version` is {version}, and `{image}` is named after sglang {named}", where, hint)}
+
+
+def _reference(facts: Mapping[str, Data]) -> str | None:
+    """The image as a plan of this engine names it (`base_reference`)."""
+    image, digest = facts.get("image"), facts.get("image_digest")
+    if image is None:
+        return None
+    return f"{repository(str(image))}@{digest}" if digest else str(image)
+
+
+def _options(version: str, source: EngineSource, request: EngineRequest, home: Home) -> tuple[OptionTable, str]:
+    """The table of that version's options; its text where it has to be written, made from the engine's own sources."""
+    catalogue = Catalogue.of(home)
+    if (path := catalogue.find(Kind.FLAGS, version)) is not None:
+        count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
+        return OptionTable(count=count, path=catalogue.shown(path), made=False), ""
+    with tempfile.TemporaryDirectory(prefix="deploy-engine-") as folder:
+        source.unpack(Path(folder))
+        text = flag_table(version, Path(folder), home, python=request.python)
+    count = len(parse_flags(version, text).flags)
+    return OptionTable(count=count, path=str(table_path(version, home)), made=True), text
+
+
+def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]:
+    """The tables that come with the engine; a note where its aiter has none that can be read."""
+    try:
+        return source.tables(), ()
+    except KernelsError as error:
+        return None, (f"{error.message}: nothing is known of its tuned kernels",)
+
+
+def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
+    if shipped is None:
+        return None
+    gpus = sorted({f"{row.key.gfx or 'an unknown GPU'} with {row.key.cu_num} CUs" for row in shipped.rows})
+    return ShippedTables(
+        files=shipped.files, rows=len(shipped.rows), gpus=tuple(gpus), path=str(store.folder / "shipped.csv")
+    )
+
+
+def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator[str]:
+    for patch in patches:
+        if patch.state == CONFLICT:
+            yield f"no image is built with patch `{patch.id}`, which fits nowhere: `without_patches` leaves it out"
+    if facts.get("image") and not facts.get("image_digest"):
+        yield "no registry knows the image by a digest here: it is not pinned, and its tag may come to mean another"
+    if facts["platform"] == "rocm" and not facts.get("aiter_dir"):
+        yield "its aiter is not known: `deploy onboard engine IMAGE` reads it from the image, once that is pulled"
+
+
+def _head(name: str, source: EngineSource, patches: Sequence[PatchState]) -> list[str]:
+    return [
+        f"{name}, as `deploy onboard engine` read {source.read}: behind each fact stands what says so.",
+        *(f"patch {patch.id}: {patch.state}" for patch in patches),
+    ]

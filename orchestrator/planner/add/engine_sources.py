@@ -1,0 +1,210 @@
+"""What an engine is read from: a release of sglang on the package index, or an image on the docker host."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from orchestrator.core.errors import BuildError, Problem, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.yaml_document import Data
+from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.config import ImageConfig, docker_config
+from orchestrator.images.facts import ImageFacts, copy_package, read_facts
+from orchestrator.images.patch_check import PatchState, SourceChecker, fetch_wheel, wheel_version
+from orchestrator.kernels.disk.image import ImageTables, read_image
+from orchestrator.planner.flag_tables import is_version, unpack_package
+from orchestrator.profiles.layers import Override
+from orchestrator.profiles.yaml_writer import YamlLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """What the user asks for: a version of sglang or an image, and what they say themselves."""
+
+    what: str  # a version without the `v` before it, or an image
+    name: str | None = None
+    overrides: Sequence[str] = ()
+    wheel: Path | None = None  # of that version; by default downloaded
+    python: Path | None = None  # with sglang's dependencies; by default our own environment
+    host: str | None = None  # the docker host that the image is on
+    replace: bool = False
+    dry_run: bool = False
+
+
+class EngineSource(Protocol):
+    """What an engine is read from."""
+
+    read: str  # what was read, in words
+    name: str  # in messages
+
+    def lines(self) -> Iterator[YamlLine]:
+        """The facts that it says, each with what says so."""
+
+    def asked(self) -> Mapping[str, Problem]:
+        """What it does not say, and how to give it; by key."""
+
+    def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
+        """The state of each patch in its sources."""
+
+    def unpack(self, folder: Path) -> None:
+        """Put the package `sglang` into a folder."""
+
+    def tables(self) -> ImageTables | None:
+        """The tables of tuned kernels that it ships, None where it has none."""
+
+
+def engine_source(request: EngineRequest, home: Home) -> EngineSource:
+    """What the request names. Nothing is read yet. Raises UsageError for what is said of the other kind of source."""
+    version = request.what.removeprefix("v")
+    if not is_version(version):
+        if request.wheel is not None:
+            hint = "a version of sglang is written as 0.5.17; of an image its own sources are read"
+            raise UsageError(f"`--wheel` is for a version, and `{request.what}` is an image", hint=hint)
+        return _Image(request)
+    if request.host is not None:
+        raise UsageError("`--host` is for an image", hint=f"the wheel of {version} is read on this machine")
+    for said in map(Override.parse, request.overrides):
+        if said.path == ("version",) and said.value != version:
+            hint = f"`deploy onboard engine {said.value}` reads that one's wheel"
+            raise UsageError(f"`version` is {said.value}, and what is read is the wheel of {version}", hint=hint)
+    return _Release(replace(request, what=version), home)
+
+
+@dataclass
+class _Release:
+    """A release of sglang on the package index. It does not say what it runs on: the wheel is the same everywhere."""
+
+    request: EngineRequest
+    home: Home
+    read: str = field(init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"sglang {self.request.what}"
+        self.read = f"its wheel, sglang {self.request.what}"
+
+    @cached_property
+    def wheel(self) -> Path:
+        wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
+        if (found := wheel_version(wheel)) != self.request.what:
+            said = f"calls itself {found}" if found else "does not say its version"
+            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="name that wheel's own version")
+        return wheel
+
+    def lines(self) -> Iterator[YamlLine]:
+        found = wheel_version(self.wheel)  # first: of a version that is not there nothing else is asked
+        yield YamlLine(path=("source",), value=f"sglang wheel {found}")
+        yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
+
+    def asked(self) -> Mapping[str, Problem]:
+        local = "or name an image that is on this machine instead of the version: `deploy onboard engine IMAGE`"
+        return {
+            "platform": Problem(
+                "`platform` could not be read: the wheel is the same for each",
+                self.name,
+                "give it: `--set platform=rocm`, `cuda` or `cpu`",
+            ),
+            "image": Problem(
+                "`image` could not be read: a wheel does not say what it runs in",
+                self.name,
+                f"give it: `--set image=NAME:TAG`, or `--set requirements=FILE` for a process; {local}",
+            ),
+        }
+
+    def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
+        return checker.check_wheel(self.wheel)
+
+    def unpack(self, folder: Path) -> None:
+        unpack_package(self.wheel, folder)
+
+    def tables(self) -> ImageTables | None:
+        return None
+
+
+@dataclass
+class _Image:
+    """An image on the docker host."""
+
+    request: EngineRequest
+    read: str = "the image"
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.request.what
+
+    @cached_property
+    def docker(self) -> Docker:
+        return find_docker(self.request.host)
+
+    @cached_property
+    def config(self) -> ImageConfig:
+        if (found := docker_config(self.docker, self.name)) is None:
+            hint = f"`docker pull {self.name}`; a version of sglang is written as 0.5.17"
+            raise BuildError(f"there is no image `{self.name}` on this docker host", hint=hint)
+        return found
+
+    @cached_property
+    def facts(self) -> ImageFacts:
+        return read_facts(self.docker, self.config.reference)
+
+    @property
+    def image(self) -> str:
+        """Its name, without the digest that may stand behind it."""
+        return self.name.partition("@")[0]
+
+    @property
+    def version(self) -> str | None:
+        """The release that its sources are, None for a state between two and for sources that do not say."""
+        found = self.facts.sglang.version
+        return found if found is not None and is_version(found) else None
+
+    def lines(self) -> Iterator[YamlLine]:
+        facts, digest = self.facts, self.name.partition("@")[2] or self.config.digest
+        package = facts.sglang.root
+        found: list[tuple[str, Data, str]] = [
+            ("source", "the image itself, as it is on the docker host", ""),
+            ("version", self.version, f"{package}/_version.py"),
+            ("platform", facts.platform, facts.platform_from),
+            ("image", self.image, "as asked for"),
+            ("image_digest", digest or None, "its registry's, as the docker host knows it"),
+            ("source_dir", package, "where its Python imports sglang from"),
+        ]
+        if facts.aiter is not None:
+            place = str(PurePosixPath(facts.aiter.root).parent)
+            found.append(("aiter_dir", place, "where its Python imports aiter from"))
+            found.append(("aiter_commit", facts.aiter.commit, f"{place}: the HEAD of git"))
+        return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
+
+    def asked(self) -> Mapping[str, Problem]:
+        facts, asked = self.facts, dict[str, Problem]()
+        if self.version is None:
+            says = (
+                f"its sources call themselves `{facts.sglang.version}`" if facts.sglang.version else "no source says it"
+            )
+            hint = "give the release by whose options it is to be checked: `--set version=0.5.20`"
+            asked["version"] = Problem(f"`version` could not be read: {says}", self.name, hint)
+        if facts.platform is None:
+            says = (
+                f"its torch says neither hip nor cuda ({facts.platform_from})"
+                if facts.platform_from
+                else "it has no torch"
+            )
+            hint = "give it: `--set platform=rocm`, `cuda` or `cpu`"
+            asked["platform"] = Problem(f"`platform` could not be read: {says}", self.name, hint)
+        return asked
+
+    def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
+        return checker.check_image(self.docker, self.config.reference)
+
+    def unpack(self, folder: Path) -> None:
+        copy_package(self.docker, self.config.reference, self.facts.sglang.root, folder)
+
+    def tables(self) -> ImageTables | None:
+        if self.facts.aiter is None:
+            return None
+        place = str(PurePosixPath(self.facts.aiter.root).parent)
+        found = read_image(self.config.reference, place, self.request.host)
+        where = f"{self.image} ({found.digest[:19]}) "
+        return replace(found, rows=tuple(replace(row, where=where + row.where) for row in found.rows))

@@ -1,0 +1,129 @@
+"""What `onboard model` and `onboard engine` share: a part's file, what a user says over it, and what it lacks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from orchestrator.core.catalog import Catalogue, Kind, can_be_named
+from orchestrator.core.errors import Problem, ProfileError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import checked, model_of
+from orchestrator.core.yaml_document import Data, KeyPath, read_document
+from orchestrator.profiles.layers import Override
+from orchestrator.profiles.yaml_writer import YamlLine, flow, yaml_text
+
+_GIVEN: Final = "--set"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnboardedFile:
+    """The file of a part: its lines, and what is worth saying of it."""
+
+    kind: Kind
+    name: str
+    path: Path
+    lines: tuple[YamlLine, ...]
+    notes: tuple[str, ...]
+
+    def rows(self) -> Iterator[list[str]]:
+        """For people: key, value, what says so."""
+        for line in self.lines:
+            yield [".".join(line.path), _shown(line.value), line.comment or _source(line.value)]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        facts = [{"key": ".".join(line.path), "value": line.value, "from": line.comment} for line in self.lines]
+        return {self.kind.name.lower(): self.name, "path": str(self.path), "facts": facts, "notes": list(self.notes)}
+
+
+def write_part(found: OnboardedFile, head: Sequence[str], model: type[BaseModel]) -> None:
+    """Write the file, whole; `head` are comments that stand before its lines."""
+    text = yaml_text([f"yaml-language-server: $schema=../{found.kind.name.lower()}.schema.json", *head], found.lines)
+    model_of(read_document(text, str(found.path)), model)  # what it says is what was checked
+    write_whole(found.path, text)
+
+
+def free_name(kind: Kind, name: str, home: Home, *, replace: bool) -> None:
+    """Raises UsageError for a name that cannot be one, and for one that is taken unless `replace`."""
+    if not can_be_named(name) or "/" in name:
+        hint = "give one: `--name NAME`, of letters, digits, `.`, `_`, `+` and `-`"
+        raise UsageError(f"`{name}` cannot be the name of {_a(kind)}", hint=hint)
+    if not replace:
+        require_free(kind, name, home)
+
+
+def require_free(kind: Kind, name: str, home: Home) -> None:
+    """Raises UsageError where there is a file of that kind and name, here or among those that ship."""
+    catalogue = Catalogue.of(home)
+    if (path := catalogue.find(kind, name)) is not None:
+        ours = path.is_relative_to(home.root)
+        hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
+        raise UsageError(
+            f"there is {_a(kind)} `{name}` already",
+            where=catalogue.shown(path),
+            hint=f"{hint}; or give a `--name NAME`",
+        )
+
+
+def _a(kind: Kind) -> str:
+    word = kind.name.lower()
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+def part_lines(
+    lines: Mapping[tuple[str, ...], YamlLine], given: Sequence[Override], model: type[BaseModel]
+) -> list[YamlLine]:
+    """The lines of the file in the order of its schema: what was read, and over it what the user says."""
+    for override in given:
+        lines = {path: line for path, line in lines.items() if path[: len(override.path)] != override.path}
+        if override.value is not None:
+            lines[override.path] = YamlLine(path=override.path, value=override.value, comment=_GIVEN)
+    order = ["source", *model.model_fields]
+    return sorted(lines.values(), key=lambda line: order.index(line.path[0]) if line.path[0] in order else len(order))
+
+
+def require_whole(
+    lines: Sequence[YamlLine], missing: Mapping[str, Problem], where: str, model: type[BaseModel]
+) -> None:
+    """Raise ProfileError with what is missing, and what the user's `--set` may not say."""
+    data: dict[str, Data] = {}
+    for line in lines:
+        holder = data
+        for key in line.path[:-1]:
+            inner = holder.setdefault(key, {})
+            holder = inner if isinstance(inner, dict) else {}
+        holder[line.path[-1]] = line.value
+    given = {".".join(line.path) for line in lines if line.comment == _GIVEN}
+
+    def place(path: KeyPath) -> str:
+        key = ".".join(map(str, path))
+        return f"{_GIVEN} {key}" if any(key.startswith(said) for said in given) else where
+
+    problems = list(missing.values())
+    try:
+        checked(data, model, place=place, message="")
+    except ProfileError as error:
+        problems += [each for each in error.problems if not _is_asked(each, missing)]
+    if problems:
+        kind = model.__name__.removesuffix("File").lower()
+        raise ProfileError(f"the {kind}'s file cannot be written: not every fact is known", problems=problems)
+
+
+def _is_asked(problem: Problem, missing: Mapping[str, Problem]) -> bool:
+    """Whether it is said already: a key that is asked for is missing, or its section is not whole without it."""
+    named = problem.message.partition("`")[2].partition("`")[0]
+    return any(key == named or key.startswith(f"{named}.") for key in missing)
+
+
+def _shown(value: Data) -> str:
+    if isinstance(value, dict):
+        return str(value["value"]) if "value" in value else ", ".join(str(each) for each in value.values())
+    return f"{value:,}" if type(value) is int else flow(value)
+
+
+def _source(value: Data) -> str:
+    return str(value.get("source", "")) if isinstance(value, dict) else ""

@@ -1,0 +1,97 @@
+"""`deploy onboard model`: a checkpoint's own files become a model's file, each fact with what says so."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.describe import Description, describe
+from orchestrator.checkpoints.staging import hub_of
+from orchestrator.checkpoints.summary import hub_outline, local_outline
+from orchestrator.checkpoints.verify import compared
+from orchestrator.core.catalog import Kind
+from orchestrator.core.console import warn
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.yaml_document import Data
+from orchestrator.planner.add.file import OnboardedFile, free_name, part_lines, require_whole, write_part
+from orchestrator.profiles.layers import Override
+from orchestrator.profiles.schema import ModelFile
+from orchestrator.profiles.yaml_writer import YamlLine
+
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def onboard_model(
+    where: str,
+    home: Home,
+    *,
+    name: str | None = None,
+    revision: str | None = None,
+    overrides: Sequence[str] = (),
+    replace: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> OnboardedFile:
+    """Write a model's file from the checkpoint in a directory, or of a repository on the hub.
+
+    In what the tensors of a directory differ from their config is told; of a repository too few headers are read.
+
+    Raises UsageError for a name that is taken or cannot be one, WeightsError for a checkpoint that is not whole or
+    contradicts itself, ProfileError with every fact that could not be read and how to give it; nothing is written then.
+    """
+    directory = _directory(where)
+    if directory is not None and revision is not None:
+        raise UsageError("a directory has no revision", hint="`--revision` is for a repository of the hub")
+    given = [Override.parse(text) for text in overrides]
+    name = name or (directory.name if directory else where.partition("/")[2]).lower()
+    free_name(Kind.MODEL, name, home, replace=replace)
+    keys = [".".join(each.path) for each in given]
+    if directory is not None:
+        outline, origin = local_outline(directory), {"kind": "directory", "location": str(directory)}
+        found, gated = describe(outline, keys), False
+        for difference in compared(outline, drafts=bool(outline.config.drafts)):
+            warn(difference.message, hint=difference.hint)
+    else:
+        outline, listing = hub_outline(where, revision, hub_of(environ))
+        found, gated = describe(outline, keys), listing.gated
+        origin = {"kind": "hub", "location": where, "revision": listing.commit}
+    lines = _lines(name, origin, found, given, gated=gated)
+    require_whole(lines, found.missing, where, ModelFile)
+    path = home.root / Kind.MODEL.file(name)
+    onboarded = OnboardedFile(kind=Kind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
+    said = f"{name}, as `deploy onboard model` read its checkpoint: behind each fact stands what says so."
+    write_part(onboarded, [said, *found.notes], ModelFile)
+    return onboarded
+
+
+def _directory(where: str) -> Path | None:
+    """The checkpoint's directory; None for a repository of the hub."""
+    path = Path(where).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if path.exists() or not _REPOSITORY.fullmatch(where):
+        hint = "a checkpoint's directory, or a repository as `OWNER/NAME`"
+        raise UsageError(f"`{where}` is neither a directory nor the name of a repository", hint=hint)
+    return None
+
+
+def _lines(
+    name: str, origin: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
+) -> list[YamlLine]:
+    """The lines of the file in the order of its schema: what was read, and over it what the user says."""
+    lines: dict[tuple[str, ...], YamlLine] = {
+        ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
+        ("origin",): YamlLine(path=("origin",), value=dict(origin)),
+        ("served_name",): YamlLine(path=("served_name",), value=name, comment="by its file; another with `--set`"),
+    }
+    if gated:
+        lines["gated",] = YamlLine(path=("gated",), value=True, comment="the hub says so")
+    for key, fact in found.facts.items():
+        path = tuple(key.split(".", 1))
+        if path[0] == "flags":
+            setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.name}
+            lines[path] = YamlLine(path=path, value=setting)
+        elif isinstance(fact.value, bool | int | str):
+            lines[path] = YamlLine(path=path, value=fact.value, comment=fact.name)
+    return part_lines(lines, given, ModelFile)

@@ -1,0 +1,363 @@
+"""`deploy onboard profile`: a model on a machine becomes a profile that fits, each of its settings with its reason."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import warn
+from orchestrator.core.errors import Problem, ProfileError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_file, read_model
+from orchestrator.core.yaml_document import Data
+from orchestrator.plan.capacity import Capacity, graph_requests
+from orchestrator.plan.plan import NAME
+from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
+from orchestrator.plan.rules import VENDOR_OF, arguments, image_arch
+from orchestrator.planner.add.file import require_free
+from orchestrator.planner.planning import Valid, read_draft, read_profile
+from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile, Scalar
+from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
+
+_MEASURED: Final = {
+    "enable-metrics": "the smoke test and bench read them",
+    "enable-cache-report": "the smoke test and bench read cached tokens",
+}
+_PARTS: Final = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
+_SECTIONS: Final = ("layout", "flags", "env")  # as they stand in a profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What the user asks for: parts by name, another profile to go by, the longest request in tokens."""
+
+    model: str
+    hardware: str
+    like: str | None = None
+    engine: str | None = None
+    workload: str | None = None
+    context: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One key of the profile, or what was left out of it, and why."""
+
+    key: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A profile that plans cleanly, as it would be written, and what was decided on the way."""
+
+    name: str
+    text: str
+    decisions: tuple[Decision, ...]
+    valid: Valid
+
+    def rows(self) -> Iterator[list[str]]:
+        """For people."""
+        yield from ([each.key, each.value, each.why] for each in self.decisions)
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        decisions = [{"key": each.key, "value": each.value, "why": each.why} for each in self.decisions]
+        return {"profile": self.name, "decisions": decisions, "capacity": self.valid.capacity.to_dict()}
+
+
+@dataclass
+class _Draft:
+    """A profile in the making: its keys, its settings with the reason of each, and what was decided beside them."""
+
+    name: str
+    path: Path
+    catalogue: Catalogue
+    keys: dict[str, Data] = field(default_factory=dict)
+    settings: dict[tuple[str, str], tuple[Data, str]] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def set(self, section: str, key: str, value: Data, why: str) -> None:
+        self.settings[section, key] = value, why
+
+    def ordered(self) -> list[tuple[tuple[str, str], tuple[Data, str]]]:
+        """The settings, section by section."""
+        return sorted(self.settings.items(), key=lambda each: _SECTIONS.index(each[0][0]))
+
+    def copy(self) -> "_Draft":
+        return replace(self, keys={**self.keys}, settings={**self.settings}, decisions=[*self.decisions])
+
+    def text(self) -> str:
+        lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "waiting"]
+        for (section, key), (value, why) in self.ordered():
+            setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": why}
+            lines.append(YamlLine(path=(section, key), value=setting))
+        waiting = self.keys.get("waiting")
+        lines += [YamlLine(path=("waiting", key), value=value) for key, value in _items(waiting)]
+        head = [
+            "yaml-language-server: $schema=profile.schema.json",
+            f"{self.name}, as `deploy onboard profile` proposed it: nothing of it was measured.",
+        ]
+        return yaml_text(head, lines)
+
+    def valid(self) -> Valid:
+        return read_draft(self.text(), self.path, self.catalogue)
+
+
+def write_proposal(proposal: Proposal, home: Home) -> Path:
+    """Write a profile into the home's catalogue."""
+    return write_whole(_path(proposal.name, home), proposal.text)
+
+
+def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, replace_it: bool = False) -> Proposal:
+    """The profile with the smallest `tp` that holds what is asked of it, and as many replicas as the node has room for.
+
+    Raises UsageError for a name that is taken or cannot be one, ProfileError for parts that are not there and for a
+    model that does not fit, with the figures of each layout.
+    """
+    catalogue = Catalogue.of(home)
+    for part in ("model", "hardware"):
+        catalogue.path(_PARTS[part], getattr(request, part))
+    name = _free_name(name, request, home, replace_it=replace_it)
+    base = _base(request, _Draft(name=name, path=_path(name, home), catalogue=catalogue))
+    first = base.copy()
+    first.set("layout", "tp", 1, "")
+    profile = first.valid().profile
+    _take_flags(request, base, profile)
+    need = Need(context=request.context or profile.model.context_length)
+    tried: list[Tried] = []
+    for tp in layouts(profile.hardware.gpus):
+        draft, found = _try(base.copy(), profile, tp)
+        tried.append(found)
+        if not shortfall(found, need):
+            _explain(draft, tried, need, found.capacity)
+            return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=draft.valid())
+    raise _does_not_fit(request, tried, need)
+
+
+def next_command(model: str, home: Home) -> str:
+    """The command that proposes a profile of a model on the first node that holds it; empty for none.
+
+    AMD's nodes come first, and those with the most memory.
+    """
+    catalogue = Catalogue.of(home)
+    nodes = {name: _node(catalogue, name) for name in sorted(catalogue.names(Kind.HARDWARE), reverse=True)}
+    for hardware in sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram)):
+        if nodes[hardware].vendor == "cpu":
+            continue
+        request = ProfileRequest(model=model, hardware=hardware)
+        try:
+            found = propose_profile(request, home, name=None, replace_it=True)
+        except (ProfileError, UsageError):
+            continue
+        again = " --replace" if catalogue.find(Kind.PROFILE, found.name) else ""
+        return f"deploy onboard profile --model {model} --hardware {hardware}{again}"
+    return ""
+
+
+def _path(name: str, home: Home) -> Path:
+    return home.root / Kind.PROFILE.file(name)
+
+
+def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:
+    name = name or re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{request.hardware}-{request.model}".lower())
+    if not NAME.match(name):
+        hint = "give one: `--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
+        raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
+    if not replace_it:
+        require_free(Kind.PROFILE, name, home)
+    return name
+
+
+def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
+    """Parts, runtime and workload: as asked for, as the other profile has them, or what suits the hardware."""
+    like = read_profile(request.like, catalogue=draft.catalogue) if request.like else None
+    engine, why = _engine(request, like, _node(draft.catalogue, request.hardware), draft.catalogue)
+    requirements = _part(draft.catalogue, "engine", engine).get("requirements")
+    kept = like is not None and like.composed.names["engine"] == engine
+    draft.keys["description"] = ""  # its place is here, its words follow from the layout
+    if like is not None and kept:
+        draft.keys["runtime"] = like.profile.runtime
+    elif requirements:
+        draft.keys["runtime"] = "process"
+    workload = request.workload or (like.profile.workload if like else None)
+    if workload:
+        draft.keys["workload"] = workload
+    draft.keys |= {"hardware": request.hardware, "model": request.model, "engine": engine}
+    if like is not None:
+        draft.keys["waiting"] = dict(like.profile.waiting.model_dump())
+    draft.decisions.append(Decision(key="engine", value=engine, why=why))
+    if workload:
+        why = "as asked for" if request.workload else f"as `{request.like}` has it"
+        draft.decisions.append(Decision(key="workload", value=workload, why=why))
+    else:
+        why = "none was named: requests at once are not counted (`--workload NAME`)"
+        draft.decisions.append(Decision(key="workload", value="none", why=why))
+    return draft
+
+
+def _part(catalogue: Catalogue, part: str, name: str) -> Mapping[str, Data]:
+    path = catalogue.path(_PARTS[part], name)
+    return read_file(path, catalogue.shown(path)).data
+
+
+def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, catalogue: Catalogue) -> tuple[str, str]:
+    """The engine that is asked for, that of the other profile, or the newest for such GPUs.
+
+    An image goes before wheels; of one version's images the first by name, which is the usual line of ROCm.
+    """
+    if request.engine:
+        catalogue.path(Kind.ENGINE, request.engine)
+        return request.engine, "as asked for"
+    named = like.composed.names["engine"] if like is not None else ""
+    found: list[tuple[Version, bool, str]] = []
+    for name, engine in _engines(catalogue):
+        if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
+            found.append((Version(engine.version), engine.image is not None, name))
+    if any(name == named for *_, name in found):
+        return named, f"as `{request.like}` has it"
+    if not found:
+        hint = "`--engine NAME`, one of `deploy profiles`"
+        raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
+    *newest, _ = max(found)
+    return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
+
+
+def _engines(catalogue: Catalogue) -> Iterator[tuple[str, EngineFile]]:
+    """Each engine of the catalogue; one that cannot be read is left out, with a warning."""
+    for name in catalogue.names(Kind.ENGINE):
+        path = catalogue.path(Kind.ENGINE, name)
+        try:
+            yield name, read_model(path, EngineFile, catalogue.shown(path))
+        except ProfileError as error:
+            first = error.each()[0]
+            warn(f"engine `{name}` is left out: {first.message}", hint=f"mend {first.where or path}")
+
+
+def _node(catalogue: Catalogue, name: str) -> HardwareFile:
+    path = catalogue.path(Kind.HARDWARE, name)
+    return read_model(path, HardwareFile, catalogue.shown(path))
+
+
+def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
+    """The options and variables of the other profile that suit this model; those that tests need; the context."""
+    if request.like:
+        like = read_profile(request.like, catalogue=draft.catalogue)
+        table = draft.copy()
+        table.set("layout", "tp", 1, "")
+        known = tuple(table.valid().table.flags)
+        own = [name for name in like.profile.flags if _is_own(like, "flags", name)]
+        left = adopted(like.profile, own, model=model, known=known)
+        for name in own:
+            if name not in left:
+                draft.set("flags", name, _plain(like.profile.flags[name].value), f"as `{request.like}` has it")
+            else:
+                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", why=left[name]))
+        for name in like.profile.env:
+            if _is_own(like, "env", name):
+                draft.set("env", name, _plain(like.profile.env[name].value), f"as `{request.like}` has it")
+    for name, why in _MEASURED.items():
+        draft.settings.setdefault(("flags", name), (True, why))
+    if request.context and request.context < model.model.context_length:
+        draft.set("flags", "context-length", request.context, "the longest request that was asked for")
+
+
+def _is_own(like: Valid, section: str, name: str) -> bool:
+    """Whether the profile itself says so, and none of its parts."""
+    place = like.composed.place((section, name)).rpartition(":")[0]
+    catalogue = like.catalogue
+    parts = [catalogue.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
+    return place not in {catalogue.shown(path) for path in parts if path is not None}
+
+
+def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
+    """The draft with this many GPUs a replica, its memory shared out, and what comes of it."""
+    dp = max(profile.hardware.gpus // tp, 1)
+    draft.set("layout", "tp", tp, "the fewest GPUs that hold it")
+    if dp > 1:
+        draft.set("layout", "dp", dp, f"of the node's {profile.hardware.gpus} GPUs")
+    draft.keys["description"] = f"{profile.model.served_name} on {draft.keys['hardware']}{_many(profile, tp, dp)}"
+    valid = draft.valid()
+    memory = valid.capacity.memory
+    if memory is not None and memory.safe_fraction > 0:
+        why = f"the largest that leaves activations and graphs {memory.working_bytes / 1e9:.1f} GB; an estimate"
+        draft.set("flags", "mem-fraction-static", memory.safe_fraction, why)
+        valid = draft.valid()
+    served = valid.capacity.served
+    if memory is not None and served is not None and served.at_once:
+        most = graph_requests(valid.profile, arguments(valid.profile, valid.table))
+        running = min(served.at_once, most) if most else served.at_once
+        by = "fit" if running == served.at_once else "sglang makes graphs for"
+        draft.set("flags", "max-running-requests", running, f"as many of `{served.load}` as {by}")
+        valid = draft.valid()
+    try:
+        valid.decide({})
+    except ProfileError as error:
+        return draft, Tried(tp=tp, capacity=None, refused=error.each())
+    return draft, Tried(tp=tp, capacity=valid.capacity, refused=())
+
+
+def _many(profile: Profile, tp: int, dp: int) -> str:
+    gpus = f"{tp} GPU{'s' if tp > 1 else ''}"
+    if not profile.hardware.gpus:
+        return ""
+    return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}"
+
+
+def _explain(draft: _Draft, tried: Sequence[Tried], need: Need, capacity: Capacity | None) -> None:
+    """Say why the chosen layout is the smallest."""
+    cache = capacity.cache if capacity else None
+    if capacity is not None and capacity.memory is None:
+        why = "one process; what fits into this machine's memory is told by its start alone"
+    elif cache is None or cache.tokens is None:
+        reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
+        why = f"the fewest GPUs that hold the weights; {reason or 'the size of its cache is told by its start alone'}"
+    else:
+        why = f"the fewest GPUs whose cache holds {need.context:,} tokens: {cache.tokens:,}"
+    chosen = tried[-1].tp
+    draft.set("layout", "tp", chosen, why)
+    for each in tried[:-1]:
+        draft.decisions.append(Decision(key=f"tp {each.tp}", value="does not do", why=shortfall(each, need)))
+    if draft.keys.get("model") and not any(key.startswith("speculative-") for _, key in draft.settings):
+        layer = draft.valid().profile.model.mtp_layer
+        if layer is not None:
+            why = f"layer {layer} drafts; `--like` a profile that speculates takes its options over"
+            draft.decisions.append(Decision(key="speculation", value="left out", why=why))
+
+
+def _decided(draft: _Draft) -> Iterator[Decision]:
+    anew = {f"{section}.{key}" for section, key in draft.settings}
+    for (section, key), (value, why) in draft.ordered():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield Decision(key=f"{section}.{key}", value=shown.lower() if value is True else shown, why=why)
+    yield from (each for each in draft.decisions if each.key not in anew)
+
+
+def _does_not_fit(request: ProfileRequest, tried: Sequence[Tried], need: Need) -> ProfileError:
+    if common := refused_by_all(tried):
+        message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
+        return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
+    most = longest(tried)
+    hint = "take other hardware, or a checkpoint with a smaller quantisation"
+    if most:
+        hint = f"`--context {most}` asks for requests of at most so many tokens; or take other hardware"
+    return ProfileError(
+        f"`{request.model}` does not fit on `{request.hardware}`",
+        problems=[Problem(f"tp {each.tp}: {shortfall(each, need)}") for each in tried],
+        hint=hint,
+    )
+
+
+def _plain(value: Scalar | list[Scalar]) -> Data:
+    return [*value] if isinstance(value, list) else value
+
+
+def _items(value: Data) -> list[tuple[str, Data]]:
+    return list(value.items()) if isinstance(value, dict) else []

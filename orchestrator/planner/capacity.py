@@ -1,0 +1,108 @@
+"""`deploy show --capacity`: what fits on a replica, computed beforehand; and the line of it that a dry run says."""
+
+from collections.abc import Iterator
+
+from orchestrator.core.console import note, table, warn
+from orchestrator.plan.capacity import Capacity, KvCache, Served
+from orchestrator.plan.plan import Hazard, Plan
+
+_HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
+
+
+def capacity_table(found: Capacity) -> str:
+    """For people: what is needed, what fits, and what it follows from."""
+    return table(
+        ("capacity", "value", "from"),
+        [*_memory(found), *_cache(found), *_served(found.served), *_unknown(found)],
+    )
+
+
+def note_capacity(plan: Plan, found: Capacity) -> None:
+    """Say it in one line."""
+    note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
+
+
+def unfit(plan: Plan) -> tuple[Hazard, ...]:
+    """What does not fit."""
+    return tuple(hazard for hazard in plan.hazards if hazard.id.startswith(_HAZARDS))
+
+
+def warn_capacity(plan: Plan) -> None:
+    """Say what does not fit."""
+    for hazard in unfit(plan):
+        warn(hazard.what, hint=hazard.hint)
+
+
+def _words(found: Capacity) -> Iterator[str]:
+    cache, memory, served = found.cache, found.memory, found.served
+    if memory:
+        taken = memory.cache_bytes - found.spare_bytes
+        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache a GPU"
+    if cache and cache.tokens is not None:
+        yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
+    if served and served.at_once is not None:
+        yield f"{served.at_once:,} requests of `{served.load}` at once"
+    if memory:
+        yield f"`mem-fraction-static` {memory.fraction:g}, at most {memory.safe_fraction:g}"
+    if not cache:
+        yield found.unknown[0]
+
+
+def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
+    memory = found.memory
+    if memory is None:
+        yield "memory", "the machine's", "on a CPU only the start can tell what is free"
+        return
+    free, fraction = memory.free_bytes, memory.fraction
+    yield "free of a GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less what driver, process and collectives take"
+    yield "weights of a GPU", _gb(memory.weights_bytes), "the checkpoint's, over tp"
+    yield "static fraction", f"{fraction:g}", f"`mem-fraction-static`, {memory.fraction_is}"
+    capped = f"; `max-total-tokens` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
+    yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
+    yield (
+        "kept free of a GPU",
+        _gb(found.kept_bytes),
+        f"activations and graphs may need {_gb(memory.working_bytes)}",
+    )
+    yield "largest safe fraction", f"{memory.safe_fraction:g}", "what leaves them that; an estimate"
+
+
+def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
+    cache = found.cache
+    if cache is None:
+        return
+    yield "a token on a GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
+    if cache.tokens is None:
+        yield "tokens a replica", "unknown", "`max-total-tokens` sets them"
+        return
+    replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
+    yield "tokens a replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
+    if cache.windows is not None:
+        kept = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
+        ratio = f"`swa-full-tokens-ratio` {cache.windows.ratio:g}"
+        yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
+    yield "longest contexts at once", f"{cache.full_contexts:g}", "in a replica"
+
+
+def _token_from(cache: KvCache) -> str:
+    held = "" if cache.held_bytes == cache.token_bytes else f"; its pools take {cache.held_bytes:,.0f} B"
+    windows = cache.windows
+    share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
+    return f"{cache.kind}, all layers and those that draft{share}{held}"
+
+
+def _served(served: Served | None) -> Iterator[tuple[str, str, str]]:
+    if served is None:
+        return
+    limit = "no limit is set" if served.running is None else f"{served.running} may run"
+    each = f"`{served.load}`, {served.tokens:,} tokens each beside {served.shared_tokens:,} shared; {limit}"
+    yield "requests at once", "unknown" if served.at_once is None else f"{served.at_once:,}", each
+
+
+def _unknown(found: Capacity) -> Iterator[tuple[str, str, str]]:
+    for why in found.unknown:
+        yield "not computed", "", why
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

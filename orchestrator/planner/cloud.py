@@ -1,0 +1,114 @@
+"""`deploy render --on skypilot`, `--on dstack`: what rents a machine and starts the profile's server on it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from orchestrator import __version__
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import Problem, ProfileError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secret import HUB_TOKEN
+from orchestrator.images.base import IMAGE_BYTES
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.estimate import ABOUT, DOWNLOAD_MB_S, PULL, starting
+from orchestrator.planner.planning import Loaded, is_path, load
+from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.cloud.launchers import BROKERS
+from orchestrator.render.cloud.task import Rental
+from orchestrator.render.dockerfile import base_reference
+
+KEY: Final = "DEPLOY_API_KEY"  # holds the server's key, where the profile names no variable
+_TOOL: Final = f"deploy-sglang=={__version__}"
+_BROUGHT: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine that is nobody else's
+_HOME_THERE: Final = "~/.local/share/deploy"
+_PARTS: Final = ("hardware", "model", "engine", "workload")  # that a profile names, or holds
+
+
+def rental_files(
+    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None = None
+) -> tuple[Plan, tuple[ContextFile, ...]]:
+    """The plan of the server on its rented machine, and the broker's files. Raises ProfileError and UsageError.
+
+    It listens beyond its container, behind a key, and runs from the engine's own image, or from an environment where
+    the engine has a list of packages.
+    """
+    for named in (profile, *_part_files(overrides)):
+        if is_path(named):
+            hint = f"put it into `{home.root / 'profiles'}` and name it: that folder is brought along"
+            raise UsageError(f"`{named}` is a file of this machine", hint=hint)
+    asked = load(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    _refuse_unfit(asked)
+    there = (*overrides, *_there(asked.plan))
+    plan = load(profile, overrides=there, catalogue=Catalogue.of(home)).plan
+    brought = {**_own_files(home), **_own_tool(tool)}
+    secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
+    image = None if plan.engine.requirements else base_reference(plan.engine)
+    load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + starting(plan)
+    rental = Rental(
+        plan=plan,
+        up=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
+        tool=next(iter(_own_tool(tool)), tool or _TOOL),
+        brought=brought,
+        image=image,
+        secrets=secrets,
+        disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
+        ready_seconds=load_seconds + ABOUT["kernels"] + ABOUT["smoke"] + (PULL if image else 0.0),
+    )
+    return plan, BROKERS[broker](rental)
+
+
+def _there(plan: Plan) -> Iterator[str]:
+    """What is another one on a rented machine, as `--set` has it."""
+    yield "runtime=process"
+    if plan.engine.requirements is None and plan.engine.python is None:
+        yield "engine.python=python3"
+    yield "server.host=0.0.0.0"
+    if plan.server.api_key_env is None:
+        yield f"server.api_key_env={KEY}"
+
+
+def _part_files(overrides: Sequence[str]) -> Iterator[str]:
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in _PARTS:
+            yield value
+
+
+def _refuse_unfit(asked: Loaded) -> None:
+    """Raises ProfileError for what no broker has: a GPU without a name, a checkpoint that lies on this machine.
+
+    And for several servers: `deploy watch`, which stays there as long as the server is up, looks after one.
+    """
+    plan, place, problems = asked.plan, asked.composed.place, []
+    if plan.hardware.vendor != "cpu" and plan.hardware.product is None:
+        hint = "`--set hardware.product=MI355X`, as the broker's catalogue has it"
+        problems.append(Problem("the hardware says no name by which a GPU is rented", place(("hardware",)), hint))
+    if plan.model.source.kind == "directory":
+        hint = "a rented machine downloads it: `model.origin.kind=hub`, with the repository as `model.origin.location`"
+        problems.append(
+            Problem(f"`{plan.model.source.location}` is on this machine", place(("model", "origin", "location")), hint)
+        )
+    if plan.gateway is not None:
+        hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"
+        problems.append(
+            Problem(f"one server is rented for, not {plan.replicas} on one machine", place(("replicas",)), hint)
+        )
+    if problems:
+        raise ProfileError(f"profile `{plan.profile}` cannot be rented for", problems=problems)
+
+
+def _own_files(home: Home) -> Mapping[str, str]:
+    """The folders of the user's own profiles, patches and templates, by their path over there."""
+    own = Catalogue((home.root,))
+    said = ".json"  # what registries said of images stands beside the user's templates
+    kinds = [kind for kind in Kind if any(not name.endswith(said) for name in own.names(kind))]
+    folders = sorted({kind.value.partition("/")[0] for kind in kinds})
+    return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
+
+
+def _own_tool(tool: str | None) -> Mapping[str, str]:
+    """A checkout of this tool, or a wheel of it, that lies here."""
+    here = Path(tool or "")
+    return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())} if tool and here.exists() else {}

@@ -1,0 +1,152 @@
+"""What an `up` would do before its server serves, how long that may take, what it downloads; nothing is done."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.checkpoints.generate import is_made
+from orchestrator.checkpoints.receipt import bytes_here
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import minutes, table, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.images.base import IMAGE_BYTES
+from orchestrator.images.build import image_tag
+from orchestrator.images.config import local_config
+from orchestrator.kernels.disk.store import Store
+from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.plan.plan import Plan
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.render.dockerfile import base_reference
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Place
+
+# How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
+# downloaded. `down` waits until VRAM is given back.
+ABOUT: Final[Mapping[str, float]] = {
+    "preflight": 5.0,
+    "stage": 5.0,
+    "kernels": 15.0,
+    "build": 30.0,
+    "copy": 5.0,
+    "smoke": 60.0,
+    "report": 5.0,
+    "eval": 600.0,  # 200 questions of some 200 tokens in few streams, and the harness's environment
+    "down": 120.0,
+}
+PULL: Final = 900.0  # of an engine's image
+DOWNLOAD_MB_S: Final = 400.0  # of a checkpoint, where the user says nothing else
+_GPUS, _CPU = 420.0, 20.0  # kernels compiled and graphs captured; on a CPU there are none
+_LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
+
+
+def starting(plan: Plan) -> float:
+    """From the start of a plan's server until it serves: load, compile, capture."""
+    return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpStep:
+    """One step; `about` is seconds, 0 where it is done already."""
+
+    name: str
+    what: str
+    about: float
+
+
+def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
+    """The steps of an `up`, in their order."""
+    plan = artifacts.plan
+    if runtime_kind(plan.runtime).elsewhere is not None:
+        return (_start(plan),)
+    checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
+    table = () if plan.ready_image else tuple(_table(plan, place.home))
+    if plan.model.source.kind == "hub":  # its engine judges the arguments before anything is downloaded
+        return (*image, checkpoint, *table, _start(plan))
+    return (checkpoint, *table, *image, _start(plan))
+
+
+def steps_text(artifacts: Artifacts, place: Place) -> str:
+    """The steps as a table."""
+    steps = steps_of(artifacts, place)
+    rows = [(step.name, step.what, minutes(step.about) if step.about else "done") for step in steps]
+    total = sum(step.about for step in steps)
+    return table(
+        ("step", "what", "about"),
+        [*rows, ("total", "estimates, not promises", minutes(total))],
+        width=terminal_width(sys.stderr),
+    )
+
+
+def _checkpoint(plan: Plan, place: Place) -> UpStep:
+    model, directory = plan.model, checkpoint_directory(plan.model, place.home)
+    if place.far is not None and model.source.kind == "hub":
+        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.source.location} on {place.far}: what is missing of it"
+        return UpStep(
+            name="checkpoint",
+            what=f"{what} is downloaded there, at {DOWNLOAD_MB_S:.0f} MB/s",
+            about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
+        )
+    if place.far is not None:
+        return UpStep(name="checkpoint", what=f"verified on {place.far}", about=ABOUT["stage"])
+    if model.source.kind == "generated":
+        generator = Catalogue.of(place.home).path(Kind.IMAGE_FILE, model.source.location)
+        done = is_made(directory, generator)
+        what = str(directory) if done else f"{directory}: made here"
+        return UpStep(name="checkpoint", what=what, about=0.0 if done else ABOUT["stage"])
+    missing = max(model.weight_bytes - bytes_here(directory), 0)
+    if missing == 0 or model.source.kind != "hub":
+        return UpStep(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
+    left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
+    what = f"{missing / 1e9:.1f} GB{left} of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
+    return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
+
+
+def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
+    if not takes_table(plan):
+        return
+    store = Store.of(home, plan)
+    if store.is_fresh(plan):
+        yield UpStep(name="table", what=str(store.table(plan)), about=0.0)
+    else:
+        yield UpStep(
+            name="table", what="of tuned kernels: those of its aiter, and aiter's newer ones", about=ABOUT["kernels"]
+        )
+
+
+def _image(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+    plan, build = artifacts.plan, artifacts.build
+    if build is None:
+        if patches := ", ".join(patch.id for patch in plan.patches):
+            what = f"a copy of the interpreter's, for {patches}, where that was not made before"
+            yield UpStep(name="sglang", what=what, about=ABOUT["copy"])
+        return
+    base, tag = base_reference(plan.engine), image_tag(plan, build)
+    room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
+    if place.far is not None:
+        what = f"{base} pulled and patched on {place.far}, where that was not done before: {room}"
+        yield UpStep(name="image", what=what, about=PULL + ABOUT["build"])
+    elif local_config(tag) is not None:
+        yield UpStep(name="image", what=tag, about=0.0)
+    elif local_config(base) is not None:
+        yield UpStep(name="image", what=f"{base} patched", about=ABOUT["build"])
+    else:
+        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + ABOUT["build"])
+
+
+def _engine(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+    if artifacts.plan.ready_image:
+        yield _ready_image(artifacts.plan.ready_image)
+    else:
+        yield from _image(artifacts, place)
+
+
+def _ready_image(image: str) -> UpStep:
+    what = f"{image} pulled where it is missing, its receipt and its table held against the plan; nothing is built"
+    return UpStep(name="image", what=what, about=PULL)
+
+
+def _start(plan: Plan) -> UpStep:
+    what = f"{plan.model.weight_bytes / 1e9:.1f} GB loaded, kernels compiled, graphs captured, smoke test"
+    return UpStep(name="start", what=what, about=starting(plan))

@@ -1,0 +1,104 @@
+"""`deploy show --explain`: every value, who stands behind it, and the line it was written on."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from orchestrator.core.console import table
+from orchestrator.core.origin import Origin
+from orchestrator.core.yaml_document import Data, KeyPath
+from orchestrator.planner.planning import Loaded
+from orchestrator.profiles.layers import PARTS, is_setting
+
+_QUESTIONS = ("model", "questions")
+_WIDEST = 64  # characters of a value in the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """One value of a composed profile."""
+
+    key: str
+    value: str
+    origin: str  # empty for plain facts
+    source: str
+    place: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As plain data."""
+        return asdict(self)
+
+
+def explained(loaded: Loaded) -> tuple[Explained, ...]:
+    """Every value of the composed profile, in the order of the layers."""
+    return tuple(_walk(loaded.composed.data, (), loaded))
+
+
+def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> str:
+    """The same for people: a table, or, where it does not fit into `width`, a paragraph for each value."""
+    cells = [(row.key, _short(row.value), row.origin, row.place, row.source) for row in rows]
+    whole = table(("key", "value", "origin", "written at", "source"), cells)
+    if width is None or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return "\n".join(line for row in rows for line in _paragraph(row, width))
+
+
+def _paragraph(row: Explained, width: int) -> Iterator[str]:
+    """The value, and below it where it was written, who stands behind it and why."""
+    behind = "; ".join(filter(None, [row.origin, row.source]))
+    about = f"{row.place}: {behind}" if behind else row.place
+    for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    ")):
+        yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
+    if isinstance(value, dict) and not is_setting(path):
+        for key, inner in value.items():
+            if (*path, key) not in {(part, "source") for part in PARTS}:  # it stands beside every fact of its file
+                yield from _walk(inner, (*path, key), loaded)
+        return
+    if path == _QUESTIONS and isinstance(value, list):
+        yield from (_question(item, (*path, place), loaded) for place, item in enumerate(value))
+        return
+    if is_setting(path):
+        setting = value if isinstance(value, dict) else {"value": value, "origin": Origin.USER.value}
+    else:
+        setting = {"value": value, **_source_of_fact(path, loaded)}
+    yield Explained(
+        key=".".join(str(step) for step in path),
+        value=_text(setting.get("value")),
+        origin=str(setting.get("origin", "")),
+        source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
+        place=loaded.composed.place(path),
+    )
+
+
+def _question(value: Data, path: KeyPath, loaded: Loaded) -> Explained:
+    question = value if isinstance(value, dict) else {}
+    return Explained(
+        key=".".join(str(step) for step in path),
+        value=f"{question.get('answer')} ← {question.get('question')}",
+        origin=str(question.get("origin", Origin.USER.value)),
+        source=str(question.get("source", "")),
+        place=loaded.composed.place(path),
+    )
+
+
+def _source_of_fact(path: KeyPath, loaded: Loaded) -> dict[str, Data]:
+    """The source that a part's file names for all its facts; what was set on the command line is the user's own."""
+    if loaded.composed.given(path):
+        return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}
+    if (source := loaded.composed.overlaid.get(path)) is not None:
+        return {"origin": "" if source else Origin.USER.value, "source": source}
+    part = loaded.composed.data[str(path[0])]
+    return {"source": part.get("source")} if path[0] in PARTS and isinstance(part, dict) else {}
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _WIDEST else value[: _WIDEST - 1] + "…"
+
+
+def _text(value: Data) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,76 @@
+"""`deploy flags`: the options one sglang version knows, asked of that version's own parser and kept in the home."""
+
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.catalog import Kind
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.files import unpack, write_whole
+from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.core.subprocesses import run
+from orchestrator.engine.flags import parse_flags
+from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.images.patch_check import fetch_wheel
+
+GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
+_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
+_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
+
+
+def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, python: Path | None = None) -> Path:
+    """Write the table of one version into the home's catalogue, whole or not at all, and return its path.
+
+    `wheel` is that version's, by default downloaded. `python` is an interpreter with torch and sglang's pure
+    dependencies; by default the engine's CPU environment, which is built where it is missing. Raises UsageError for a
+    version that the package index does not have or a file that is no wheel, and BuildError where the parser cannot be
+    asked.
+    """
+    if not is_version(version):
+        raise UsageError(f"`{version}` is not a version of sglang", hint="such as 0.5.17 or 0.5.15.post1")
+    wheel = wheel or fetch_wheel(version, home.root / "wheels")
+    with tempfile.TemporaryDirectory() as folder:
+        unpack_package(wheel, Path(folder))
+        text = flag_table(version, Path(folder), home, python=python)
+    return write_whole(table_path(version, home), text)
+
+
+def is_version(text: str) -> bool:
+    """Whether it is written as a release of sglang is."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def table_path(version: str, home: Home) -> Path:
+    """Where the table of a version lies in the home's catalogue."""
+    return home.root / Kind.FLAGS.file(version)
+
+
+def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
+    """The table of the package `sglang` in `folder`, as text. Raises BuildError where its parser cannot be asked."""
+    done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
+    last = "\n".join(done.stderr.splitlines()[-20:])
+    if not done.ok:
+        raise BuildError(f"the parser of sglang {version} cannot be asked for its options", details=last)
+    try:
+        parse_flags(version, done.stdout)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BuildError(f"the parser of sglang {version} gave no table of options", details=last) from error
+    return done.stdout
+
+
+def unpack_package(wheel: Path, folder: Path) -> None:
+    """Unpack the package of a wheel. Raises UsageError for a file that is none."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            unpack(archive, [name for name in archive.namelist() if name.startswith("sglang/")], folder)
+    except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
+        raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
+
+
+def _cpu_python(home: Home) -> Path:
+    images = data_root() / "images"
+    return ensure(images / _REQUIREMENTS, home=home, progress=Progress()).python

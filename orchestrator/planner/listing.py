@@ -1,0 +1,100 @@
+"""`deploy profiles`: what the catalogue holds; what cannot be used is listed with its problem."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.validation import read_model
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
+
+Entry: TypeAlias = dict[str, object]
+"""The name and what there is to say; or the name and `problems`, one text each."""
+
+
+def listing(catalogue: Catalogue) -> dict[str, list[Entry]]:
+    """Profiles, hardware, models and engines by name."""
+    about: Mapping[str, tuple[Kind, Callable[[str, Catalogue], Entry]]] = {
+        "profiles": (Kind.PROFILE, _profile),
+        "hardware": (Kind.HARDWARE, _hardware),
+        "models": (Kind.MODEL, _model),
+        "engines": (Kind.ENGINE, _engine),
+    }
+    return {
+        group: [_entry(name, describe, catalogue) for name in catalogue.names(kind)]
+        for group, (kind, describe) in about.items()
+    }
+
+
+def tables(found: Mapping[str, Sequence[Entry]]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    """The same for people: header and rows of one table a group."""
+    for group, entries in found.items():
+        facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
+        yield (group, *facts), [_row(entry, facts) for entry in entries]
+
+
+def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
+    cells = [str(entry.get(fact, "")) for fact in facts]
+    problems = entry.get("problems")
+    if isinstance(problems, list):
+        cells[-1] = f"cannot be used: {'; '.join(problems)}"
+    return (str(entry["name"]), *cells)
+
+
+def _entry(name: str, describe: Callable[[str, Catalogue], Entry], catalogue: Catalogue) -> Entry:
+    try:
+        return {"name": name, **describe(name, catalogue)}
+    except ProfileError as error:
+        return {"name": name, "problems": [f"{each.message} ({each.where})" for each in error.each()]}
+
+
+def _profile(name: str, catalogue: Catalogue) -> Entry:
+    plan = load(name, catalogue=catalogue).plan
+    return {
+        "hardware": plan.hardware.name,
+        "model": plan.model.name,
+        "engine": plan.engine.name,
+        "layout": _layout(plan),
+        "runtime": plan.runtime,
+        "description": plan.description,
+    }
+
+
+def _layout(plan: Plan) -> str:
+    """How the model is spread: `tp4 dp2`, `tp4 x2` for two servers."""
+    dp, replicas = plan.layout.dp, plan.replicas
+    return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
+
+
+def _hardware(name: str, catalogue: Catalogue) -> Entry:
+    path = catalogue.path(Kind.HARDWARE, name)
+    hardware = read_model(path, HardwareFile, catalogue.shown(path))
+    return {
+        "vendor": hardware.vendor,
+        "arch": hardware.arch,
+        "gpus": hardware.gpus,
+        "vram_gib": round(hardware.vram / 1024**3, 1),
+    }
+
+
+def _model(name: str, catalogue: Catalogue) -> Entry:
+    path = catalogue.path(Kind.MODEL, name)
+    model = read_model(path, ModelFile, catalogue.shown(path))
+    return {
+        "quantisation": model.quantisation,
+        "weights_gb": round(model.weights / 1e9, 3),
+        "context_length": model.context_length,
+        "origin": f"{model.origin.kind} {model.origin.location}",
+    }
+
+
+def _engine(name: str, catalogue: Catalogue) -> Entry:
+    path = catalogue.path(Kind.ENGINE, name)
+    engine = read_model(path, EngineFile, catalogue.shown(path))
+    return {
+        "version": engine.version,
+        "platform": engine.platform,
+        "runs in": engine.image or engine.requirements or engine.python or "",
+    }

@@ -1,0 +1,280 @@
+"""`deploy lock`, `deploy up --locked`: everything of a start that could move, pinned, and held against what is."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator import __version__
+from orchestrator.checkpoints.hub import Listing, list_files
+from orchestrator.checkpoints.receipt import read_receipt, stamps
+from orchestrator.checkpoints.staging import hub_of
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import note
+from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
+from orchestrator.core.files import read_file
+from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import path_named_in
+from orchestrator.core.yaml_document import Document
+from orchestrator.engine.gateway import LAUNCHER
+from orchestrator.images.config import local_config
+from orchestrator.images.registry import Registry
+from orchestrator.images.sources import carried_patches
+from orchestrator.patches.ledger import patch_digest, read_diffs
+from orchestrator.plan.diff import differences
+from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import is_path, planned
+from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.dockerfile import repository
+from orchestrator.runs.run_dir import load_lock, write_files
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import TakenImage
+
+_MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
+_KEPT: Final = "kept"  # in a run directory: files of the catalogue that it was made from
+
+
+def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
+    """Everything that a start of a profile would take, asked of the hub and of the image's registry.
+
+    Raises ProfileError for a profile that cannot be planned; what nobody answers for is unknown.
+    """
+    plan, _ = planned(profile, overrides, home)
+    unknown: dict[str, str] = {}
+    listing, pins = None, list(overrides)
+    if plan.model.source.kind == "hub":
+        try:
+            listing = list_files(plan.model.source.location, plan.model.source.revision, hub_of(environ))
+            pins.append(f"model.origin.revision={listing.commit}")
+        except DeployError as error:
+            unknown["checkpoint"] = redact(error.message)  # what a mirror says may hold a token
+    if runtime_kind(plan.runtime).contained and plan.engine.image_digest is None:
+        try:
+            pins.append(f"engine.image_digest={_digest_of(plan)}")
+        except DeployError as error:
+            unknown["engine.image_digest"] = redact(error.message)
+    if (taken := runtime_kind(plan.runtime).takes(plan)) is not None:
+        try:
+            pins.append(_pin_of(taken))
+        except DeployError as error:
+            unknown[taken.key] = redact(error.message)
+    pinned, _ = planned(profile, pins, home)
+    return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
+
+
+def _digest_of(plan: Plan) -> str:
+    """The digest that the image's tag means now, on this machine or else in its registry. Raises BuildError."""
+    image = plan.engine.image or ""
+    digest = (local_config(image) or Registry().config(image)).digest
+    if not digest:
+        raise BuildError("the image is one of this machine: no registry knows it by a digest")
+    return digest
+
+
+def _pin_of(taken: TakenImage) -> str:
+    """The setting that pins it to what its registry gives now. Raises BuildError."""
+    if not taken.reference:
+        raise BuildError(taken.unpinned)
+    digest = Registry().config(taken.reference).digest
+    return f"{taken.key}={taken.scheme}{repository(taken.reference)}@{digest}"
+
+
+def _listed(listing: Listing | None) -> dict[str, str]:
+    if listing is None:
+        return {}
+    files: dict[str, str] = {path: f"{file.size} {file.identity}" for path, file in sorted(listing.files.items())}
+    return {COMMIT: listing.commit, **files}
+
+
+def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> ContextFile:
+    """What a run directory keeps: as `resolve`, but nobody is asked, so that it takes no time."""
+    unknown: dict[str, str] = {}
+    if runtime_kind(plan.runtime).contained and plan.engine.image_digest is None:
+        unknown["engine.image_digest"] = "the profile pins none, and no registry was asked"
+    if (taken := runtime_kind(plan.runtime).takes(plan)) is not None:
+        unknown[taken.key] = taken.unpinned
+    if plan.model.source.kind == "hub":
+        unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
+    profile = _seen_from(run, profile) if is_path(profile) else profile
+    lock = _lock(plan, profile, overrides, home, checkpoint=_received(plan, home), unknown=unknown)
+    return ContextFile(path=LOCK_FILE, content=lock.text.encode(), executable=False)
+
+
+def _received(plan: Plan, home: Home) -> dict[str, str]:
+    """What this machine knows of a checkpoint of the hub: the commit that it was staged at, the sizes of its files."""
+    receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.source.kind == "hub" else None
+    if receipt is None or receipt.revision is None:
+        return {}
+    return {COMMIT: receipt.revision, **{path: str(size) for path, (size, _) in sorted(receipt.files.items())}}
+
+
+def _lock(
+    plan: Plan,
+    profile: str,
+    overrides: Sequence[str],
+    home: Home,
+    *,
+    checkpoint: Mapping[str, str],
+    unknown: Mapping[str, str],
+) -> Lock:
+    if plan.model.source.kind == "directory":
+        unknown = {**unknown, "checkpoint": "it is a directory: no hub knows its files"}
+    for use in plan.patches:
+        if use.kind == "file" and use.input_sha256 is None:
+            unknown = {**unknown, f"patches.{use.id}.input_sha256": "the table that it adds was not built yet"}
+    return Lock(
+        tool=__version__,
+        profile=profile,
+        overrides=tuple(overrides),
+        checkpoint=checkpoint,
+        patches=_patches(plan, home),
+        files=_files(plan, home),
+        unknown=unknown,
+        plan=plan_lines(plan),
+    )
+
+
+def moved_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
+    """What a run was made from and is another one now, as its own lock tells; nothing where that cannot be read."""
+    try:
+        then, _ = load_lock(run / LOCK_FILE)
+    except ProfileError:
+        return
+    for locked_then, now in ((then.patches, _patches(plan, home)), (then.files, _files(plan, home))):
+        yield from (each.key for each in differences([locked_then, now]))
+
+
+def _patches(plan: Plan, home: Home) -> dict[str, str]:
+    catalogue = Catalogue.of(home)
+    patches = carried_patches(plan, catalogue)
+    diffs = read_diffs(patches, catalogue)
+    return {patch.id: patch_digest(patch, diffs) for patch in patches}
+
+
+def _files(plan: Plan, home: Home) -> dict[str, str]:
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _made_from(plan, home).items()}
+
+
+def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
+    """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
+    catalogue, source = Catalogue.of(home), plan.model.source
+    contained = runtime_kind(plan.runtime).contained
+    named = [
+        *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
+        plan.engine.requirements,
+        f"{plan.engine.template}.Dockerfile.j2" if contained else None,
+        source.location if source.kind == "generated" else None,
+    ]
+    paths = {name: catalogue.find(Kind.IMAGE_FILE, name) for name in named if name}
+    return {name: path for name, path in paths.items() if path}
+
+
+def kept_files(plan: Plan, home: Home) -> tuple[ContextFile, ...]:
+    """Copies of them for a run directory, by which it can be repeated when they are others."""
+    found = _made_from(plan, home).items()
+    paths = ((f"{_KEPT}/{Kind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
+    return tuple(ContextFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
+
+
+def home_of_run(run: Path, home: Home) -> Home:
+    """A home that has what a run keeps, where all of that is as its own lock has it."""
+    try:
+        then, _ = load_lock(run / LOCK_FILE)
+        kept = {name: run / _KEPT / Kind.IMAGE_FILE.file(name) for name in then.files}
+        same = all(
+            hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
+            for name, digest in then.files.items()
+        )
+    except (ProfileError, OSError):
+        return home
+    return replace(home, kept=run / _KEPT) if same else home
+
+
+def default_path(profile: str) -> Path:
+    """Where the lock of a profile is looked for: in this folder, by the profile's name."""
+    return Path(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}")
+
+
+def lock_output(output: Path | None, profile: str) -> Path:
+    """Where a lock is written. Raises UsageError for a name by which `--locked` would not know it."""
+    if output is not None and not output.name.endswith(LOCK_FILE):
+        raise UsageError(f"`{output}` is no name of a lock", hint=f"it ends in `{LOCK_FILE}`")
+    return output or default_path(profile)
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    """Write a lock; its profile, where that is a file, is named as it is seen from there. Raises HostError."""
+    if is_path(lock.profile):
+        lock = replace(lock, profile=_seen_from(path.absolute().parent, lock.profile))
+    write_files(path.parent, [ContextFile(path=path.name, content=lock.text.encode(), executable=False)])
+
+
+def _seen_from(folder: Path, profile: str) -> str:
+    seen = os.path.relpath(profile, folder)
+    return seen if is_path(seen) else f"./{seen}"
+
+
+def lock_path(given: str | None) -> Path:
+    """The file that `--locked` means: a lock, or that of a profile, in this folder. Raises UsageError."""
+    if given is None:
+        raise UsageError("which lock?", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
+    path = Path(given) if given.endswith(LOCK_FILE) else default_path(given)
+    if not path.is_file():
+        raise UsageError(f"there is no lock `{path}`", hint=f"`deploy lock {given}` writes one")
+    return path.absolute()
+
+
+def read_lock(path: Path) -> tuple[Lock, Document]:
+    """A lock, its profile as it is seen from here, and its lines. Raises as `load_lock`."""
+    lock, document = load_lock(path)
+    if is_path(lock.profile):
+        lock = replace(lock, profile=str(path_named_in(path.parent, lock.profile)))
+    return lock, document
+
+
+def locked(path: Path, home: Home) -> tuple[Plan, dict[str, bytes]]:
+    """The plan of a lock and the files that its patches are given, once everything is as it was locked.
+
+    Raises the error of what is not, with each line that is another one now: ProfileError, BuildError, WeightsError.
+    """
+    lock, document = read_lock(path)
+    plan, inputs = planned(lock.profile, lock.overrides, home)
+    built = [
+        *changed(document, "patches", lock.patches, _patches(plan, home)),
+        *changed(document, "files", lock.files, _files(plan, home)),
+    ]
+    found: list[tuple[type[DeployError], Sequence[Problem]]] = [
+        (ProfileError, tuple(changed(document, "plan", lock.plan, plan_lines(plan)))),
+        (BuildError, built),
+        (WeightsError, tuple(_other_weights(lock, document, plan, home))),
+    ]
+    problems = [problem for _, each in found for problem in each]
+    if problems:
+        kind = next(kind for kind, each in found if each)
+        hint = f"`deploy lock {plan.profile}` locks what there is now"
+        raise kind(f"`{path.name}` is not what would be started now", problems=problems, hint=hint)
+    for what, why in lock.unknown.items():
+        note(f"the lock does not hold `{what}`: {why}")
+    return plan, inputs
+
+
+def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:
+    """The files of a checkpoint that are here and are not the locked ones; what is missing is staged."""
+    directory = checkpoint_directory(plan.model, home)
+    receipt = read_receipt(directory)
+    if not lock.checkpoint or receipt is None:
+        return  # of one that is still on its way, what is not whole is fetched
+    commit = lock.checkpoint.get(COMMIT, "")
+    if receipt.revision not in (None, commit):
+        yield from changed(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
+    here = stamps(directory)
+    for path, said in lock.checkpoint.items():
+        size = said.partition(" ")[0]
+        if path != COMMIT and path in here and str(here[path][0]) != size:
+            message = f"`{path}` has {here[path][0]} bytes here, and {size} in the lock"
+            yield Problem(message, document.place(("checkpoint", path)))

@@ -1,0 +1,336 @@
+"""From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.core.catalog import Catalogue, Kind, can_be_named
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import path_named_in
+from orchestrator.core.secret import know_variable
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.validation import checked, read_file, read_model, without_unknown
+from orchestrator.core.yaml_document import Document, read_document
+from orchestrator.engine.flags import FlagTable, read_flags
+from orchestrator.images.sources import input_digests, read_inputs
+from orchestrator.kernels.disk.store import Store
+from orchestrator.patches.ledger import read_ledger
+from orchestrator.patches.schema import MOE_TABLE
+from orchestrator.plan.capacity import Capacity, Load, capacity_of
+from orchestrator.plan.decide import Knowledge, decide
+from orchestrator.plan.known_issues import Reports
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.plan.rules import arguments
+from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartChoice, choose_parts, compose
+from orchestrator.profiles.schema import Profile
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.scripts import files
+from orchestrator.runtimes import REGISTRY, runtime_kind
+
+_KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Valid:
+    """A profile that is composed and valid, and of which nothing has been decided."""
+
+    name: str
+    composed: Composed
+    profile: Profile
+    catalogue: Catalogue
+
+    @cached_property
+    def table(self) -> FlagTable:
+        """The options of its engine. Raises ProfileError where there is no table of them."""
+        return read_flags(self.profile.engine.version, self.catalogue, place=self.composed.place(("engine", "version")))
+
+    @cached_property
+    def load(self) -> Load | None:
+        """The lengths of the workload it is meant for. Raises ProfileError for one that is not there."""
+        name = self.profile.workload
+        return _read_load(name, self.catalogue, self.composed.place(("workload",))) if name else None
+
+    @property
+    def capacity(self) -> Capacity:
+        """What fits on each of its replicas."""
+        return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
+
+    def decide(self, inputs: Mapping[str, str], *, quiet: bool = False) -> Plan:
+        """The plan, with files given to patches: name -> sha256; deprecated options are told, unless `quiet`.
+
+        Raises ProfileError with all that its rules refuse.
+        """
+        version = self.profile.engine.version
+        knowledge = Knowledge(
+            table=self.table,
+            ledger=read_ledger(self.catalogue),
+            reports=read_reports(self.catalogue),
+            runtimes={name: kind().rules for name, kind in REGISTRY.items()},
+            settle={name: kind().settle for name, kind in REGISTRY.items()},
+            inputs=inputs,
+            load=self.load,
+        )
+        plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
+        named = () if quiet else tuple(flag.name for flag in plan.flags)
+        for name, successor in knowledge.table.deprecated(named).items():
+            instead = f": use `{successor}`" if successor else ""
+            note(f"`--{name}` is deprecated in sglang {version}{instead} ({self.composed.place(('flags', name))})")
+        return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A profile in its three forms: as composed, as validated, as planned."""
+
+    valid: Valid
+    plan: Plan
+
+    @property
+    def composed(self) -> Composed:
+        """The layers put together."""
+        return self.valid.composed
+
+    @property
+    def profile(self) -> Profile:
+        """What was composed, checked by its schema."""
+        return self.valid.profile
+
+
+def read_reports(catalogue: Catalogue) -> Reports:
+    """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
+    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
+    return sum(files, Reports())
+
+
+def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:
+    """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
+    return (catalogue or Catalogue.from_environment()).names(Kind.PROFILE)
+
+
+def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
+    """The plan of each profile of the catalogue; one that cannot be planned is left out, with a warning."""
+    for name in profile_names():
+        try:
+            yield load(name, overrides=overrides).plan
+        except ProfileError as error:
+            first = error.each()[0].message
+            warn(f"profile `{name}` is left out: {first}", hint=f"`deploy show {name}` says all that is wrong")
+
+
+def load(
+    name: str,
+    *,
+    overrides: Sequence[str] = (),
+    inputs: Mapping[str, str] | None = None,
+    catalogue: Catalogue | None = None,
+) -> Loaded:
+    """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
+
+    `inputs` are files given to patches, name -> sha256. Raises ProfileError with every fault and its place.
+    """
+    valid = read_profile(name, overrides=overrides, catalogue=catalogue)
+    return Loaded(valid=valid, plan=valid.decide(inputs or {}))
+
+
+def planned(
+    profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
+) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan and the files its patches are given, by input name: what `build` and `up` agree on.
+
+    That is what the user gives, and the table that was built for this model and layout, where one was and the user
+    gives none.
+    """
+    return planned_at(read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)), home, given=given)
+
+
+def planned_at(valid: Valid, home: Home, *, given: Mapping[str, Path] | None = None) -> tuple[Plan, dict[str, bytes]]:
+    """As `planned`, of a profile that has been read."""
+    layout, hardware, engine = valid.profile.layout, valid.profile.hardware, valid.profile.engine
+    store = Store.at(home, engine.aiter_commit, engine.image)
+    table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
+    built = {MOE_TABLE: table} if table.is_file() else {}
+    return _decided(valid, {**built, **(given or {})})
+
+
+def plan_with(profile: str, overrides: Sequence[str], home: Home, inputs: Mapping[str, str]) -> Plan:
+    """A profile's plan, decided with files that its image was given already, name -> sha256."""
+    return read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)).decide(inputs)
+
+
+def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan, decided with files that its patches are given, and their contents; both by input name."""
+    return _decided(read_profile(profile, overrides=overrides), files)
+
+
+def _decided(valid: Valid, files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
+    inputs = read_inputs(files)
+    return valid.decide(input_digests(inputs)), inputs
+
+
+def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
+    """What the plan's runtime starts a server from. `inputs` are the files given to patches, by input name."""
+    return runtime_kind(plan.runtime).render(plan, inputs or {})
+
+
+def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
+    """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
+    own = runtime_kind(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
+    return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
+
+
+def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalogue | None = None) -> Valid:
+    """The profile of that name, or in that file, with `--set` overrides applied, valid and undecided.
+
+    Raises ProfileError with every fault and its place.
+    """
+    catalogue = catalogue or Catalogue.from_environment()
+    given = tuple(Override.parse(text) for text in overrides)
+    path = _profile_path(name, catalogue)
+    if not NAME.match(path.stem):
+        hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
+        raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
+    return _composed(path, _read_layers(path, catalogue), given, catalogue)
+
+
+def read_draft(text: str, path: Path, catalogue: Catalogue) -> Valid:
+    """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
+    return _composed(path, _layers(path, read_document(text, str(path)), catalogue), (), catalogue)
+
+
+def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
+    profiles = tuple(layers.values())
+    choices = choose_parts(profiles, given)
+    files = _part_files(choices, layers, catalogue)
+    parts = {part: read_file(file, catalogue.shown(file)) for part, file in files.items()}
+    names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
+    composed = compose(choices, parts=parts, names=names, profiles=profiles, overrides=given)
+    try:
+        return _valid(path.stem, composed, catalogue)
+    except ProfileError as error:
+        known = replace(composed, data=without_unknown(composed.data, Profile))
+        if known.data != composed.data:
+            error.problems = first_of((*error.problems, *_further_faults(path.stem, known, catalogue)))
+        raise
+
+
+def _valid(name: str, composed: Composed, catalogue: Catalogue) -> Valid:
+    message = f"profile `{name}` is not valid"
+    profile = checked(composed.data, Profile, place=composed.place, message=message)
+    know_variable(profile.server.api_key_env)
+    return Valid(name=name, composed=composed, profile=profile, catalogue=catalogue)
+
+
+def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[Problem, ...]:
+    """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
+    try:
+        _valid(name, known, catalogue).decide({})
+    except ProfileError as error:
+        return error.each()
+    return ()
+
+
+def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:
+    """A profile's own file last, before it the one it extends, and so on down."""
+    return _layers(path, read_file(path, catalogue.shown(path)), catalogue)
+
+
+def _layers(path: Path, document: Document, catalogue: Catalogue) -> dict[Path, Document]:
+    layers: dict[Path, Document] = {}
+    names: list[str] = []
+    while True:
+        layers = {path: document, **layers}
+        base = document.data.get(EXTENDS)
+        if base is None:
+            return layers
+        place = document.place((EXTENDS,))
+        if not isinstance(base, str):
+            raise ProfileError(
+                "`extends` names no profile", where=place, hint="`extends: NAME`, one of `deploy profiles`"
+            )
+        if base in names:
+            raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
+        found = _extended(base, path.parent, catalogue)
+        if found is None:
+            hint = did_you_mean(base, catalogue.names(Kind.PROFILE))
+            raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
+        names.append(base)
+        path, document = found, read_file(found, catalogue.shown(found))
+
+
+def _extended(base: str, folder: Path, catalogue: Catalogue) -> Path | None:
+    """The profile of that name; a path counts from the profile that says it."""
+    if not is_path(base):
+        return catalogue.find(Kind.PROFILE, base)
+    path = path_named_in(folder, base)
+    return path if path.is_file() else None
+
+
+def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
+    """The lengths of a workload: all that planning needs of it. What measures reads the whole file, strictly."""
+    path = catalogue.find(Kind.WORKLOAD, name)
+    if path is None:
+        hint = did_you_mean(name, catalogue.names(Kind.WORKLOAD))
+        raise ProfileError(f"there is no workload `{name}`", where=place, hint=hint)
+    document = read_file(path, catalogue.shown(path))
+    lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
+    return checked({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
+
+
+def _profile_path(name: str, catalogue: Catalogue) -> Path:
+    if is_path(name):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
+    return catalogue.path(Kind.PROFILE, name)
+
+
+def is_path(name: str) -> bool:
+    """Whether a profile or a part is named by its file."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _part_name(choice: PartChoice, file: Path | None, profile: str) -> str:
+    """What a part is called: its name in the catalogue, its file without the ending, or the profile that holds it."""
+    if choice.file is None or file is None:
+        return profile
+    return file.stem if is_path(choice.file) else choice.file
+
+
+def _part_files(
+    choices: Mapping[str, PartChoice], layers: Mapping[Path, Document], catalogue: Catalogue
+) -> dict[str, Path]:
+    """The files of the parts that are named; a path counts from the profile that says it, or from here for `--set`."""
+    folders = {id(document): path.parent for path, document in layers.items()}
+    files: dict[str, Path] = {}
+    problems: list[Problem] = []
+    for part, choice in choices.items():
+        if choice.file is None:
+            continue
+        folder = folders[id(choice.by)] if choice.by else Path()
+        try:
+            files[part] = _part_file(part, choice.file, folder, catalogue)
+        except ProfileError as error:
+            place = choice.by.place((part, USE)) if choice.by else f"--set {part}"
+            problems.append(Problem(error.message, place, error.hint))
+    if problems:
+        last = [*layers.values()][-1]
+        raise ProfileError(f"`{last.name}` names parts that do not exist", problems=problems)
+    return files
+
+
+def _part_file(part: str, named: str, folder: Path, catalogue: Catalogue) -> Path:
+    if is_path(named):
+        file = path_named_in(folder, named)
+        if not file.is_file():
+            raise ProfileError(f"there is no file `{file}`")
+        if not can_be_named(file.stem):
+            raise ProfileError(f"`{file.stem}` cannot be the name of a part", hint="rename its file")
+        return file
+    if (found := catalogue.find(_KINDS[part], named)) is None:
+        hint = did_you_mean(named, catalogue.names(_KINDS[part]))
+        raise ProfileError(f"there is no {part} `{named}`", hint=hint)
+    return found

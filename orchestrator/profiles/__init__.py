@@ -1,0 +1,1 @@
+"""Profiles as a person writes them: schema, layers, JSON Schema, writing YAML."""

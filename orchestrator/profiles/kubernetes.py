@@ -1,0 +1,92 @@
+"""The section of a profile for a Kubernetes cluster: where its pods run, what they are given, who may reach them.
+
+Labels and taints are written as kubectl takes them, `key=value` and `key=value:NoSchedule`, so that `--set` can say
+them too: `--set kubernetes.node_selector=[amd.com/gpu.device-id=75a3]`.
+"""
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from orchestrator.core.validation import Image, InnerPath, StrictModel, Word
+from orchestrator.profiles.sizes import Size
+
+# Names and labels as the API server takes them (apimachinery, pkg/util/validation/validation.go).
+_NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_KEY: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_VALUE: Final = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+
+ObjectName: TypeAlias = Annotated[str, Field(pattern=f"^{_NAME}$")]
+Label: TypeAlias = Annotated[str, Field(pattern=f"^{_KEY}={_VALUE}$")]
+Taint: TypeAlias = Annotated[
+    str, Field(pattern=f"^{_KEY}(={_VALUE})?:(NoSchedule|PreferNoSchedule|NoExecute)$", max_length=400)
+]
+
+
+class KubernetesWeights(StrictModel):
+    """Where the pods find the checkpoint, `MODEL` in there, and who brings it."""
+
+    claim: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
+    host_path: InnerPath | None = Field(
+        default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
+    )
+    stage_image: Image | None = Field(
+        default=None,
+        description="an image with this tool, by which a Job stages the checkpoint; without one it has to be there",
+    )
+    token_secret: ObjectName | None = Field(
+        default=None, description="a Secret whose key `token` that Job asks the hub with"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> "KubernetesWeights":
+        if self.claim and self.host_path:
+            raise ValueError("`claim` and `host_path` are two places: name one")
+        return self
+
+
+class KubernetesSection(StrictModel):
+    """How a cluster runs the server."""
+
+    context: Word | None = Field(default=None, description="context of your kubeconfig; default: its current one")
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = Field(
+        default="default", description="namespace of everything that is rendered"
+    )
+    image_on_node: bool = Field(
+        default=False, description="the nodes hold the image and never pull it; it then needs no registry"
+    )
+    image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets to pull the image with")
+    node_selector: tuple[Label, ...] = Field(
+        default=(),
+        description="labels of the nodes to run on, such as `amd.com/gpu.device-id=75a3` of AMD's node labeller",
+    )
+    tolerations: tuple[Taint, ...] = Field(
+        default=(), description="taints to run in spite of, such as `amd.com/gpu:NoSchedule`"
+    )
+    groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="ids of groups that own the GPUs' device nodes, where the image is not run by root"
+    )
+    cpu: int | None = Field(default=None, ge=1, description="cores that are set aside for it")
+    memory: Size | None = Field(default=None, description="memory that is set aside for it, and its limit")
+    runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
+    service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+        default="ClusterIP", description="how the Service is reached: from the cluster alone, or from outside of it"
+    )
+    clients: tuple[Label, ...] = Field(
+        default=("deploy.client=true",), description="labels of the pods of its namespace that may reach the server"
+    )
+    metrics_from: tuple[Label, ...] = Field(
+        default=(),
+        description="labels of another namespace whose pods may read metrics, such as "
+        "`kubernetes.io/metadata.name=monitoring` of a Prometheus there",
+    )
+    secret: ObjectName | None = Field(
+        default=None, description="the Secret that holds the API key, in its key `config.yaml`; default: one of its own"
+    )
+    patience: int = Field(
+        default=30,
+        ge=0,
+        le=86_400,
+        description="seconds `up` waits for a node, an image or a volume that is not to be had",
+    )
+    weights: KubernetesWeights = Field(default=KubernetesWeights(), description="where the checkpoint is")

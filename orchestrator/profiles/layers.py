@@ -1,0 +1,333 @@
+"""Layers become one document: hardware, model, engine, profile, `--set`; nothing else has precedence.
+
+Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env`,
+`layout` or `gateway`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of
+it `--set` names, it is the user's from then on. Every key remembers the file and line it came from.
+
+A profile names a part by the name or the path of its file, says single values over one (`use:`), or holds it inline.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from orchestrator.core.errors import Problem, ProfileError, UsageError
+from orchestrator.core.origin import Origin
+from orchestrator.core.yaml_document import DEEPEST, Data, Document, KeyPath, read_scalar
+
+EXTENDS: Final = "extends"  # in a profile: the name or path of another, of which it says what differs
+PARTS: Final = ("hardware", "model", "engine")
+USE: Final = "use"  # in a part that stands in a profile: the file over which it says something
+SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
+SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys whose entries are settings
+_OPTION: Final = "--set "
+_SOURCE: Final = "source"
+_IMAGE: Final = ("engine", "image")
+_OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine, true of its image alone
+
+
+def is_setting(path: KeyPath) -> bool:
+    """Whether a key path is that of a value with an origin of its own."""
+    return len(path) == 2 and path[0] in SETTINGS
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The one document, `file:line` for each key path, and the names of the parts it was put together from."""
+
+    data: dict[str, Data]
+    places: Mapping[KeyPath, str]
+    names: Mapping[str, str]
+    overlaid: Mapping[KeyPath, str]  # facts that a profile says over a part's file, and the source it names for them
+
+    def place(self, path: KeyPath) -> str:
+        """Where a key path, the nearest thing that holds it, or else a thing within it was written."""
+        asked = path
+        while path and path not in self.places:
+            path = path[:-1]
+        if path in self.places:
+            return self.places[path]
+        return next((place for known, place in self.places.items() if known[: len(asked)] == asked), "")
+
+    def given(self, path: KeyPath) -> bool:
+        """Whether an option of the command line says so, and no file."""
+        return self.place(path).startswith(_OPTION)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `--set key.path=value`."""
+
+    path: tuple[str, ...]
+    value: Data
+
+    @classmethod
+    def parse(cls, text: str) -> "Override":
+        """Read `key.path=value`, a list as `key=[a,b]`. Raises UsageError with the form that was expected."""
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            raise UsageError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
+        if len(path) > DEEPEST:
+            raise ProfileError(f"`--set {key[:60]}…` names no key of a profile")
+        if value.startswith("[") and value.endswith("]"):
+            return cls(path, [read_scalar(item.strip()) for item in value[1:-1].split(",") if item.strip()])
+        return cls(path, read_scalar(value))
+
+
+@dataclass(frozen=True)
+class PartChoice:
+    """Where one part comes from: the file that is named, and the profiles that say something over it, or in its place.
+
+    `by` is the profile that names the file, None where an option of the command line does.
+    """
+
+    file: str | None
+    by: Document | None
+    over: tuple[Document, ...]
+
+
+def choose_parts(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, PartChoice]:
+    """How the profile chooses its hardware, model and engine: itself, the one it extends, or a `--set`.
+
+    `profiles` are the layers of the profile, its own last. Raises ProfileError with every part that is missing or
+    neither a name nor a mapping.
+    """
+    choices: dict[str, PartChoice] = {}
+    problems: list[Problem] = []
+    for part in PARTS:
+        try:
+            choices[part] = _choice(part, profiles, overrides)
+        except ProfileError as error:
+            problems += error.each()
+    if problems:
+        raise ProfileError(f"`{profiles[-1].name}` does not name its parts", problems=problems)
+    return choices
+
+
+def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> PartChoice:
+    choice = PartChoice(None, None, ())
+    for profile in profiles:
+        if part in profile.data:
+            choice = _chosen(part, profile, choice)
+    for override in overrides:
+        if override.path == (part,):
+            choice = PartChoice(_file(part, override.value, _OPTION + part), None, ())
+        elif override.path == (part, USE):
+            choice = replace(choice, file=_file(part, override.value, f"{_OPTION}{part}.{USE}"), by=None)
+    if choice.file is None and not choice.over:
+        _file(part, None, _naming(part, profiles).place((part,)))
+    return choice
+
+
+def _chosen(part: str, profile: Document, below: PartChoice) -> PartChoice:
+    """The choice after one more layer: a name starts anew, a mapping is laid over what lower layers say."""
+    said = profile.data[part]
+    if not isinstance(said, dict):
+        return PartChoice(_file(part, said, profile.place((part,))), profile, ())
+    if USE in said:
+        return PartChoice(_file(part, said[USE], profile.place((part, USE))), profile, (profile,))
+    return replace(below, over=(*below.over, profile))
+
+
+def _file(part: str, chosen: Data, place: str) -> str:
+    if isinstance(chosen, str):
+        return chosen
+    hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
+    raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", where=place, hint=hint)
+
+
+def compose(
+    choices: Mapping[str, PartChoice],
+    *,
+    parts: Mapping[str, Document],
+    names: Mapping[str, str],
+    profiles: Sequence[Document],
+    overrides: Sequence[Override],
+) -> Composed:
+    """Put the layers together. `choices` and `names` hold an entry for each part, `parts` the files that are named.
+
+    `profiles` are the layers of the profile itself, the one that is extended before the one that extends it.
+    """
+    data: dict[str, Data] = {}
+    places: dict[KeyPath, str] = {}
+    overlaid: dict[KeyPath, str] = {}
+    names = dict(names)
+    for part, choice in choices.items():
+        if part in parts:
+            _layer(data, places, _as_layer(part, parts[part]))
+        for profile in choice.over:
+            with _image_replaced(data, places, names):
+                _layer(data, places, _over(part, profile, whole=part not in parts))
+            if part in parts:
+                overlaid |= dict.fromkeys(_facts(part, profile), _source(part, profile))
+    for profile in profiles:
+        own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
+        _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
+    with _image_replaced(data, places, names):
+        for override in overrides:
+            _apply_override(data, places, override)
+    for part in PARTS:
+        places.setdefault((part,), _naming(part, profiles).place((part,)))
+    return Composed(data, places, names, overlaid)
+
+
+@contextmanager
+def _image_replaced(data: dict[str, Data], places: dict[KeyPath, str], names: dict[str, str]) -> Iterator[None]:
+    """Where the block names another image than its engine did, the engine keeps nothing that was said of that one.
+
+    Neither its name nor what is true of that image alone, unless the block says it anew.
+    """
+    paths = [(_IMAGE[0], key) for key in _OF_AN_IMAGE]
+    before, said = _value(data, _IMAGE), {path: places.get(path) for path in paths}
+    yield
+    image = _value(data, _IMAGE)
+    if before is None or image == before:
+        return
+    names["engine"] = str(image)
+    for path in paths:
+        if places.get(path) == said[path]:
+            _forget(places, path, _parent(data, path).pop(path[-1], None))
+
+
+def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
+    holder = data.get(path[0])
+    return holder.get(path[1]) if isinstance(holder, dict) else None
+
+
+def _naming(part: str, profiles: Sequence[Document]) -> Document:
+    """The last layer that names a part, or the profile's own."""
+    return next((profile for profile in reversed(profiles) if part in profile.data), profiles[-1])
+
+
+Entry = tuple[KeyPath, Data, Document, KeyPath]
+
+
+def _as_layer(part: str, document: Document) -> list[Entry]:
+    """The entries of one part file: its facts go below the part's name, what it shares goes to the top."""
+    return [((key,) if key in SHARED else (part, key), value, document, (key,)) for key, value in document.data.items()]
+
+
+def _over(part: str, profile: Document, *, whole: bool) -> list[Entry]:
+    """The entries of a part that stands in a profile; what it says over a file has a source of its own."""
+    said = _mapping(part, profile)
+    kept = {key: value for key, value in said.items() if key != USE and (whole or key != _SOURCE)}
+    return [((key,) if key in SHARED else (part, key), value, profile, (part, key)) for key, value in kept.items()]
+
+
+def _facts(part: str, profile: Document) -> Iterator[KeyPath]:
+    said = _mapping(part, profile)
+    return _leaves((part,), {key: value for key, value in said.items() if key not in {USE, _SOURCE, *SHARED}})
+
+
+def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves((*path, key), inner)
+    else:
+        yield path
+
+
+def _source(part: str, profile: Document) -> str:
+    return str(_mapping(part, profile).get(_SOURCE) or "")
+
+
+def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
+    said = profile.data[part]
+    return said if isinstance(said, dict) else {}
+
+
+def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
+    for target, value, document, source in entries:
+        _merge(data, places, target, value, _placer(document, target, source))
+
+
+def _placer(document: Document, target: KeyPath, source: KeyPath) -> "_Placer":
+    return _Placer(document, len(target), source)
+
+
+@dataclass(frozen=True)
+class _Placer:
+    document: Document
+    cut: int
+    source: KeyPath
+
+    def __call__(self, path: KeyPath) -> str:
+        return self.document.place((*self.source, *path[self.cut :]))
+
+
+def _merge(data: dict[str, Data], places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
+    parent = _parent(data, path)
+    key = str(path[-1])
+    if isinstance(value, dict) and not is_setting(path):
+        if not isinstance(parent.get(key), dict):
+            _forget(places, path, parent.get(key))
+            parent[key] = {}
+        places.setdefault(path, place(path))
+        for name, item in value.items():
+            _merge(data, places, (*path, name), item, place)
+        return
+    _forget(places, path, parent.pop(key, None))
+    if value is not None:
+        parent[key] = value
+        _remember(places, path, value, place)
+
+
+def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
+    for key in path[:-1]:
+        inner = data.setdefault(str(key), {})
+        if not isinstance(inner, dict):
+            inner = data[str(key)] = {}
+        data = inner
+    return data
+
+
+def _remember(places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
+    places[path] = place(path)
+    for step, item in _items(value):
+        _remember(places, (*path, step), item, place)
+
+
+def _forget(places: dict[KeyPath, str], path: KeyPath, value: Data) -> None:
+    """Drop the places of `value`, which stood at `path`, and of all it held."""
+    places.pop(path, None)
+    for step, item in _items(value):
+        _forget(places, (*path, step), item)
+
+
+def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
+def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
+    path: KeyPath = override.path
+    if path[0] in PARTS and path[1:] in {(), (USE,)}:
+        return  # it chose the file, see choose_parts
+    place = f"{_OPTION}{'.'.join(override.path)}"
+    if path[0] in PARTS and path[1:] == (_SOURCE,):
+        hint = "what `--set` says is yours, and is shown as yours"
+        raise ProfileError("the source of a file's facts is not set", where=place, hint=hint)
+    value = override.value
+    if is_setting(path[:2]) and (value is not None or len(path) > 2):
+        value = _of_user(data, override)
+        path = path[:2]
+    _merge(data, places, path, value, _Placer(Document(place, {}, {}), len(path), ()))
+
+
+def _of_user(data: Mapping[str, Data], override: Override) -> Data:
+    """The setting that an override names or reaches into, as the user's own: nobody else stands behind it any more."""
+    section, key, *leaf = override.path
+    holder = data.get(section)
+    old = holder.get(key) if isinstance(holder, dict) else None
+    setting: dict[str, Data] = dict(old) if isinstance(old, dict) else {} if old is None else {"value": old}
+    for name in ("source", "note"):
+        setting.pop(name, None)
+    setting[".".join(leaf) or "value"] = override.value
+    return {**setting, "origin": Origin.USER.value, "source": f"{_OPTION}{section}.{key}"}
+
+
+def _show(value: Data) -> str:
+    return "nothing" if value is None else f"`{value}`"

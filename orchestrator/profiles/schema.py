@@ -1,0 +1,384 @@
+"""The schema of the composed document. Every field says what it means; the reference is generated from here.
+
+Sizes are written as people write them (`288GiB`, `438033728823`); settings (`flags`, `env`, `layout`) say where their
+value comes from: `published`, somebody's `recipe`, `measured`, or our `inferred`, the others with a source. A bare
+value is the author's own, with the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
+"""
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from orchestrator.core.catalog import can_be_named
+from orchestrator.core.origin import Origin
+from orchestrator.core.safe_paths import RepositoryId
+from orchestrator.core.validation import Image, ImageName, InnerPath, StrictModel, Text, VariableName, Word
+from orchestrator.profiles.kubernetes import KubernetesSection
+from orchestrator.profiles.sizes import Size
+from orchestrator.profiles.slurm import SlurmSection
+
+_DIGEST: Final = r"sha256:[0-9a-f]{64}"
+_FLAGS: Final = "sglang's options, by long name without the leading dashes"
+_ENV: Final = "the server's environment"
+_GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
+FILLER: Final = "{filler}"  # stands in a question where its filler goes
+MOST_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
+_WEEK: Final = 7 * 86_400  # seconds
+
+
+def _scalar_or_list(value: object) -> object:
+    """Refuse what is neither: the members of the union would each say so in their own words."""
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, bool | int | float | str) for item in items):
+        raise ValueError("expected a value or a list of values")
+    return value
+
+
+def _one_scalar(value: object) -> object:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("expected one value")  # noqa: TRY004 - pydantic takes no TypeError
+    return value
+
+
+def _setting(value: object) -> object:
+    if isinstance(value, dict):
+        return value
+    return {"value": value, "origin": "user", "source": "the profile's author"}
+
+
+Scalar: TypeAlias = bool | int | float | Text
+
+
+class Setting(StrictModel):
+    """A value with its origin."""
+
+    value: Annotated[Scalar | list[Scalar], BeforeValidator(_scalar_or_list, Scalar | list[Scalar])] = Field(
+        description="the value; `true` is a bare switch, `false` leaves it out; a list where an option takes several"
+    )
+    origin: Origin = Field(description="published, recipe, measured, inferred or user")
+    source: Text = Field(default="", description="where it is published, whose recipe it is, or what was measured")
+    note: Text = Field(default="", description="why, where that is not plain")
+
+    @model_validator(mode="after")
+    def _has_source(self) -> "Setting":
+        if self.origin in {Origin.PUBLISHED, Origin.RECIPE, Origin.MEASURED} and not self.source:
+            raise ValueError(f"a value with origin `{self.origin}` names its source")
+        return self
+
+
+class EnvSetting(Setting):
+    """A variable of the server's environment."""
+
+    value: Annotated[Scalar, BeforeValidator(_one_scalar, Scalar)] = Field(description="the value, as text")
+
+
+class CountSetting(Setting):
+    """A setting that counts something."""
+
+    value: int = Field(ge=1, description="a number of at least 1")
+
+
+class SwitchSetting(Setting):
+    """A setting that is on or off."""
+
+    value: bool = Field(description="true or false")
+
+
+# A bare value may stand in the place of a setting; `null` takes away what a lower layer says.
+FlagField: TypeAlias = Annotated[Setting, BeforeValidator(_setting, Setting | Scalar | list[Scalar] | None)]
+EnvField: TypeAlias = Annotated[EnvSetting, BeforeValidator(_setting, EnvSetting | Scalar | None)]
+CountField: TypeAlias = Annotated[CountSetting, BeforeValidator(_setting, CountSetting | int)]
+SwitchField: TypeAlias = Annotated[SwitchSetting, BeforeValidator(_setting, SwitchSetting | bool)]
+
+
+class UlimitSection(StrictModel):
+    """A resource limit; -1 is unlimited."""
+
+    soft: int = Field(ge=-1, description="soft limit")
+    hard: int = Field(ge=-1, description="hard limit")
+
+
+class ContainerSection(StrictModel):
+    """What a container on this hardware has to be given."""
+
+    devices: list[Word] = Field(default=[], description="device nodes, such as /dev/kfd")
+    all_gpus: bool = Field(default=False, description="the NVIDIA device request (`--gpus all`)")
+    groups: list[Word] = Field(
+        default=[], description="groups that own the device nodes, by name; resolved on the host"
+    )
+    ipc: Word | None = Field(default=None, description="IPC namespace, such as `host`")
+    shm: Size | None = Field(default=None, description="size of /dev/shm")
+    ulimits: dict[Word, UlimitSection] = Field(default={}, description="resource limits by name")
+    security_opt: list[Word] = Field(default=[], description="security options, such as seccomp=unconfined")
+    cap_add: list[Word] = Field(default=[], description="capabilities, such as SYS_PTRACE")
+
+
+class HardwareSection(StrictModel):
+    """One node."""
+
+    vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
+    arch: Word = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
+    product: Word | None = Field(default=None, description="what who rents it out calls the GPU, such as MI355X")
+    gpus: int = Field(ge=0, description="GPUs in the node")
+    compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
+    vram: Size = Field(description="memory of one GPU")
+    container: ContainerSection = Field(default=ContainerSection(), description="what a container is given")
+    source: Text = Field(default="", description="where these facts are published")
+
+
+def _named_in_a_catalogue(name: str) -> str:
+    if not can_be_named(name):
+        raise ValueError("expected the name of a file under images/: letters, digits, `_`, `.`, `+`, `-`, and `/`")
+    return name
+
+
+CatalogueName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalogue)]
+
+
+class ModelOrigin(StrictModel):
+    """Where the checkpoint comes from."""
+
+    kind: Literal["hub", "generated", "directory"] = Field(description="hub, generated or directory")
+    location: Text = Field(
+        pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
+    )
+    revision: Word | None = Field(default=None, description="commit of the repository, its first digits, or a branch")
+
+    @field_validator("location")
+    @classmethod
+    def _is_of_its_kind(cls, location: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        if kind == "generated" and not can_be_named(location):
+            raise ValueError("expected the name of a script under images/")
+        if kind == "directory" and not location.startswith("/"):
+            raise ValueError("expected an absolute path: a server is started in another directory")
+        if kind == "hub":
+            RepositoryId(location)
+        return location
+
+
+class MoeSection(StrictModel):
+    """The routed experts of the whole model."""
+
+    hidden_size: int = Field(ge=1, description="model dimension")
+    intermediate_size: int = Field(ge=1, description="inner dimension of one expert")
+    routed_experts: int = Field(ge=1, description="experts of a layer")
+    shared_experts: int = Field(ge=0, description="experts that every token takes")
+    experts_per_token: int = Field(ge=1, description="routed experts a token takes")
+
+
+def _filler(value: object) -> object:
+    if value != "chunk" and (type(value) is not int or not 0 <= value <= MOST_FILLER):
+        raise ValueError(f"expected `chunk`, or a number of words up to {MOST_FILLER}")
+    return value
+
+
+class QuestionSection(StrictModel):
+    """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
+
+    question: Text = Field(min_length=1, description="what is asked; text without sense takes the place of `{filler}`")
+    answer: Text = Field(
+        min_length=1,
+        description="all that is to be answered; case, white space and a full stop at the end do not count",
+    )
+    filler: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
+        default=0, description="words of filler; `chunk` for more than a chunk of the profile's prefill has tokens"
+    )
+    tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
+    origin: Origin = Field(default=Origin.USER, description="published, recipe, measured, inferred or user")
+    source: Text = Field(default="", description="where it comes from")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_its_filler(self) -> "QuestionSection":
+        if (self.filler != 0) != (FILLER in self.question):
+            raise ValueError(f"`{FILLER}` belongs into a question that has `filler`, and into no other")
+        return self
+
+
+class CacheSection(StrictModel):
+    """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
+
+    head_dim: int | None = Field(default=None, ge=1, description="width of a head of keys")
+    v_head_dim: int | None = Field(default=None, ge=1, description="width of a head of values, where it is another")
+    kv_lora_rank: int | None = Field(default=None, ge=1, description="width of the latent")
+    qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part beside the latent")
+    index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
+    sliding_window: int | None = Field(default=None, ge=1, description="tokens that a layer with a window keeps")
+    sliding_layers: int | None = Field(default=None, ge=1, description="layers with such a window; the others keep all")
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "CacheSection":
+        latent = (self.kv_lora_rank, self.qk_rope_head_dim)
+        if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and any(latent)):
+            raise ValueError("expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`")
+        if self.head_dim is None and self.v_head_dim is not None:
+            raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
+        if self.head_dim is not None and self.index_head_dim is not None:
+            raise ValueError("`index_head_dim` is for a cache with a latent")
+        if (self.sliding_window is None) != (self.sliding_layers is None) or (
+            self.sliding_window and not self.head_dim
+        ):
+            raise ValueError("`sliding_window` and `sliding_layers` go together, beside `head_dim`")
+        return self
+
+
+class ModelSection(StrictModel):
+    """The checkpoint."""
+
+    origin: ModelOrigin = Field(description="where it comes from")
+    served_name: Word = Field(description="the name clients ask for")
+    weights: Size = Field(ge=1, description="size of all weights")
+    quantisation: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
+    context_length: int = Field(ge=1, description="tokens of prompt and answer together")
+    layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
+    attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
+    kv_heads: int | None = Field(
+        default=None, ge=1, description="key and value heads, where fewer than queries; none with latent attention"
+    )
+    sparse_attention: bool = Field(
+        default=False, description="DeepSeek's (DSA): the engine then sets page and cache types itself"
+    )
+    mtp_layer: int | None = Field(
+        default=None, description="index of the next-token-prediction layer in the checkpoint"
+    )
+    gated: bool = Field(default=False, description="needs a token to download")
+    mtp_weights: Size | None = Field(
+        default=None, description="that layer's part of `weights`, which only speculation loads"
+    )
+    moe: MoeSection | None = Field(default=None, description="the routed experts")
+    cache: CacheSection | None = Field(
+        default=None, description="what a token takes of the KV cache; without it capacity is not computed"
+    )
+    questions: tuple[QuestionSection, ...] = Field(
+        default=(), description="what the smoke test asks to see that answers are right; without any it does not look"
+    )
+    source: Text = Field(default="", description="where these facts are published")
+
+    @model_validator(mode="after")
+    def _sparse_attention_has_an_indexer(self) -> "ModelSection":
+        if self.cache and self.sparse_attention != (self.cache.index_head_dim is not None):
+            raise ValueError("`cache.index_head_dim` is for `sparse_attention: true`, and required there")
+        if self.cache and (self.cache.sliding_layers or 0) >= self.layers:
+            raise ValueError("`cache.sliding_layers` is fewer than `layers`: some layer keeps all tokens")
+        return self
+
+
+class EngineSection(StrictModel):
+    """One pinned build of sglang."""
+
+    version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
+    platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
+    image: ImageName | None = Field(default=None, description="base image, without digest")
+    image_digest: Text | None = Field(
+        default=None, pattern=f"^{_DIGEST}$", description="its digest, where one is known"
+    )
+    image_fallbacks: tuple[Image, ...] = Field(
+        default=(),
+        description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
+    )
+    template: Word = Field(description="Dockerfile template under images/")
+    requirements: CatalogueName | None = Field(default=None, description="pinned requirement file under images/")
+    python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
+    source_dir: InnerPath = Field(
+        default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"
+    )
+    aiter_dir: InnerPath | None = Field(default=None, description="where the image keeps aiter")
+    aiter_commit: Word | None = Field(default=None, description="the aiter commit the image was built with")
+    source: Text = Field(default="", description="where these facts are published")
+
+
+class HardwareFile(HardwareSection):
+    """A file under profiles/hardware: one node, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class ModelFile(ModelSection):
+    """A file under profiles/models: one checkpoint, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class EngineFile(EngineSection):
+    """A file under profiles/engines: one build of sglang, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class LayoutSection(StrictModel):
+    """How the model is spread over the GPUs."""
+
+    tp: CountField = Field(description="GPUs that share one replica's weights")
+    dp: CountField = Field(
+        default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel replicas within a server"
+    )
+    ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
+    dp_attention: SwitchField = Field(
+        default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
+    )
+
+
+class ServerSection(StrictModel):
+    """The HTTP side."""
+
+    host: Text = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=30000, ge=1, le=65535, description="port to listen on")
+    allow_public: bool = Field(default=False, description="listen beyond this machine without an API key")
+    api_key_env: Text | None = Field(
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of your shell that holds the API key"
+    )
+
+
+class WaitingSection(StrictModel):
+    """When to give up."""
+
+    silence: int = Field(
+        default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
+    )
+    grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
+    health_deadline: int = Field(
+        default=120, ge=0, le=_WEEK, description="seconds `up` waits for a server that already runs to become healthy"
+    )
+
+
+class HealingSection(StrictModel):
+    """What `deploy watch` does for a server that no longer serves."""
+
+    unhealthy_after: int = (
+        Field(  # as long as sglang's own watchdog waits (0.5.14, `watchdog_timeout`): kernels compile
+            default=300,
+            ge=1,
+            le=_WEEK,
+            description="seconds a rank may neither answer nor get on, and is taken for hung",
+        )
+    )
+    restarts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
+    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")
+
+
+class Profile(StrictModel):
+    """A whole profile, after its layers were put together."""
+
+    description: Text = Field(default="", description="what it is for, one line")
+    runtime: Word = Field(default="docker", description="the runtime that starts and stops the server")
+    workload: Word | None = Field(default=None, description="the load it is meant for, by which its capacity is judged")
+    hardware: HardwareSection = Field(description="the node")
+    model: ModelSection = Field(description="the checkpoint")
+    engine: EngineSection = Field(description="the build of sglang")
+    layout: LayoutSection = Field(description="how the model is spread")
+    replicas: int = Field(default=1, ge=1, le=64, description="equal servers; several stand behind SGLang's gateway")
+    gateway: dict[Text, FlagField] = Field(default={}, description=_GATEWAY)
+    server: ServerSection = Field(default=ServerSection(), description="the HTTP side")
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+    without_patches: list[Text] = Field(
+        default=[], description="patches to leave out although the ledger calls for them"
+    )
+    waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
+    healing: HealingSection = Field(default=HealingSection(), description="what `deploy watch` does")
+    kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="how a cluster runs it")
+    slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
+    accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

@@ -1,0 +1,28 @@
+"""The JSON Schemas of the files that a user writes, for editors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from orchestrator.bench.workload import Workload
+from orchestrator.checkpoints.quantize.recipe import Recipe
+from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import FileName
+from orchestrator.experiments.sweep.space import SpaceFile
+from orchestrator.profiles.json_schema import KINDS, json_schema
+
+SCHEMAS: Final[Mapping[str, type[BaseModel]]] = {**KINDS, "workload": Workload, "space": SpaceFile, "recipe": Recipe}
+
+
+def schema_file(kind: str) -> FileName:
+    """Return the name of a schema's file, as the first line of a profile refers to it."""
+    return FileName(f"{kind}.schema.json")
+
+
+def write_schemas(directory: Path) -> tuple[Path, ...]:
+    """Write the schema of every kind of file into a directory. Raises OSError."""
+    return tuple(
+        write_whole(directory / schema_file(kind), json_schema(kind, model)) for kind, model in SCHEMAS.items()
+    )

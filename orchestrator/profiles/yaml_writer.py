@@ -1,0 +1,63 @@
+"""Texts of files that this tool writes for a person to go on with: YAML as the shipped files have it, with comments."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.yaml_document import Data, read_scalar
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_/][A-Za-z0-9_./+@-]*(?: [A-Za-z0-9_./+@()-]+)*")
+_WIDTH: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class YamlLine:
+    """One key of a file by its path, its value, and what stands behind it."""
+
+    path: tuple[str, ...]
+    value: Data
+    comment: str = ""
+
+
+def yaml_text(head: Sequence[str], lines: Sequence[YamlLine]) -> str:
+    """A file: `head` as comments, then each line in its place; keys with a path stand together in their section."""
+    return "\n".join([*(f"# {text}" for text in head), *_sections(lines)]) + "\n"
+
+
+def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
+    section = ""
+    for line in sorted(lines, key=lambda each: _first(each, lines)):
+        holder = ".".join(line.path[:-1])
+        if holder and holder != section:
+            yield f"{holder}:"
+        section = holder
+        comment = f"  # {line.comment}" if line.comment else ""
+        begin, value = f"{'  ' if holder else ''}{_key(line.path[-1])}:", f"{flow(line.value)}{comment}"
+        if len(begin) + len(value) < _WIDTH or not isinstance(line.value, dict):
+            yield f"{begin} {value}"
+        else:
+            yield begin
+            yield f"{'    ' if holder else '  '}{value}"
+
+
+def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
+    """Where the section of a line begins, so that none begins twice."""
+    return next(at for at, each in enumerate(lines) if each.path[:1] == line.path[:1])
+
+
+def _key(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def flow(value: Data) -> str:
+    """A value on one line, as this tool's strict reader reads it back."""
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(flow(inner) for inner in value) + "]"
+    return json.dumps(value)

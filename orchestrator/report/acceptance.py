@@ -1,0 +1,51 @@
+"""How many tokens a verification of drafts gave, beside what others measured: without it a speed says little. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from orchestrator.bench.published import Reference
+from orchestrator.bench.result import Point
+from orchestrator.report.compare import Comparison
+
+_UNIT: Final = "accepted tokens a step"  # with which the unit of such a reference begins
+_STEPS: Final = "speculative-num-steps"
+
+
+def accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
+    """`, 3.4 tokens a verification (others: 3.61 with 5 drafts)`; empty for a server that does not speculate."""
+    point = _telling(comparison)
+    if point is None or point.server is None or point.server.accept_length is None:
+        return ""
+    others = "; ".join(_others(references, f"{_steps(comparison)} drafts"))
+    return f", {point.server.accept_length:.3g} tokens a verification" + (f" (others: {others})" if others else "")
+
+
+def _telling(comparison: Comparison) -> Point | None:
+    """The point that the verdict is about."""
+    points, best = comparison.result.points, comparison.best
+    if comparison.single_stream_tok_s is not None:
+        return next((point for point in points if point.concurrency == 1), None)
+    return next((point for point in points if best is not None and point.offered_rps == best.rate_rps), None)
+
+
+def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
+    """What others had with as many drafts; with every number of them where ours is not known."""
+    for reference in references:
+        if not reference.unit.startswith(_UNIT):
+            continue
+        wanted = [column] if column in reference.columns else reference.columns
+        for row in reference.rows:
+            yield from (
+                f"{value:g} with {name}"
+                for name, value in zip(reference.columns, row.values, strict=False)
+                if name in wanted
+            )
+
+
+def _steps(comparison: Comparison) -> str:
+    """The drafts of each step, as the result's own plan has them; empty where it has none."""
+    flags = (comparison.result.run.provenance.plan or {}).get("flags")
+    for flag in flags if isinstance(flags, list) else ():
+        if isinstance(flag, dict) and flag.get("name") == _STEPS and isinstance(values := flag.get("values"), list):
+            return str(next(iter(values), ""))
+    return ""

@@ -1,0 +1,316 @@
+"""`deploy diff`: what is not the same between two starts, profiles, locks or results, and what that did to figures."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import table
+from orchestrator.core.errors import DeployError, StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.plan.diff import Difference, differences
+from orchestrator.plan.lock import LOCK_FILE
+from orchestrator.report.configuration import configuration_of, started_with
+from orchestrator.report.history import PastStart, past_start
+from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
+from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, load_result, provenance_of
+
+if TYPE_CHECKING:
+    from orchestrator.planner.planning import Loaded
+
+_AREAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
+    **dict.fromkeys(("weights", "model"), "weights"),
+    "locked": "image",
+    **dict.fromkeys(("host", "hardware"), "host"),
+    "workload": "load",
+}
+_ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
+_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # what no plan tells
+_MOST_NAMED: Final = 4
+_CAUSES: Final = ("configuration", "image", "weights", "host")
+_SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")  # which follow from the rest
+_FIGURES: Final = {figure.key: figure for figure in metrics.FIGURES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSide:
+    """One of the two: what it is, everything that is known of it by dotted key, and what was measured on it.
+
+    `reasons` say of a key, or of its group, who stands behind it and why.
+    """
+
+    label: str
+    values: Mapping[str, str]
+    results: tuple[BenchResult, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def reason(self, key: str) -> str:
+        """Why it has that value; "" where it does not tell, or has none."""
+        return self.reasons.get(key, self.reasons.get(key.partition(".")[0], "")) if key in self.values else ""
+
+    def knows(self, group: str) -> bool:
+        """Whether anything is known of it there."""
+        return any(key.partition(".")[0] == group for key in self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentFigure:
+    """One figure of one workload and load, on both sides; `change` is B against A, "" where it cannot be told."""
+
+    workload: str
+    load: str
+    figure: str
+    a: str
+    b: str
+    change: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentReason:
+    """Who stands behind what differs in these keys, on both sides; "" for a side that does not tell or has none."""
+
+    keys: tuple[str, ...]
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """What differs, by where it belongs, and why; `unknown` says what one of the two does not tell."""
+
+    a: str
+    b: str
+    differences: tuple[tuple[str, Difference], ...]
+    reasons: tuple[DifferentReason, ...]
+    figures: tuple[DifferentFigure, ...]
+    unknown: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        told = [
+            {"in": area, "key": each.key, "a": each.values[0], "b": each.values[1]} for area, each in self.differences
+        ]
+        return {**asdict(self), "differences": told}
+
+
+def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
+    """What a word of the command line means.
+
+    A result, a lock, a run directory, `NAME/RUN`, a profile, or a server's last run.
+
+    `results` are those that may be of a run. Raises UsageError for what is none of them, ProfileError, BenchError.
+    """
+    path = Path(text)
+    if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
+        return _of_result(path)
+    if path.name.endswith(LOCK_FILE) and path.is_file():
+        return _of_lock(path)
+    if (run := find_run(home, text)) is not None:
+        return _of_run(run, results)
+    catalogue = Catalogue.of(home)
+    if path.is_file() or catalogue.find(Kind.PROFILE, text) is not None:
+        from orchestrator.planner.planning import load  # noqa: PLC0415 - as long as all else that two runs need
+
+        loaded = load(text, catalogue=catalogue)
+        plan = loaded.plan
+        provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
+        reasons = {**_of_settings(plan.to_dict()), **_of_parts(loaded)}
+        return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
+    if (last := latest_run(home, text)) is not None:
+        return _of_run(last, results)
+    near = did_you_mean(text, {*catalogue.names(Kind.PROFILE), *known_names(home)})
+    where = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
+    raise UsageError(f"`{text}` is nothing that can be set beside another", hint=near or where)
+
+
+def diff(a: DiffSide, b: DiffSide) -> Differences:
+    """What differs between two sides. What only one of them can know is said, and is no difference."""
+    one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
+    found = differences([_comparable(side, one_sided) for side in (a, b)])
+    placed = sorted(((_area(each.key), each) for each in found), key=lambda pair: _ORDER.index(pair[0]))
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for _, each in placed:
+        reasons.setdefault((a.reason(each.key), b.reason(each.key)), []).append(each.key)
+    told = tuple(
+        DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
+    )
+    measured = tuple(_figures(a.results, b.results))
+    unknown = [f"{'B' if a.knows(group) else 'A'} does not tell its {_word(group)}" for group in one_sided]
+    if bool(a.results) != bool(b.results):
+        unknown.append(f"no measurement of {'B' if a.results else 'A'} is known")
+    return Differences(
+        a=a.label, b=b.label, differences=tuple(placed), reasons=told, figures=measured, unknown=tuple(unknown)
+    )
+
+
+def diff_text(found: Differences, *, width: int | None = None) -> str:
+    """The difference for people."""
+    parts = [f"A: {found.a}\nB: {found.b}"]
+    if found.differences:
+        rows = [(area, each.key, *(value or "-" for value in each.values)) for area, each in found.differences]
+        parts.append(table(("in", "differs", "A", "B"), rows, width=width))
+    else:
+        parts.append("nothing differs of what both tell")
+    parts += ["\n".join(line for each in found.reasons for line in _reason_lines(each, width))] if found.reasons else []
+    if found.figures:
+        figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
+        parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
+        parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.\n{explanation(found)}")
+    parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
+    return "\n\n".join(parts)
+
+
+def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
+    sides = [("A and B", each.a)] if each.a == each.b else [("A", each.a), ("B", each.b)]
+    texts = [(", ".join(each.keys), ""), *((f"{side}: {reason}", "    ") for side, reason in sides if reason)]
+    for text, indent in texts:
+        folded = width or len(indent) + len(text) + 1
+        yield from textwrap.wrap(
+            text,
+            folded,
+            initial_indent=indent,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+
+
+def explanation(found: Differences) -> str:
+    """What of the differences can be behind those of the figures, as far as the two sides tell."""
+    causes = [each.key for area, each in found.differences if area in _CAUSES]
+    if any(area == "load" for area, _ in found.differences):
+        return "The loads differ: the figures are of different questions, whatever else is not the same."
+    if not causes:
+        return "Nothing else differs of what both tell: what differs in the figures is noise, or what neither tells."
+    if len(causes) == 1:
+        return f"Beyond noise, `{causes[0]}` alone explains what differs in the figures."
+    shown = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
+    return (
+        f"{len(causes)} differences can explain the figures ({shown}): a start that has one of them tells them apart."
+    )
+
+
+def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
+    """What of a side can be held against the other; without a plan on one, nothing that only plans say."""
+    planless = "layout" in one_sided
+    return {
+        key: value
+        for key, value in side.values.items()
+        if not key.startswith(_SAID)
+        and (group := key.partition(".")[0]) not in one_sided
+        and not (planless and group not in _OBSERVED)
+    }
+
+
+def _area(key: str) -> str:
+    group = key.partition(".")[0]
+    if key.startswith("locked.checkpoint"):
+        return "weights"
+    return "outcome" if group == "outcome" else _AREAS.get(group, "configuration")
+
+
+def _word(group: str) -> str:
+    return {"layout": "plan", "patched": "patches as they were found", "workload": "load", "locked": "lock"}.get(
+        group, group
+    )
+
+
+def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
+    """Origin and source of each option and variable of a plan, which may be of another version."""
+    found = {}
+    for section in ("flags", "env"):
+        settings = plan.get(section)
+        for each in settings if isinstance(settings, list | tuple) else ():
+            if isinstance(each, dict) and each.get("origin"):
+                found[f"{section}.{each.get('name')}"] = _behind(str(each["origin"]), str(each.get("source", "")))
+    return found
+
+
+def _of_parts(loaded: "Loaded") -> dict[str, str]:
+    """The same of the other keys of a profile; of a part as a whole, what its file names."""
+    from orchestrator.planner.explain import explained  # noqa: PLC0415 - as `load`
+    from orchestrator.profiles.layers import PARTS  # noqa: PLC0415
+
+    rows = explained(loaded)
+    parts = {part: loaded.composed.data.get(part) for part in PARTS}
+    sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
+    return {**sources, **{row.key: _behind(row.origin, row.source) for row in rows if row.origin or row.source}}
+
+
+def _behind(origin: str, source: str) -> str:
+    return ": ".join(filter(None, [origin, source]))
+
+
+def _of_result(path: Path) -> DiffSide:
+    result = load_result(path)
+    stood = result.run.provenance
+    of = f" of `{stood.name}`" if stood.name else ""
+    plan = f", plan {stood.plan_digest[:8]}" if stood.plan_digest else ""
+    marked = "" if result.comparable else ", NOT COMPARABLE"
+    label = f"result `{path}`{of}{plan}, {result.run.started_at}{marked}"
+    return DiffSide(label=label, values=configuration_of(result), results=(result,))
+
+
+def _of_lock(path: Path) -> DiffSide:
+    lock, _ = load_lock(path)
+    plan = {key: value for key, value in lock.plan.items() if value != "none"}
+    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.told})
+
+
+def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
+    plan = run.read("plan.json")  # also one of another version: values that are there can be compared
+    if not plan:
+        raise StartError("the plan of this run cannot be read", where=str(run.path / "plan.json"))
+    start, measured = past_start(run, results)
+    label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
+    stood = replace(provenance_of(run, None), plan=plan)
+    values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
+    return DiffSide(label=label, values=values, results=measured, reasons=_of_settings(plan))
+
+
+def _locked(run: RunDir) -> dict[str, str]:
+    """What its lock holds; nothing for a run of a version that wrote none."""
+    try:
+        return load_lock(run.path / LOCK_FILE)[0].told
+    except DeployError:
+        return {}
+
+
+def _outcome(start: PastStart) -> Iterator[tuple[str, str]]:
+    if start.ready_seconds is not None:
+        yield "ready", f"{start.ready_seconds:.0f} s"
+    for verdict, count in start.smoke.items():
+        yield f"smoke.{verdict}", str(count)
+    if start.failed:
+        yield "smoke.checks that failed", ", ".join(start.failed)
+    for what, count in start.kernels.items():
+        yield f"kernels.{what}", str(count)
+    if start.ended:
+        yield "ended", start.ended
+
+
+def _figures(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> Iterator[DifferentFigure]:
+    """The last measurement of each workload that both have, figure by figure."""
+    last = [{result.run.workload_name: result for result in _by_time(side)} for side in (a, b)]
+    for workload in sorted(last[0].keys() & last[1].keys()):
+        for row in changes_between(last[0][workload], last[1][workload]):
+            figure, (one, other) = _FIGURES[row.figure], row.estimates
+            changed = row.changes[1]
+            yield DifferentFigure(
+                workload=workload,
+                load=row.load,
+                figure=figure.title,
+                a=estimate_text(figure, one),
+                b=estimate_text(figure, other),
+                change=change_text(changed) if changed is not None else "",
+            )
+
+
+def _by_time(results: Sequence[BenchResult]) -> list[BenchResult]:
+    return sorted(results, key=lambda result: result.run.started_at)

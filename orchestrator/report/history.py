@@ -1,0 +1,226 @@
+"""`deploy history`: every start from this home, as its run directory and the results that name it tell."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
+from orchestrator.core.console import table, warn
+from orchestrator.core.errors import BenchError, DeployError, StartError
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, load_result, require_name, runs_of
+from orchestrator.runtimes.base import Status
+from orchestrator.servers.exit_record import ENDING_FILE, kept_state
+from orchestrator.servers.servers import PARTS_FILE, Fleet
+
+_FAILED: Final = "failed"  # `prove.Verdict`, which takes long to import
+_FIGURES: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestFigures:
+    """What one workload gave at its knee, or else at its highest output; `figures` by the key of `results.figures`."""
+
+    workload: str
+    load: str
+    figures: Mapping[str, float | None]
+    comparable: bool
+
+    def __str__(self) -> str:
+        shown = (f"{each.name} {each.with_unit(value)}" for each in _FIGURES if (value := self.figures[each.key]))
+        marked = "" if self.comparable else ", NOT COMPARABLE"
+        return f"{self.workload}: {', '.join(shown)} at {self.load}{marked}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastStart:
+    """One start. What was not kept of it, as by an older version, is None or empty."""
+
+    name: str
+    run: str  # the name of its directory: when it was, and how the digest of its plan begins
+    profile: str
+    plan: str  # digest, its first eight digits
+    started_at: str
+    ready_seconds: float | None
+    smoke: Mapping[str, int]  # checks by their verdict, of the last smoke test
+    failed: tuple[str, ...]  # the checks that did
+    kernels: Mapping[str, int]  # lookups of tuned kernels, `hits` and `misses`
+    best: tuple[BestFigures, ...]
+    status: str  # of its server, where there still is one
+    ended: str  # how, or for how long it has run
+    ended_at: str | None
+    run_dir: str
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        return asdict(self)
+
+
+def history(servers: Fleet, name: str | None, measured: Sequence[BenchResult]) -> tuple[PastStart, ...]:
+    """The starts from this home (of that name), each name's newest first, with those of the measurements that are its.
+
+    Raises StartError where nothing was started under the name.
+    """
+    names = known_names(servers.home)
+    if name is not None:
+        require_name(name)
+        if not any(run.digest for run in runs_of(servers.home, name)):
+            near = did_you_mean(name, {*names} - {name})
+            raise StartError(f"nothing was started as `{name}` from here", hint=near or "`deploy history` lists all")
+        names = (name,)
+    states = dict(_states(servers, name))
+    return tuple(start for each in names for start in _starts(servers, each, measured, states))
+
+
+def history_table(starts: Iterable[PastStart], *, width: int | None = None) -> str:
+    """The starts for people."""
+    header = ("run", "profile", "ready", "smoke test", "kernels", "best", "ended")
+    rows = [
+        (
+            f"{start.name}/{start.run}",
+            start.profile,
+            "" if start.ready_seconds is None else f"{start.ready_seconds:.0f} s",
+            _smoke_text(start),
+            ", ".join(f"{count} {what}" for what, count in start.kernels.items()),
+            "; ".join(map(str, start.best)),
+            f"{start.ended}, {start.ended_at[:16]}Z" if start.ended_at else start.ended,
+        )
+        for start in starts
+    ]
+    return table(header, rows, width=width)
+
+
+def _smoke_text(start: PastStart) -> str:
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
+    return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
+
+
+def _starts(
+    servers: Fleet, name: str, measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
+) -> Iterator[PastStart]:
+    for run in runs_of(servers.home, name):
+        if run.started is not None and run.digest:
+            start, _ = past_start(run, measured)
+            status, running = states.get(_real(run.path), ("", ""))
+            runtime = run.read("plan.json").get("runtime")
+            if not status and not start.ended and runtime in servers.silent:
+                start = replace(start, ended=f"{runtime} could not be asked")
+            if status:
+                start = replace(start, status=status, ended=running, ended_at=None)
+            yield start
+
+
+def past_start(run: RunDir, measured: Sequence[BenchResult]) -> tuple[PastStart, tuple[BenchResult, ...]]:
+    """A start as its run directory tells, without asking for its server; and those of the measurements that are its."""
+    name = run.path.parent.name
+    later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
+    # A later result is a later start's.
+    before = RunDir(run.path.parent / FileName(min(later))).started if later else None
+    results = tuple(result for result in measured if _is_of(result, name, run, before))
+    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PARTS_FILE, "up.json"))
+    seconds, request = parts.get("ready_seconds"), up.get("request")
+    ended, ended_at = _ending(run)
+    verdicts = tuple(_verdicts(smoke.get("checks")))
+    start = PastStart(
+        name=name,
+        run=run.path.name,
+        profile=str(request.get("profile", "")) if isinstance(request, dict) else "",
+        plan=run.digest,
+        started_at=run.started.isoformat() if run.started else "",
+        ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
+        smoke=dict(Counter(verdict for _, verdict in verdicts)),
+        failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
+        kernels=_counted(run.read("kernels.json")),
+        best=tuple(map(best_figures, results)),
+        status="",
+        ended=ended,
+        ended_at=ended_at,
+        run_dir=str(run.path),
+    )
+    return start, results
+
+
+def best_figures(result: BenchResult) -> BestFigures:
+    """The figures of a measurement at its knee, or else at its highest output."""
+    points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
+    best = max(points or result.points, key=lambda point: metrics.OUTPUT.of(point) or 0.0)
+    return BestFigures(
+        workload=result.run.workload_name,
+        load=_load(best),
+        figures={figure.key: figure.of(best) for figure in _FIGURES},
+        comparable=result.comparable,
+    )
+
+
+def _load(point: Point) -> str:
+    return f"{point.concurrency} at a time" if point.offered_rps is None else f"{point.offered_rps:g} rps"
+
+
+def _verdicts(checks: object) -> Iterator[tuple[str, str]]:
+    for check in checks if isinstance(checks, list) else ():
+        if isinstance(check, dict):
+            yield str(check.get("name")), str(check.get("verdict"))
+
+
+def _counted(gate: Mapping[str, object]) -> dict[str, int]:
+    found = {what: gate.get(what) for what in ("hits", "misses")}
+    return {what: len(lines) for what, lines in found.items() if isinstance(lines, list)}
+
+
+def _ending(run: RunDir) -> tuple[str, str | None]:
+    kept = run.read(ENDING_FILE)
+    how, at = kept.get("how"), kept.get("ended_at")
+    if not isinstance(how, str):
+        state = kept_state(run)
+        how, at = (state.detail, state.ended_at) if state else ("", None)
+    moment = _moment(at)
+    return how, moment.isoformat() if moment else None
+
+
+def _states(servers: Fleet, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Of each server that there is, by the run it was started as: its status, and that in words."""
+    for handle in servers.find(name):
+        try:
+            state = servers.runtime(handle).state(handle)
+        except DeployError as error:
+            yield _real(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
+            continue
+        running = "; ".join(filter(None, [f"runs, for {state.age()}", state.detail]))
+        words = running if state.status is Status.RUNNING else state.ending
+        yield _real(Path(handle.run_dir)), (state.status, words)
+
+
+def _real(path: Path) -> str:
+    return str(path.absolute().resolve())
+
+
+def measured_below(directory: Path) -> Iterator[BenchResult]:
+    """The measurements below a directory; one that cannot be read is said and left out."""
+    for path in sorted(directory.rglob(RESULT_FILE)):
+        try:
+            result = load_result(path)
+        except BenchError as error:
+            warn(f"a result is left out: {error.message}: `{path}`")
+            continue
+        if result.points:
+            yield result
+
+
+def _is_of(result: BenchResult, name: str, run: RunDir, before: datetime | None) -> bool:
+    known, started = result.run.provenance, _moment(result.run.started_at)
+    if known.name != name or not (known.plan_digest or "").startswith(run.digest) or started is None:
+        return False
+    return run.started is not None and run.started <= started and (before is None or started < before)
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,159 @@
+"""Configurations side by side: several runs of one make a mean with its interval, two make a change. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.confidence import Change, Estimate, change, estimate
+from orchestrator.bench.metrics import Figure
+from orchestrator.bench.published import PriceBook
+from orchestrator.bench.result import BenchResult
+from orchestrator.report.compare import Comparison, RateRow, compare
+from orchestrator.report.configuration import same_configuration, same_load
+
+ONE_RUN_EACH: Final = "One run each: whether a change is more than noise is not known. Measure each several times."
+_PAIR: Final = 2  # whose interval would be twelve times as wide as their difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One configuration; `runs` says which results are of it, counted from 0."""
+
+    name: str
+    label: str
+    workload: str
+    runs: tuple[int, ...]
+    comparable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideRow:
+    """One figure at one load: of each configuration its own, and how far it lies from that of the first."""
+
+    figure: str  # a key of `results.figures`
+    load: str
+    estimates: tuple[Estimate | None, ...]
+    changes: tuple[Change | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide:
+    """All configurations of a report, and every figure that is shown side by side."""
+
+    sides: tuple[Side, ...]
+    rows: tuple[SideRow, ...]
+    alike: bool = False  # two runs of one configuration, beside each other
+
+    @property
+    def shared(self) -> tuple[SideRow, ...]:
+        """The rows that say more than those of each result by itself: of two configurations, or of several runs."""
+        return tuple(row for row in self.rows if sum(each.runs for each in row.estimates if each) > 1)
+
+    @property
+    def noise(self) -> str:
+        """What the figures say of their own noise, in a sentence."""
+        if any(len(side.runs) > 1 for side in self.sides):
+            return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
+        if self.alike:
+            return "Both ran one configuration: what lies between them is noise, or a change that no result records."
+        if any(each is not None for row in self.rows for each in row.changes):
+            return ONE_RUN_EACH
+        return ""
+
+
+def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
+    """The results by configuration, in the order in which each first stands.
+
+    Two runs of one configuration, and nothing else, are set beside each other: they are what is compared.
+    """
+    groups: dict[object, list[int]] = {}
+    for index, comparison in enumerate(comparisons):
+        key = same_configuration(comparison)
+        groups.setdefault(index if key is None else key, []).append(index)
+    alike = len(groups) == 1 and len(comparisons) == _PAIR
+    if alike:
+        groups = {index: [index] for index in range(_PAIR)}
+    members = [[comparisons[index] for index in group] for group in groups.values()]
+    sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
+    return SideBySide(sides=sides, rows=tuple(_rows(members)), alike=alike)
+
+
+def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:
+    """Every figure of two results side by side, the second against the first, of whatever configuration they are."""
+    prices = PriceBook(given={}, published=())
+    return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
+
+
+def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
+    first = members[0]
+    name, label = first.name, first.label
+    if len(members) > 1:
+        name = _beginning([each.name for each in members]) or name
+        label = f"{name}, {len(members)} runs"
+    return Side(
+        name=name,
+        label=label,
+        workload=first.result.run.workload_name,
+        runs=runs,
+        comparable=all(each.comparable for each in members),
+    )
+
+
+def _beginning(names: list[str]) -> str:
+    """What all of the names begin with, but for the numbers that tell them apart."""
+    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in alike)
+    if any(name[len(shared) :][:1].isdigit() for name in names):
+        shared = shared.rstrip("0123456789")
+    return shared.rstrip(" -_./(")
+
+
+def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
+    at = [[{row.load: row for row in each.rows} for each in group] for group in members]
+    order = {
+        row.load: (row.rate_rps or 0.0, row.concurrency or 0) for group in members for c in group for row in c.rows
+    }
+    loads = sorted(order, key=lambda load: order[load])
+    for figure in metrics.shown_in(metrics.Shown.COMPARE):
+        for load in loads:
+            found = tuple(_estimate(runs, load, figure) for runs in at)
+            if any(each is not None for each in found):
+                changes = _changes(found, members) if figure.relative else (None,) * len(found)
+                yield SideRow(figure=figure.key, load=load, estimates=found, changes=changes)
+
+
+def _estimate(runs: list[dict[str, RateRow]], load: str, figure: Figure) -> Estimate | None:
+    values = [rows[load].of(figure).measured for rows in runs if load in rows]
+    return estimate([value for value in values if value is not None])
+
+
+def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
+    """Of each against the first, where the same was sent to both; the first has none."""
+    base = found[0]
+    return tuple(
+        change(base, other) if place and base and other and same_load(members[0][0], group[0]) else None
+        for place, (other, group) in enumerate(zip(found, members, strict=True))
+    )
+
+
+def signed(value: float) -> str:
+    """A relative change as a percentage with its sign."""
+    text = f"{value * 100:+.0f} %".replace("-", "−")
+    return "0 %" if text[1:] == "0 %" else text
+
+
+def change_text(found: Change) -> str:
+    """A change with its range, where that is known."""
+    if found.low is None or found.high is None or signed(found.low) == signed(found.high):
+        return signed(found.share)
+    noise = "" if found.told else ", noise"
+    return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
+
+
+def estimate_text(figure: Figure, found: Estimate | None, absent: str = "-") -> str:
+    """A figure with half of its interval, where it comes from several runs."""
+    if found is None or found.half is None or figure.show(found.half) == figure.show(0.0):
+        return figure.text(found.mean if found else None, absent)
+    return f"{figure.show(found.mean)} ± {figure.show(found.half)}"

@@ -1,0 +1,130 @@
+"""Results side by side as plain text, for a terminal. Pure."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.core.console import table
+from orchestrator.report.compare import Comparison
+from orchestrator.report.document import Report
+from orchestrator.report.layouts import LayoutRow
+from orchestrator.report.side_by_side import Side, SideRow, change_text, estimate_text
+
+_WIDEST: Final = 40  # characters of a value that differs
+_FIGURES: Final = {figure.key: figure for figure in metrics.FIGURES}
+
+
+def comparison_text(report: Report) -> str:
+    """What is compared, what differs between it, each figure against the load, then what each evaluation can tell."""
+    known = report.published
+    parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
+    parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
+    parts += ["", *_differences(report), *_figures(report)]
+    parts += [f"{report.together.noise}\n"] if report.together.noise else []
+    parts += [_layouts(report)] if report.layouts and known else []
+    parts += [
+        f"{row.name}: {row.figure} {row.without:.4g} without, {row.whole:.4g} with, {row.ratio:.2f} times ({row.claim})"
+        for row in report.ablations
+    ]
+    measured = [row for row in report.evals if row.measured and row.judgement is not None]
+    parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index) if index < 26 else f"#{index + 1}"
+
+
+def _header(index: int, side: Side, report: Report) -> str:
+    lines = [f"{_letter(index)}: {side.label}, {side.workload}"]
+    members = [report.comparisons[run] for run in side.runs]
+    if not side.comparable:
+        lines.append("   NOT COMPARABLE:")
+    reasons = (r for each in members for r in each.reasons)
+    lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
+    lines += dict.fromkeys(f"   {caveat}" for each in members for caveat in each.caveats)
+    lines += dict.fromkeys(line for each in members for line in _knee(each))
+    return "\n".join(lines)
+
+
+def _knee(comparison: Comparison) -> Iterator[str]:
+    if (single := comparison.single_stream_tok_s) is not None:
+        measured, published = metrics.OUTPUT.text(single.measured), metrics.OUTPUT.text(single.published)
+        beside = f", {published} published" if single.published is not None else ""
+        yield f"   {measured} tok/s in a single stream{beside}"
+    if (knee := comparison.knee_rps) is not None:
+        least = "" if comparison.knee_reached else "at least "
+        found = f"{least}{metrics.plain(knee.measured)} rps" if knee.measured is not None else None
+        yield f"   knee: {found or (comparison.without_knee if comparison.unjudged else 'none found')}"
+
+
+def _figures(report: Report) -> Iterator[str]:
+    """A table for each figure that was measured: a line a load, a column a configuration, and how far it changed."""
+    for key, rows in groupby(report.together.rows, key=lambda row: row.figure):
+        yield _figure_table(key, tuple(rows), report) + "\n"
+
+
+def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
+    """One figure against the load; what was published stands in it where a result may be set beside it."""
+    figure, sides = _FIGURES[key], range(len(report.together.sides))
+    said = {
+        row.load: row.of(figure).published
+        for each in report.comparisons
+        for row in each.rows
+        if row.of(figure).published is not None
+    }
+    changed = [place for place in sides if any(row.changes[place] is not None for row in rows)]
+    header = (
+        figure.title,
+        *(["published"] if said else []),
+        *map(_letter, sides),
+        *(f"{_letter(place)} against A" for place in changed),
+    )
+    lines = [
+        (
+            row.load,
+            *([figure.text(said.get(row.load), "-")] if said else []),
+            *(estimate_text(figure, each) for each in row.estimates),
+            *("-" if (found := row.changes[place]) is None else change_text(found) for place in changed),
+        )
+        for row in rows
+    ]
+    return table(header, lines)
+
+
+def _differences(report: Report) -> Iterator[str]:
+    """What the configurations do not have in common, but for digests and names that follow from it."""
+    firsts = [side.runs[0] for side in report.together.sides]
+    rows = [(each.key, *(each.values[first] for first in firsts)) for each in report.differences]
+    told = [row for row in rows if len({*row[1:]}) > 1]
+    if told:
+        header = ("differs", *(_letter(place) for place in range(len(firsts))))
+        yield table(header, [(key, *map(_short, values)) for key, *values in told]) + "\n"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
+
+
+def _layouts(report: Report) -> str:
+    rows = report.layouts
+    shown = metrics.shown_in(metrics.Shown.LAYOUT)
+    known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
+    lines = [
+        (
+            row.system,
+            row.layout,
+            "published" if row.comparison is None else _whose(row, report),
+            metrics.count(row.tok_s),
+            metrics.plain(row.rate_rps) if row.rate_rps is not None else "-",
+            *(figure.text(row.figures[figure.key], "-") for figure in known),
+        )
+        for row in rows
+    ]
+    header = ("system", "layout", "whose", metrics.OUTPUT.title, "at rps", *(figure.title for figure in known))
+    return table(header, lines)
+
+
+def _whose(row: LayoutRow, report: Report) -> str:
+    return next(_letter(at) for at, side in enumerate(report.together.sides) if row.comparison in side.runs)

@@ -1,0 +1,89 @@
+"""The requests of one load over time: when each was due and how long it waited, how many were under way. Pure."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from orchestrator.bench import metrics
+from orchestrator.bench.requests import RequestTimes
+from orchestrator.bench.result import BenchResult, Point
+
+_MOST: Final = 300  # moments of which requests are drawn, where there are more: the fastest and the slowest of each
+_MOMENTS: Final = 120  # of which the highest count is drawn
+
+Spots = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverTime:
+    """What is drawn of one point. Times are in seconds after the first planned arrival."""
+
+    of: int  # which result, counted from 0
+    load: str
+    requests: int
+    waits: Spots  # planned arrival, seconds from it to the first token
+    failed: Spots  # planned arrival of what failed, and 0
+    under_way: Spots  # sent and not yet answered in full, the most within each moment
+    waiting: Spots  # sent and without a first token: the queue and the prefill, as the client sees them
+
+
+def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
+    """That of the rate; by default that of the knee, else the last that was measured."""
+    if rate_rps is not None:
+        return next((point for point in result.points if point.offered_rps == rate_rps), None)
+    at_knee = (point for point in result.points if point.offered_rps == result.knee_rps is not None)
+    return next(at_knee, result.points[-1] if result.points else None)
+
+
+def over_time(of: int, point: Point, requests: Sequence[RequestTimes]) -> OverTime:
+    """The requests of a point as they are drawn: no more than a plot can show."""
+    waits = [(each.scheduled_s, each.first_s - each.scheduled_s) for each in requests if each.first_s is not None]
+    load = f"{point.concurrency} at a time" if point.offered_rps is None else f"{metrics.plain(point.offered_rps)} rps"
+    return OverTime(
+        of=of,
+        load=load,
+        requests=len(requests),
+        waits=_fewer(waits, lambda spots: {min(spots, key=_height), max(spots, key=_height)}),
+        failed=_fewer([(each.scheduled_s, 0.0) for each in requests if each.failed], lambda spots: spots[:1]),
+        under_way=_count((each.started_s, each.ended_s) for each in requests),
+        waiting=_count((each.started_s, each.ended_s if each.first_s is None else each.first_s) for each in requests),
+    )
+
+
+def _height(spot: tuple[float, float]) -> float:
+    return spot[1]
+
+
+def _fewer(spots: list[tuple[float, float]], keep: Callable[[Spots], Iterable[tuple[float, float]]]) -> Spots:
+    """At most `_MOST` moments, what is kept of each in order."""
+    if len(spots) <= 2 * _MOST:
+        return tuple(sorted(spots))
+    begin, end = min(spots)[0], max(spots)[0]
+    moments: dict[int, list[tuple[float, float]]] = {}
+    for spot in spots:
+        moments.setdefault(int((spot[0] - begin) / ((end - begin) or 1.0) * _MOST), []).append(spot)
+    return tuple(sorted(spot for moment in moments.values() for spot in keep(tuple(moment))))
+
+
+def _count(spans: Iterable[tuple[float, float]]) -> Spots:
+    """How many spans hold each moment, from one change to the next."""
+    steps = sorted(step for begin, end in spans for step in ((begin, 1), (max(begin, end), -1)))
+    totals = accumulate(change for _, change in steps)
+    counted = [(at, float(total)) for (at, _), total in zip(steps, totals, strict=True)]
+    return tuple(_highest(counted)) if counted else ()
+
+
+def _highest(counted: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """The highest count of each of `_MOMENTS` equal moments, and the last count at the end."""
+    begin, end = counted[0][0], counted[-1][0]
+    width = (end - begin) / _MOMENTS or 1.0
+    place, before = 0, 0.0
+    for moment in range(_MOMENTS):
+        highest = before
+        while place < len(counted) and counted[place][0] < begin + (moment + 1) * width:
+            before = counted[place][1]
+            highest = max(highest, before)
+            place += 1
+        yield begin + moment * width, highest
+    yield end, counted[-1][1]

@@ -1,0 +1,137 @@
+"""`deploy compare` and `deploy report`: from directories of results to a report."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.bench.published import (
+    PriceBook,
+    Prices,
+    Published,
+    load_all_published,
+    load_published,
+    of_kind,
+    parse_prices,
+)
+from orchestrator.bench.requests import RequestTimes, requests_file
+from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
+from orchestrator.core.errors import UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import FileName
+from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome
+from orchestrator.report.compare import foreign
+from orchestrator.report.document import Details, Report, build_report
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.timeline import point_to_draw
+from orchestrator.runs.run_dir import load_outcome, load_requests, load_result
+
+
+def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
+    """The result files named, and those at or below the directories named.
+
+    Raises UsageError where there is none, if one is wanted.
+    """
+    found: list[Path] = []
+    for path in paths:
+        here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
+        if wanted and (not here or not here[0].exists()):
+            raise UsageError(
+                "no result of `deploy bench` here",
+                where=str(path),
+                hint=f"`deploy bench` with `--output {path}` puts one there",
+            )
+        found += here
+    return tuple(dict.fromkeys(found))
+
+
+def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcome | None, Outcome], ...]:
+    """The outcomes of `deploy eval` below a directory, each with the baseline that was named for its suite, or kept."""
+    known = {(outcome := load_outcome(path)).suite: outcome for path in baselines}
+    named = {path.resolve() for path in baselines}
+    found = []
+    for path in sorted(directory.rglob("eval-*.json")):
+        beside = path.parent / BASELINE_FOLDER / path.name
+        is_beside = path.parent.name == BASELINE_FOLDER and (path.parent.parent / path.name).exists()
+        if path.resolve() not in named and not is_beside:
+            outcome = load_outcome(path)
+            kept = load_outcome(beside) if beside.exists() else None
+            found.append((known.get(outcome.suite, kept), outcome))
+    return tuple(found)
+
+
+def make_report(
+    results: Sequence[Path], *, published: str | None, prices: Sequence[str], details: Details | None = None
+) -> Report:
+    """Read the results and set them beside the published figures of that name, or file.
+
+    `none` is beside nothing, None beside those of the same workload on the same machine, where there are any. By
+    themselves, several are called by their directories.
+    """
+    measured = tuple(load_result(path) for path in results)
+    evals = details.evals if details else ()
+    known = _named(published) if published else _of_the_same(measured) if measured else _of_suites(evals)
+    directories = _directories(results) if known is None and len(results) > 1 else ()
+    return build_report(
+        measured,
+        published=known,
+        everything=load_all_published(),
+        prices=price_book(prices),
+        details=replace(details or Details(), directories=directories),
+    )
+
+
+def _directories(results: Sequence[Path]) -> tuple[str, ...]:
+    """What each result's directory is called below the one that holds them all."""
+    folders = [path.resolve().parent for path in results]
+    above = Path(os.path.commonpath(folders))
+    return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)
+
+
+def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, tuple[Point, tuple[RequestTimes, ...]]]:
+    """The requests of each result at one rate, by default at its knee, where its directory still holds them.
+
+    Raises UsageError for a rate that no result has.
+    """
+    measured = [load_result(path) for path in results]
+    points = [point_to_draw(result, rate_rps) for result in measured]
+    if rate_rps is not None and not any(points):
+        rates = sorted({point.offered_rps for result in measured for point in result.points if point.offered_rps})
+        known = ", ".join(f"{rate:g}" for rate in rates)
+        raise UsageError(f"no result has a rate of {rate_rps:g} rps", hint=f"--requests-at one of {known}")
+    found = {}
+    for index, (path, point) in enumerate(zip(results, points, strict=True)):
+        if point is not None and (file := path.parent / requests_file(point)).exists():
+            found[index] = (point, load_requests(file))
+    return found
+
+
+def _named(published: str) -> Published | None:
+    return None if published == "none" else load_published(published)
+
+
+def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
+    known = of_kind(load_all_published(), Published)
+    return next((each for each in known if any(not [*foreign(result, each)] for result in measured)), None)
+
+
+def _of_suites(evals: Sequence[tuple[Outcome | None, Outcome]]) -> Published | None:
+    """Those that scored a suite which has no measured baseline."""
+    alone = {outcome.suite for baseline, outcome in evals if baseline is None}
+    known = of_kind(load_all_published(), Published)
+    return next((each for each in known if alone & {line.suite for line in each.evals}), None)
+
+
+def price_book(prices: Sequence[str]) -> PriceBook:
+    """The prices given on the command line, over those that were published."""
+    return PriceBook(given=parse_prices(prices), published=of_kind(load_all_published(), Prices))
+
+
+def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
+    """Write report.html, report.md and report.json, each whole or not at all; the HTML's path comes first."""
+    texts = {
+        "report.html": render_html(report),
+        "report.md": render_markdown(report),
+        "report.json": render_json(report),
+    }
+    return tuple(write_whole(directory / FileName(name), text) for name, text in texts.items())

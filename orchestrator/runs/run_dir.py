@@ -1,0 +1,301 @@
+"""Run directories, and the claim on a name. What runs is asked of the runtimes: nothing here is a database.
+
+::
+
+    runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
+    runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator import __version__
+from orchestrator.bench.requests import RequestTimes, read_requests
+from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
+from orchestrator.core.command_hints import note_profile
+from orchestrator.core.errors import BenchError, HostError, NameTakenError, ProfileError, UsageError
+from orchestrator.core.files import open_lock, read_file, read_own, write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact_data
+from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.text import parse_json, printable_json
+from orchestrator.core.yaml_document import Document, read_document
+from orchestrator.evals.eval_result import Outcome, outcome_from_json
+from orchestrator.plan.lock import Lock, lock_of
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.render.artifacts import ContextFile
+
+SMOKE_FILE: Final = "smoke.json"
+FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
+_MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
+_TIME: Final = "%Y%m%dT%H%M%SZ"
+_MOST_REQUESTS: Final = 256 << 20  # of the requests of a point; ten thousand of a thousand tokens each have 200 MB
+_RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
+_PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One start of a server, on disk."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """Where the server's log is kept."""
+        return self.path / "server.log"
+
+    @property
+    def started(self) -> datetime | None:
+        """When it was, by its name; None for a folder that somebody else has named."""
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(self.path.name.partition("-")[0], _TIME).replace(tzinfo=UTC)
+        return None
+
+    @property
+    def digest(self) -> str:
+        """How the digest of its plan begins, by its name; "" for a folder that somebody else has named."""
+        named = _RUN.fullmatch(self.path.name)
+        return named[1] if named else ""
+
+    def write(self, files: Iterable[ContextFile]) -> None:
+        """Write rendered files, each whole or not at all."""
+        write_files(self.path, files)
+
+    def read(self, name: str) -> dict[str, object]:
+        """A JSON file of this run; empty where it was never written."""
+        try:
+            data = parse_json(read_own(self.path / FileName(name)))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def save(self, name: str, data: object) -> Path:
+        """Write a report for people as JSON, secrets removed from its texts, and return its path."""
+        return self.save_state(name, redact_data(data))
+
+    def save_state(self, name: str, data: object) -> Path:
+        """Write what later commands act on as JSON, as it is: it holds no text from outside. Return its path.
+
+        A key may be a word of a command or the name of a profile: with that removed, the command could not be repeated.
+        """
+        text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
+        self.write([ContextFile(path=name, content=text.encode(), executable=False)])
+        return self.path / FileName(name)
+
+
+def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
+    """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
+    try:
+        for file in files:
+            write_whole(folder / RelativePath(file.path), file.content, mode=0o755 if file.executable else 0o644)
+    except OSError as error:
+        raise HostError(
+            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
+        ) from error
+
+
+def require_name(name: str) -> None:
+    """Raises UsageError for what cannot be a server's name, a path above all."""
+    if not NAME.match(name):
+        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        if ":" in name:
+            hint = f"the URL of a server begins with its scheme: `http://{name}`"
+        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
+
+
+@contextlib.contextmanager
+def claim(home: Home, name: str) -> Iterator[None]:
+    """Be the only command that works on `name`.
+
+    Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
+    """
+    require_name(name)
+    try:
+        lock = open_lock(home.make_runs(name) / ".lock")
+    except OSError as error:
+        raise unwritable(home, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(lock, _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n") or "unknown"
+        os.close(lock)
+        raise NameTakenError(
+            f"another `deploy` command is working on `{name}` (pid {holder})",
+            hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
+        ) from error
+    try:
+        with contextlib.suppress(OSError):  # a full disk: who holds it is worth knowing, and no more
+            os.pwrite(lock, str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def is_claimed(home: Home, name: str) -> bool:
+    """Whether a command works on `name`, as the kernel's table of locks tells: a lock of ours would be in its way."""
+    try:
+        lock = os.open(home.runs / FileName(name) / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        place = _place_of(lock)
+        held = Path("/proc/locks").read_text()
+    except (OSError, ValueError, StopIteration):
+        return False
+    finally:
+        os.close(lock)
+    return any(line.split()[1] == "FLOCK" and line.split()[5] == place for line in held.splitlines())
+
+
+def _place_of(file: int) -> str:
+    """An open file as /proc/locks names it, `fd:01:1234`: its file system, which `stat` may misname; its inode."""
+    told = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{file}").read_text().splitlines())
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    major, minor = next(mount[2] for mount in mounts if mount[0] == told["mnt_id"].strip()).split(":")
+    return f"{int(major):02x}:{int(minor):02x}:{os.fstat(file).st_ino}"
+
+
+def open_run(home: Home, name: str, plan: Plan) -> RunDir:
+    """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
+    try:
+        first = home.make_runs(name) / FileName(f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}")
+        return RunDir(_make_folder(first))
+    except OSError as error:
+        raise unwritable(home, error) from error
+
+
+def _make_folder(first: Path) -> Path:
+    """Make `first`, or where it is taken, `first-2` and so on."""
+    path, attempt = first, 1
+    while True:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            attempt += 1
+            path = first.with_name(f"{first.name}-{attempt}")
+        else:
+            return path
+
+
+def unwritable(home: Home, error: OSError) -> HostError:
+    """What is raised where nothing can be kept of a start."""
+    why = f"cannot write below `{home.root}`: {error.strerror}"
+    return HostError(why, where=str(error.filename or home.root), hint="set DEPLOY_HOME")
+
+
+def latest_run(home: Home, name: str) -> RunDir | None:
+    """The newest run directory of a name, None where there is none."""
+    return next(iter(runs_of(home, name)), None)
+
+
+def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
+    """The run directories of a name, newest first; a link leads to what is another name's, or somebody else's."""
+    if not NAME.match(name):  # a path, perhaps
+        return ()
+    folder = home.runs / FileName(name)
+    if folder.is_symlink():
+        return ()
+    found = (path for path in folder.glob("*-*") if path.is_dir() and not path.is_symlink())
+    return tuple(map(RunDir, sorted(found, reverse=True)))
+
+
+def that_came_up(home: Home, name: str) -> Iterator[RunDir]:
+    """Those of them that were asked to prove themselves."""
+    return (run for run in runs_of(home, name) if run.read(SMOKE_FILE))
+
+
+def known_names(home: Home) -> tuple[str, ...]:
+    """Every name that has a run directory."""
+    return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
+
+
+def read_plan(run: RunDir | None) -> Plan | None:
+    """The plan of a run; None where there is none, or one of another version of this tool."""
+    if run is None:
+        return None
+    try:
+        return Plan.from_json(read_own(run.path / "plan.json"))
+    except (OSError, ValueError):
+        return None
+
+
+def runtime_of(run: RunDir | None) -> str:
+    """The runtime of a run's plan, "" where none can be read; how a plan is read costs a quarter of a second."""
+    return str(run.read("plan.json").get("runtime", "")) if run is not None else ""
+
+
+def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
+    """What stood behind a server, as its run directory tells."""
+    image = run.read("image.json").get("id")
+    return ServerProvenance(
+        name=run.path.parent.name,
+        profile=plan.profile if plan else None,
+        plan=json.loads(plan.to_json()) if plan else None,
+        plan_digest=plan.digest if plan else None,
+        image_digest=image if isinstance(image, str) else None,
+        patch_receipt=run.read("patches.json") or None,
+        host=run.read("host.json") or None,
+        gpu=plan.hardware.name if plan else None,
+        gpus=len(plan.gpus) if plan else None,
+    )
+
+
+def find_run(home: Home, text: str) -> RunDir | None:
+    """The run of that directory, or of that `NAME/RUN` or `RUN` in this home; None where there is none."""
+    if (Path(text) / "plan.json").is_file():
+        return RunDir(Path(text).absolute())
+    name, _, run = text.rpartition("/")
+    names = (name,) if name else known_names(home)
+    found = (each for known in names for each in runs_of(home, known) if each.path.name == run)
+    return next(found, None) if _RUN.fullmatch(run) else None
+
+
+def note_request(run: RunDir) -> None:
+    """Let the commands in messages name the profile that a start was asked for with, and what was set."""
+    asked = run.read("up.json").get("request")
+    if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
+        note_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
+
+
+def load_result(path: Path) -> BenchResult:
+    """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
+    file = path / RESULT_FILE if path.is_dir() else path
+    return BenchResult.from_json(_read(file, "result"), where=str(file))
+
+
+def load_lock(path: Path) -> tuple[Lock, Document]:
+    """A lock and its lines. Raises ProfileError for one that cannot be read, was edited, or is of another version."""
+    try:
+        text = read_file(path, most=_MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ProfileError(f"cannot read the lock: {reason}", where=str(path)) from error
+    document = read_document(text, str(path))
+    return lock_of(document, __version__), document
+
+
+def load_requests(file: Path) -> tuple[RequestTimes, ...]:
+    """The requests of one point, from their file. Raises BenchError for one that cannot be read."""
+    return read_requests(_read(file, "requests", most=_MOST_REQUESTS).splitlines(), where=str(file))
+
+
+def load_outcome(file: Path) -> Outcome:
+    """An evaluation, from its file. Raises BenchError for one that cannot be read."""
+    return outcome_from_json(_read(file, "outcome"), where=str(file))
+
+
+def _read(file: Path, what: str, *, most: int = _MOST_BYTES) -> str:
+    try:
+        return read_file(file, most=most).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error

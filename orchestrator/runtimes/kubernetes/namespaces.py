@@ -1,0 +1,67 @@
+"""Where servers of this home are, and what their objects say of them."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestrator.core.files import read_own
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.plan.plan import NAME as SERVER_NAME
+from orchestrator.runtimes.base import ENDING
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.record import GATEWAY, NAME, PART, PLAN, PROFILE, URL
+from orchestrator.runtimes.replicas import is_replica
+
+_PORT: Final = re.compile("[0-9]{1,5}")  # of thousands of digits Python makes no number
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a server is: its cluster, and which of several it is there, "" for one by itself."""
+
+    cluster: Cluster
+    part: str
+
+
+def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
+    """The namespaces in which servers were started from a home, by the newest plan of each name.
+
+    Of a name that this home knows it is its own alone: another cluster may be gone. For a list of all, those of servers
+    that were stopped from here are not asked.
+    """
+    found = set()
+    if name is not None and not SERVER_NAME.match(name):
+        return ()
+    own = home.runs / FileName(name) if name else home.runs
+    folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
+    for folder in folders:
+        newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)
+        if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / ENDING).is_file()):
+            continue
+        try:
+            said = json.loads(read_own(newest_run / "plan.json"))["kubernetes"]
+            found.add(Cluster(said["context"] or "", said["namespace"]))
+        except (OSError, ValueError, KeyError, TypeError):  # no plan, or one for another runtime
+            continue
+    return tuple(sorted(found))
+
+
+def is_record(about: Mapping[str, Any]) -> bool:
+    """Whether labels and annotations are as a start writes them; anybody may put others on an object of theirs."""
+    said, name = about.get("annotations", {}), about.get("labels", {}).get(NAME, "")
+    texts = [said.get(each, "") for each in (PLAN, PROFILE, URL)]
+    port, part = texts[2].rpartition(":")[2], about.get("labels", {}).get(PART, GATEWAY)
+    return (
+        (part == GATEWAY or is_replica(part))
+        and bool(SERVER_NAME.match(name))
+        and all(text and text.isprintable() for text in texts)
+        and _PORT.fullmatch(port) is not None
+    )
+
+
+def part_in(each: Mapping[str, Any]) -> str:
+    """Which of several servers an object belongs to, "" for a server by itself."""
+    return str(each["metadata"]["labels"].get(PART, ""))

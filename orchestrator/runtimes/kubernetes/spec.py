@@ -1,0 +1,135 @@
+"""Kubernetes, put together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.paths import Home
+from orchestrator.hosts.context import Space
+from orchestrator.hosts.survey import Runner
+from orchestrator.monitoring.series import Pods
+from orchestrator.plan.plan import Kubernetes, Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.rules import Case
+from orchestrator.profiles.schema import Profile
+from orchestrator.render.artifacts import Artifacts, Command, server_command
+from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
+from orchestrator.runtimes.image import has_image, image_of
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
+from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
+from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
+from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.manifests import METRICS_PORT, PORT, cluster_of, model_path
+from orchestrator.runtimes.kubernetes.record import GATEWAY, PART, REPLICA, ROLE, object_name, selected
+
+
+def weights_have_a_place(case: Case) -> Iterator[Problem]:
+    """The pods find the checkpoint: in a claim, or on their node."""
+    weights, origin = case.profile.kubernetes.weights, case.profile.model.origin.kind
+    if origin != "directory" and not weights.claim and not weights.host_path:
+        yield Problem(
+            "nothing says where the pods find the checkpoint",
+            case.place("kubernetes", "weights") or case.place("runtime"),
+            "`--set kubernetes.weights.claim=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
+        )
+    if origin != "hub" and weights.stage_image:
+        yield Problem(
+            f"a checkpoint that is {origin} is not staged by a Job",
+            case.place("kubernetes", "weights", "stage_image"),
+            "leave it out, and put the checkpoint there yourself",
+        )
+
+
+def asks_for_a_key(case: Case) -> Iterator[Problem]:
+    """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
+    server, service = case.profile.server, case.profile.kubernetes.service
+    if service != "ClusterIP" and server.api_key_env is None and not server.allow_public:
+        yield Problem(
+            f"a Service of type {service} is reached from beyond the cluster and the server has no API key",
+            case.place("kubernetes", "service"),
+            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
+            "or say that you mean it: `--set server.allow_public=true`",
+        )
+
+
+def settle(plan: Plan, profile: Profile) -> Plan:
+    """The plan with what the profile's section says of the cluster."""
+    said = profile.kubernetes.model_dump()
+    gateway = plan.gateway  # each pod has ports of its own, as it has GPUs
+    if gateway is not None:
+        gateway = replace(gateway, ports=(plan.server.port,) * plan.replicas, one_node=False)
+    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said), gateway=gateway)
+
+
+def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+    """The command, which listens on all addresses of its pod, and the image with its build context."""
+    build, image = image_of(plan, inputs)
+    spec = PodImage(reference=image, built_here=build is not None)
+    servers = tuple(Artifacts(plan=each, command=_server(each), build=None, spec=spec) for each in replica_plans(plan))
+    if plan.gateway is None:
+        return replace(servers[0], build=build)
+    command = command_of_gateway(plan, plan.profile)  # the name of the server is given later
+    return Artifacts(plan=plan, command=command, build=build, spec=spec, replicas=servers)
+
+
+def _server(plan: Plan) -> Command:
+    return server_command(plan, model_path=model_path(plan), host=EVERYWHERE)
+
+
+def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
+    """The nodes pull the image. Raises ProfileError for one that they cannot have."""
+    return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
+
+
+def _pods(plan: Plan, name: str) -> Pods:
+    """Of several the servers, not their gateway: it is the role that they have in common."""
+    several = plan.gateway is not None
+    return Pods(
+        namespace=cluster_of(plan).namespace,
+        labels=selected(name) | ({ROLE: REPLICA} if several else {}),
+        port=PORT,
+        called=object_name(name),
+        replica=PART if several else None,
+        gateway=selected(name, GATEWAY) if several and cluster_of(plan).metrics_from else None,
+        gateway_port=METRICS_PORT,
+    )
+
+
+def _keeper(plan: Plan) -> str:
+    hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
+    return f"its cluster does: it starts again what ends, at once, and {hangs}"
+
+
+def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
+    return iter(())
+
+
+def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
+    return ()
+
+
+def _no_caches(_: Home, __: str | None) -> tuple[Cache, ...]:
+    return ()
+
+
+KUBERNETES: Final = RuntimeKind(
+    name="kubernetes",
+    contained=True,
+    rules=(has_image, weights_have_a_place, asks_for_a_key),
+    checks=(),
+    spaces=_no_space,
+    far=None,
+    render=rendered,
+    files=manifest_files,
+    prepare=_prepare,
+    tables=_no_tables,
+    caches=_no_caches,
+    here=False,
+    pods=_pods,
+    keeper=_keeper,
+    elsewhere=cluster_findings,
+    settle=settle,
+    leaves=frozenset({"kubernetes.yaml", "weights.yaml"}),
+)

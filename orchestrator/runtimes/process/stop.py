@@ -1,0 +1,102 @@
+"""The end of a server: its processes, told from all others by their marks, and the record of it."""
+
+import dataclasses
+import signal
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import warn
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.files import move, remove_file
+from orchestrator.core.polling import look_until
+from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
+from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
+
+_POLL: Final = 0.05  # seconds between two looks at /proc
+_LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
+_AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
+
+
+def serves(marks: Marks) -> bool:
+    """Whether a server or its supervisor runs; what they have left behind serves nobody."""
+    return any(find_process(marked) is not None for marked in (marks.supervisor, marks.server) if marked is not None)
+
+
+def runs(marks: Marks) -> bool:
+    """Whether anything of a server does."""
+    return serves(marks) or bool(family(marks))
+
+
+def end(name: str, marks: Marks, *, grace: float) -> None:
+    """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
+    if not (running := family(marks)):
+        return
+    supervisors = _ask(marks, running)
+    if look_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
+        for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
+            _kill(marks, spared, within=seconds)
+    if left := ", ".join(str(process.pid) for process in family(marks)):
+        raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
+
+
+def end_together(name: str, servers: Sequence[Marks], *, grace: float) -> None:
+    """As `end`, for several servers that drain at the same time. Raises DeployError, once all have been told to end."""
+    for marks in servers:
+        _ask(marks, family(marks))
+    look_until(lambda alive: not alive, lambda: any(map(runs, servers)), within=grace, pause=_POLL)
+    failures = []
+    for marks in servers:
+        try:
+            end(name, marks, grace=0)
+        except DeployError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _ask(marks: Marks, running: Sequence[Process]) -> list[Process]:
+    """SIGTERM to a server, of which these processes run; returns its supervisors."""
+    server = find_process(marks.server) if marks.server else None
+    leaders = (process for process in running if process.pid == process.session)
+    supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
+    send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
+    return supervisors
+
+
+def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
+    """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
+
+    def kill(left: Collection[Process]) -> None:
+        send([process for process in left if process not in spared], signal.SIGKILL)
+
+    look_until(lambda left: not left, lambda: family(marks), within=within, pause=_POLL, meanwhile=kill)
+
+
+def record_end(record: Record, run_dir: Path) -> None:
+    """Note that a server was stopped; where that cannot be written it has ended all the same."""
+    try:
+        remove_file(run_dir / CONFIG)
+        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+    except (OSError, HostError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.message
+        warn(
+            f"everything of `{record.name}` has ended, and `{run_dir / FILE}` cannot be written: {reason}",
+            hint=f"`deploy down {record.name}` once more, when it can be",
+        )
+
+
+def put_away(name: str, run_dir: Path) -> None:
+    """What could not be read when its server ended: the supervisor's last word, or else out of the way."""
+    try:
+        record = read_record(run_dir)
+    except HostError:
+        away = run_dir / UNREADABLE
+        try:
+            move(run_dir / FILE, away)
+        except OSError as error:
+            reason = f"`{run_dir / FILE}` cannot be moved away: {error.strerror}"
+            warn(f"everything of `{name}` that could be told has ended, and {reason}")
+        return
+    if record is not None:
+        record_end(record, run_dir)

@@ -1,0 +1,71 @@
+"""A job that was submitted, until it has its node."""
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from orchestrator.core.console import Progress, note
+from orchestrator.core.errors import StartError
+from orchestrator.core.polling import look_until
+from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.jobs import Job
+
+_POLL: Final = 0.5  # seconds between two looks at a job
+_BESIDE: Final = 5.0  # seconds between two looks at what else is to be seen to
+_STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
+
+
+def await_node(number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None) -> Job:
+    """Wait, saying why, until a job runs or has run.
+
+    `hint` is what else gives it a place, `beside` what is done every few seconds. Raises StartError where it never
+    will, was cancelled meanwhile, or has waited for `limit` seconds.
+    """
+    progress, began = Progress(), time.monotonic()
+    seen_to = began
+    reasons: dict[str, float] = {}  # since when each stands, the last one alone
+
+    def meanwhile(job: Job) -> None:
+        nonlocal seen_to
+        now, word = time.monotonic(), job.reason.partition(",")[0]
+        if now - seen_to >= _BESIDE:
+            beside()
+            seen_to = now
+        since = reasons.get(word, now)
+        reasons.clear()
+        reasons[word] = since
+        if now - since >= _STANDS and (never := never_runs(job)):
+            raise StartError(why_it_waits(job), hint=never)
+        room = f"; {hint}" if hint and now - since >= _STANDS else ""
+        progress.update(f"{why_it_waits(job)}{room}", transient=f"{now - began:.0f} s")
+
+    try:
+        job = look_until(
+            lambda job: not job.waits,
+            lambda: _known(number),
+            within=inf if limit is None else limit,
+            pause=_POLL,
+            meanwhile=meanwhile,
+        )
+    finally:
+        progress.done()
+    if job.waits:
+        longer = "a longer `slurm.pending` in the profile waits longer"
+        raise StartError(f"{why_it_waits(job)}; {limit:g} s are over", hint="; ".join(filter(None, [longer, hint])))
+    if not job.node:
+        raise StartError(f"job {number} ended before it ran: {why_it_ended(job) or job.state}", hint=_show(number))
+    note(f"job {number} runs on {job.node}")
+    return job
+
+
+def _known(number: str) -> Job:
+    job = jobs.find_job(number)
+    if job is None:
+        raise StartError(f"job {number} is gone from Slurm before it ran", hint="`sacct` may know more")
+    return job
+
+
+def _show(number: str) -> str:
+    return f"`scontrol show job {number}` says more"

@@ -1,0 +1,26 @@
+"""The processes of a server on its node: `python -P -m orchestrator.runtimes.slurm.processes RUN_DIR` prints JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.procfs import family, read_title
+from orchestrator.core.streams import write
+from orchestrator.runtimes.slurm.record import SERVER
+from orchestrator.runtimes.supervisor.record import read_record
+
+
+def main() -> int:
+    """The command lines of the processes of the server of a run directory."""
+    try:
+        record = read_record(Path(sys.argv[1]), SERVER)
+    except HostError:
+        return 1
+    running = family(record.marks) if record is not None else ()
+    write(sys.stdout, json.dumps([title for process in running if (title := read_title(process.pid))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The supervisor process of a server, for the process and Slurm runtimes."""

@@ -1,0 +1,93 @@
+"""What preflight asks of the interpreter that has the engine: a rented pod's own is whatever its image made of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from orchestrator.core.text import parse_json
+from orchestrator.hosts.context import Subject
+from orchestrator.hosts.gpu_checks import carries
+from orchestrator.hosts.gpus import VENDORS
+from orchestrator.hosts.report import Finding, fail, info, warn
+
+# Versions without importing anything: torch alone takes seconds, and sglang asks for a GPU.
+_ASK: Final = """
+import importlib.metadata as metadata, importlib.util as util, json, os, platform, runpy
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+names = ("sglang", "sglang-kernel", "flashinfer-python", "triton", "transformers")
+spec = util.find_spec("torch")
+torch = runpy.run_path(os.path.join(os.path.dirname(spec.origin), "version.py")) if spec and spec.origin else {}
+built = {"torch": torch.get("__version__"), "cuda": torch.get("cuda"), "hip": torch.get("hip")}
+print(json.dumps({"python": platform.python_version(), **built, **{name: version(name) for name in names}}))
+"""
+_NVCC: Final = 'command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"'
+_TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # what torch calls what it was built for
+
+
+def interpreter(subject: Subject) -> Iterator[Finding]:
+    """The interpreter runs, and has the plan's sglang and a torch for these GPUs that the driver carries."""
+    python, engine = subject.access.interpreter, subject.plan.engine
+    if python is None:
+        yield info("interpreter", "made on the way up", f"sglang {engine.version}")
+        return
+    told = subject.access.runner((python, "-c", _ASK))
+    versions = _versions(told.stdout) if told.ok else None
+    if versions is None:
+        said = (told.stderr or told.stdout).strip().splitlines()
+        found = f"`{python}` {'is no Python' if told.ok else 'does not run'}" + (f": {said[-1][:200]}" if said else "")
+        yield fail("interpreter", found, "a Python that has sglang", "name another: `--set engine.python=PATH`")
+        return
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if versions["sglang"] == engine.version:
+        yield info("interpreter", shown, f"sglang {engine.version}")
+    else:
+        hint = (
+            "options and patches are those of the plan's version: `--set engine.version=…`, or name another interpreter"
+        )
+        yield fail("interpreter", shown, f"sglang {engine.version}", hint)
+    yield from _torch(subject, versions)
+
+
+def _versions(printed: str) -> Mapping[str, str | None] | None:
+    """The answer, on the last line of what was printed; None where that is something else."""
+    try:
+        answer = parse_json(printed.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) and {"sglang", "torch", "cuda", "hip"} <= answer.keys() else None
+
+
+def compiler(subject: Subject) -> Iterator[Finding]:
+    """`nvcc` is there: flashinfer compiles its sampling kernels at their first use."""
+    if subject.plan.hardware.vendor != "nvidia":
+        return
+    found = subject.access.runner(("sh", "-c", _NVCC)).stdout.strip()
+    needed = "to compile kernels at their first use"
+    if found:
+        yield info("nvcc", found.splitlines()[-1], needed)
+    else:
+        yield warn(
+            "nvcc", "neither on the PATH nor in CUDA_HOME", needed, "install the CUDA toolkit, or `export CUDA_HOME=…`"
+        )
+
+
+def _torch(subject: Subject, versions: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Torch is built for the plan's GPUs, and their driver carries what it was built for."""
+    vendor, inventory = subject.plan.hardware.vendor, subject.inventory
+    if versions["torch"] is None:
+        yield fail("torch", "none", "torch", "install sglang with what it needs into this interpreter, or name another")
+    elif vendor in _TOOLKIT:
+        toolkit, built = VENDORS[vendor].toolkit, versions[_TOOLKIT[vendor]]
+        carried = inventory.toolkit if inventory else None
+        found = f"torch {versions['torch']} for {toolkit} {built}" if built else f"torch {versions['torch']}"
+        needed = f"{toolkit}, at most {carried}" if carried else toolkit
+        if built is None:
+            yield fail("torch", f"{found}, without {toolkit}", needed, f"install a torch for {toolkit}")
+        elif carried is not None and not carries(vendor, carried, ".".join(built.split(".")[:2])):
+            hint = f"install a driver for {toolkit} {built}, or a torch for {toolkit} {carried}"
+            yield fail("torch", found, needed, hint)
+        else:
+            yield info("torch", found, needed)

@@ -1,0 +1,260 @@
+"""The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
+
+`python -m orchestrator.runtimes.supervisor.main LOCK` reads a request (JSON) from stdin, detaches a supervisor
+into a session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request
+comes through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing. LOCK is
+the descriptor of the lock on the handover (`process/handover.py`), held until the record tells of the server. A job on
+a node of a cluster calls `serve` itself, and stays in the foreground.
+
+::
+
+    session ─┬─ supervisor      reads the server's output, redacts it, appends it to server.log
+             └─ server ─┬─ …    a process group of its own; killed by the kernel should the supervisor be killed
+                        └─ …    orphans come back to the supervisor, which ends them when the server has ended
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.files import remove_file
+from orchestrator.core.known_secrets import know
+from orchestrator.core.logs.lines import redacted
+from orchestrator.core.logs.rotation import BoundedLog
+from orchestrator.core.procfs import Marks, family, identity, send
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.streams import write
+from orchestrator.core.subprocesses import PIPE, Program, start
+from orchestrator.runtimes.base import LOG
+from orchestrator.runtimes.supervisor.record import CONFIG, Record, private, write_record
+
+STARTED: Final = b"started"
+
+_PIPE: Final = 1 << 20  # bytes: as much as any user may have (pipe(7)); so much is taken at once, however busy we are
+_PIECE: Final = 1 << 18
+_PAUSE: Final = 0.25  # seconds between two looks at a server that writes nothing
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRequest:
+    """What to start. `config` is the text of sglang's `--config` file, which holds the API key."""
+
+    run_dir: str
+    cwd: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    secret_env: dict[str, str]
+    config: str | None
+    secrets: tuple[str, ...]  # all that the caller knows of: none may stand in the log
+    name: str
+    profile: str
+    plan_digest: str
+    url: str
+    token: str  # it stands in the environment of this process already
+    record: str  # the file of its record, in the run directory
+
+    @classmethod
+    def read(cls, text: str) -> "StartRequest":
+        """Back from `json.dumps(dataclasses.asdict(request))`."""
+        data = json.loads(text)
+        return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "secrets")}})
+
+
+def main() -> int:
+    """Detach a supervisor and wait for its word."""
+    request = StartRequest.read(sys.stdin.read())
+    know(request.secrets)
+    lock = int(sys.argv[1])
+    listen, speak = os.pipe()
+    if os.fork():
+        os.close(speak)
+        with os.fdopen(listen, "rb") as pipe:
+            word = pipe.read()
+        if word != STARTED:
+            write(sys.stderr, word.decode(errors="replace") or "the supervisor died")
+        return 0 if word == STARTED else 1
+    os.close(listen)
+    os.setsid()
+    _let_go_of_the_terminal()
+    with os.fdopen(speak, "wb", buffering=0) as pipe:
+        supervise(request, pipe, lock)
+    return 0
+
+
+def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
+    """Start the server, say so, let go of the lock, and stay until the server and all its children have ended."""
+
+    def say_so(_: Program) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(STARTED)
+        pipe.close()
+        os.close(lock)
+
+    try:
+        serve(request, say_so)
+    except StartError as error:
+        pipe.write(error.message.encode())
+
+
+def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
+    """Start the server, tell `started`, and stay until the server and all its children have ended; its exit code.
+
+    Raises StartError where it could not be started; nothing is left then.
+    """
+    run_dir = Path(request.run_dir)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    record = _first_record(request)
+    try:
+        log = BoundedLog(run_dir / LOG, private)
+        write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
+        server = _spawn(request)
+        output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
+        record = replace(record, server=identity(server.pid), output=output)
+        write_record(run_dir, record, request.record)
+    except (OSError, HostError) as error:
+        for name in (request.record, CONFIG):
+            with contextlib.suppress(OSError):
+                remove_file(run_dir / FileName(name))
+        why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
+        raise StartError(why) from error
+    started(server)
+    _copy_output(server, log, record.marks)
+    code = _exit_code(server.wait())
+    with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
+        write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
+    return code
+
+
+def _first_record(request: StartRequest) -> Record:
+    return Record(
+        name=request.name,
+        profile=request.profile,
+        plan_digest=request.plan_digest,
+        url=request.url,
+        argv=_argv(request),
+        started_at=_now(),
+        token=request.token,
+        supervisor=identity(os.getpid()),
+        server=None,
+        output=None,
+        exit_code=None,
+        ended_at=None,
+        stopped=False,
+    )
+
+
+def _argv(request: StartRequest) -> tuple[str, ...]:
+    return (*request.argv, "--config", f"{request.run_dir}/{CONFIG}") if request.config else request.argv
+
+
+def _spawn(request: StartRequest) -> Program:
+    # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
+    fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    config = Path(request.run_dir, CONFIG)
+    if request.config:
+        remove_file(config)  # a start before this one was killed with it
+        os.mkfifo(config, 0o600)
+    server = start(
+        _argv(request),
+        cwd=request.cwd,
+        env={**fixed, **request.env, **request.secret_env},
+        output=PIPE,
+        tied=True,
+    )
+    with contextlib.suppress(OSError):  # a system, or a user, that has no more
+        fcntl.fcntl(server.output, fcntl.F_SETPIPE_SZ, _PIPE)
+    signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGTERM))
+    if request.config:
+        threading.Thread(target=_hand_over, args=(config, request.config.encode(), server), daemon=True).start()
+    return server
+
+
+def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
+    """Give the config to its one reader, and take the FIFO away."""
+    try:
+        while server.code is None:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+                pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, text)
+                os.close(pipe)
+                return
+            time.sleep(0.02)
+    finally:
+        remove_file(fifo)
+
+
+def _copy_output(server: Program, log: BoundedLog, marks: Marks) -> None:
+    for text in redacted(_output(server, marks)):
+        with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
+            log.write(text.encode())
+
+
+def _output(server: Program, marks: Marks) -> Iterator[bytes]:
+    """What the server and its children write, until it has ended and, with it, all of them."""
+    source = [server.output.fileno()]
+    while True:
+        _collect_orphans(server)
+        if ended := server.code is not None:
+            _end_children(server, marks)
+        readable, _, _ = select.select(source, [], [], 0 if ended else _PAUSE if source else _PAUSE / 5)
+        if readable and (piece := os.read(source[0], _PIECE)):
+            yield piece
+        elif ended:
+            return
+        elif readable:  # closed while the server runs: only its end is left to wait for
+            source = []
+
+
+def _collect_orphans(server: Program) -> None:
+    """Let nothing that has ended stay a zombie: orphans of the server are this process's children."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid != server.pid:
+                os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
+            elif server.code is None:  # another thread collects it just now, and keeps its exit code
+                return
+
+
+def _end_children(server: Program, marks: Marks) -> None:
+    """Kill what the server has left, wherever it has gone to."""
+    own = os.getpid()
+    while left := [process for process in family(marks) if process.pid != own]:
+        send(left, signal.SIGKILL)
+        time.sleep(0.02)
+        _collect_orphans(server)
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _let_go_of_the_terminal() -> None:
+    """Keep running when the caller's terminal closes, and keep none of its files open."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

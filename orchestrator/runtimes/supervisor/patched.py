@@ -1,0 +1,208 @@
+"""A patched copy of an interpreter's sglang, first on PYTHONPATH: every process of the server imports it, and its JIT
+compiles the sources in it. What is installed is not changed, and other packages are found where they are.
+
+::
+
+    packages/<digest>/python/sglang/   the package: hard links, but for the files that patches wrote
+    packages/<digest>/tables/          files given to patches
+    packages/<digest>/receipt.json     written last: without it the folder is what a killed command left
+    packages/<digest>.lock             held while the copy is made
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, PatchError
+from orchestrator.core.files import copy_tree, locked, remove_file, remove_tree, write_whole
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.subprocesses import ProgramResult, run
+from orchestrator.core.text import parse_json
+from orchestrator.images.receipt import ImageReceipt, parse_receipt
+from orchestrator.images.sources import program_paths
+from orchestrator.patches.ledger import manifest
+from orchestrator.patches.schema import AddedFile, Diff, Patch
+
+_FINDS: Final = 60.0  # seconds an interpreter may take to say what it imports; what is none may serve for ever
+_RECEIPT: Final = "receipt.json"
+_APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
+_NO_TABLE: Final = (
+    "`deploy kernels coverage PROFILE` says what the table is for; `without_patches` in the profile leaves it out"
+)
+_MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may hold the fix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePatches:
+    """What a plan's patches do to the sources of an interpreter, and the files they are given, by destination."""
+
+    patches: tuple[Patch, ...]
+    diffs: Mapping[str, str]  # patch id -> text
+    tables: Mapping[str, bytes]
+    unexpected: frozenset[str]  # ids of those that the plan's version does not call for
+
+    def manifest(self, places: Mapping[str, str]) -> str:
+        """What the applier is told; a file lies at its place among these instead of at its destination."""
+        entries = parse_json(manifest(self.patches, self.diffs, unexpected=self.unexpected))
+        for entry in entries:
+            if destination := entry["apply"].get("destination"):
+                entry["apply"]["destination"] = places.get(destination, destination)
+        return json.dumps(entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchedCopy:
+    """A copy that is there, with the receipt of what is in it."""
+
+    folder: Path
+    receipt: ImageReceipt
+    made: bool  # by this call; False where it was there
+
+    @property
+    def python_path(self) -> str:
+        """What stands first on PYTHONPATH."""
+        return str(self.folder / "python")
+
+
+def patched_copy(python: str, sources: SourcePatches, packages: Path) -> PatchedCopy:
+    """The patched copy of the sglang that `python` imports, made below `packages` where there is none of these sources.
+
+    Two that need the same one wait for each other; what fails or is interrupted leaves nothing. Raises PatchError for a
+    patch that cannot be applied there, BuildError where there are no sources or they cannot be copied.
+    """
+    _require_sglang(sources)
+    found = find_sources(python)
+    if "sglang" not in found:
+        hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
+        raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
+    folder = packages / FileName(_digest(python, sources, found)[:16])
+    if (receipt := receipt_of(folder)) is not None:
+        return PatchedCopy(folder=folder, receipt=receipt, made=False)
+    progress = Progress()
+    with locked(folder.with_suffix(".lock"), progress):
+        if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
+            return PatchedCopy(folder=folder, receipt=receipt, made=False)
+        try:
+            remove_tree(folder, within=packages)
+            receipt = _make(folder, python, sources, found)
+        except OSError as error:
+            raise BuildError(f"`{folder}` cannot be written: {error.strerror or error}") from error
+        finally:
+            if receipt_of(folder) is None:
+                remove_tree(folder, within=packages)
+    return PatchedCopy(folder=folder, receipt=receipt, made=True)
+
+
+def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str, Any]) -> ImageReceipt:
+    package = folder / "python" / "sglang"
+    copy_tree(Path(found["sglang"]["root"]), package, linked=True)
+    places = {destination: table_in(folder, destination) for destination in sources.tables}
+    for destination, content in sources.tables.items():
+        write_whole(Path(places[destination]), content)
+    said = folder / "applied.json"
+    argv = ("apply", "--manifest", "-", "--receipt", str(said), "--root", f"sglang={package}")
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [str(folder / "python"), before]))
+    done = _run(python, *argv, stdin=sources.manifest(places), path=path)
+    if not done.ok:
+        message = f"a patch does not fit the sources that `{python}` imports"
+        raise PatchError(
+            message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
+        )
+    data = parse_json(said.read_text(encoding="utf-8"))
+    remove_file(said)
+    data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
+    receipt = parse_receipt(json.dumps(data))
+    _require_tables(python, sources, receipt)
+    write_whole(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
+    return receipt
+
+
+def _require_sglang(sources: SourcePatches) -> None:
+    """A diff changes a copy, and only sglang is copied."""
+    for patch in sources.patches:
+        if isinstance(patch.apply, Diff) and patch.sources != "sglang":
+            message = f"patch `{patch.id}` changes {patch.sources}, of which a process gets no copy"
+            raise PatchError(message, hint="`--set runtime=docker`, or leave it out with `without_patches`")
+
+
+def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
+    """A file that was given is one that its package reads."""
+    for patch in sources.patches:
+        given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
+        if given and (state := receipt.state(patch.id)) not in _APPLIED:
+            evidence = next(record.evidence for record in receipt.patches if record.id == patch.id)
+            message = f"patch `{patch.id}` is {state} to what `{python}` imports"
+            raise PatchError(message, details="\n".join(evidence), hint=_NO_TABLE)
+
+
+def table_in(folder: Path | str, destination: str) -> str:
+    """Where a copy has the file that an image has at `destination`."""
+    return f"{folder}/tables/{PurePosixPath(destination).name}"
+
+
+def find_sources(python: str) -> dict[str, Any]:
+    """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
+    done = _run(python, "find", timeout=_FINDS)
+    try:
+        return dict(parse_json(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError) as error:
+        message = f"`{python}` cannot be asked which sglang it imports"
+        raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
+
+
+def sources_identity(python: str) -> str | None:
+    """A digest of where this Python finds sglang and of each file's size and time; None without sglang.
+
+    Raises BuildError, HostError.
+    """
+    found = find_sources(python)
+    if "sglang" not in found:
+        return None
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}".encode())
+    for stamp in sorted(_stamps(found["sglang"]["root"])):
+        total.update(stamp.encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _run(
+    python: str, *arguments: str, stdin: str | None = None, path: str | None = None, timeout: float | None = None
+) -> ProgramResult:
+    env = {} if path is None else {"PYTHONPATH": path}
+    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
+
+
+def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
+    """Of the patches, the program that applies them, and the sources with each file's size and time."""
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0{sources.manifest({})}".encode())
+    for content in (*(path.read_bytes() for path in program_paths()), *sources.tables.values()):
+        total.update(f"{len(content)}\0".encode() + content)
+    for stamp in sorted(_stamps(found["sglang"]["root"])):
+        total.update(stamp.encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _stamps(root: str) -> Iterator[str]:
+    """Name, size and time of each file; what Python compiles beside its sources is left out."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = f"{folder}/{name}"
+            status = os.lstat(path)
+            yield f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0"
+
+
+def receipt_of(folder: Path) -> ImageReceipt | None:
+    """The receipt of a copy that is whole: what patches wrote is still there as they wrote it. Else None."""
+    try:
+        receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
+        files = [file for record in receipt.patches for file in record.files]
+        whole = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return receipt if whole else None

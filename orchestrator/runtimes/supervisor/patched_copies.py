@@ -1,0 +1,71 @@
+"""The patched copies that are there, and which servers run from them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from orchestrator.core.console import Progress
+from orchestrator.core.files import locked, remove_tree
+from orchestrator.core.text import parse_json
+from orchestrator.runtimes.base import Cache, Runtime, Status
+from orchestrator.runtimes.supervisor.patched import receipt_of
+
+
+def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
+    """The copies below a folder, from which only servers of that runtime run, sorted by name.
+
+    Raises HostError where its servers cannot be looked through.
+    """
+    if not packages.is_dir():
+        return ()
+    used = list(_used(runtime))
+    folders = sorted(path for path in packages.iterdir() if path.is_dir())
+    return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
+
+
+def _copy(folder: Path, servers: tuple[str, ...]) -> Cache:
+    """A copy, with what it takes beside what is installed, and the servers that run from it."""
+    receipt = receipt_of(folder)
+    source = dict(receipt.sources).get("sglang") if receipt else None
+    version = source.version if source else None
+    patches = (record.id for record in receipt.patches if record.files) if receipt else ()
+    return Cache(
+        kind="patched copy",
+        place=str(folder),
+        made_for={"sglang": version or "not whole", "patches": ", ".join(patches)},
+        size=sum(_own_bytes(folder)),
+        used_by=servers,
+        remove=partial(_remove, folder, servers),
+    )
+
+
+def _remove(folder: Path, servers: Sequence[str]) -> bool:
+    """Remove a copy that no server runs from, once no command is making it any more."""
+    if servers:
+        return False
+    with locked(folder.with_suffix(".lock"), Progress()):
+        remove_tree(folder, within=folder.parent, ignore_errors=False)
+    return True
+
+
+def _own_bytes(folder: Path) -> Iterator[int]:
+    """Of each file that has no second name; the others are what is installed."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a server writes its bytecode through files that go
+                status = os.lstat(f"{place}/{name}")
+                if status.st_nlink == 1:
+                    yield status.st_size
+
+
+def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
+    """The name of each server that runs or waits to, with the copy it is started from."""
+    for handle in runtime.find():
+        if runtime.state(handle).status not in {Status.RUNNING, Status.PENDING}:
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
+            receipt = parse_json(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))
+            root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
+            yield handle.name, str(Path(root).parents[1])

@@ -1,0 +1,210 @@
+"""Before a process starts: a Python that has the engine, and its sources with the plan's patches in them."""
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from orchestrator.checkpoints.overlay import overlay_path
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import Progress, note, warn
+from orchestrator.core.errors import BuildError, HostError, KernelsError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import run
+from orchestrator.engine.gateway import LAUNCHER
+from orchestrator.hosts.venvs.venv import ensure, interpreter
+from orchestrator.images.patch_drift import as_found, differences
+from orchestrator.images.sources import carried_patches
+from orchestrator.kernels.disk.image import tables_below
+from orchestrator.patches.ledger import read_diffs
+from orchestrator.patches.schema import AddedFile
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render.artifacts import Artifacts, Command, ContextFile, gateway_command, server_command
+from orchestrator.runtimes.base import EnginePython, Place, Prepared
+from orchestrator.runtimes.supervisor.patched import (
+    PatchedCopy,
+    SourcePatches,
+    find_sources,
+    patched_copy,
+    sources_identity,
+    table_in,
+)
+
+_PATH: Final = "PYTHONPATH"
+_ANSWERS: Final = 300.0  # seconds a program in the interpreter may take: imports take 9 s, 35 s beside busy neighbors
+_ASKED: Final = "$PATCHED_SGLANG"  # in a script
+
+
+def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -> Artifacts:
+    """The command, with paths below the tool's home, and what is done to the sources it runs.
+
+    It listens on the plan's own address, or on `host`. The interpreter of an environment is put in once it is built.
+    Where the patched sources will lie is known once they are made: until then, whoever runs the script says so.
+    """
+    if plan.gateway is not None:
+        servers = tuple(rendered(each, inputs, host) for each in replica_plans(plan))
+        gateway = gateway_command(plan, host=host, metrics_host=host)
+        return Artifacts(plan=plan, command=gateway, build=None, spec=servers[0].spec, replicas=servers)
+    command = _command(plan, host)
+    if not plan.patches:
+        return Artifacts(plan=plan, command=command, build=None)
+    sources = source_patches(plan, inputs)
+    tables = {name: table_in(_ASKED, value) for name, value in command.env if value in sources.tables}
+    env = tuple((name, value) for name, value in command.env if name not in tables)
+    script = (
+        "# `deploy up` makes a copy of the interpreter's sglang and sees to these patches in it, by content:",
+        *(f"#   {patch.id}" for patch in sources.patches),
+        f': "${{{_ASKED[1:]}:?the absolute path of that copy, a folder below packages in the home of deploy}}"',
+        f'export {_PATH}="{_ASKED}/python${{{_PATH}:+:${_PATH}}}"',
+        *(f'export {name}="{place}"' for name, place in tables.items()),
+    )
+    return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
+
+
+def _command(plan: Plan, host: str | None) -> Command:
+    python, host = plan.engine.python or "python3", host or plan.server.host
+    return server_command(plan, model_path=model_path(plan), host=host, python=python, in_home=True)
+
+
+def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
+    """The plan's patches with their diffs and the files they are given."""
+    patches = carried_patches(plan)
+    tables = {
+        patch.apply.destination: inputs[patch.apply.input]
+        for patch in patches
+        if isinstance(patch.apply, AddedFile) and patch.apply.input in inputs
+    }
+    unexpected = frozenset(use.id for use in plan.patches if not use.expected)
+    return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables, unexpected=unexpected)
+
+
+def model_path(plan: Plan) -> str:
+    """The checkpoint, or its overlay with the patched config.json."""
+    if overlay := overlay_path(plan):
+        return str(PurePosixPath(overlay).parent)
+    return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"
+
+
+def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None = None) -> Prepared:
+    """Put the interpreter that has the engine into the command, and the patched copy of its sources before it.
+
+    The copy lies below `packages`; `host` as of `rendered`.
+
+    Raises BuildError; PatchError where a patch cannot be applied.
+    """
+    plan = artifacts.plan
+    python = interpreter(plan.engine, place.home)
+    if artifacts.spec is None:
+        made = commanded(artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host)), host)
+        return Prepared(
+            artifacts=made,
+            records={},
+            engine=_engine_python(python, made, place.home, identity=_identity(plan, python)),
+        )
+    sources = sources_of(artifacts)
+    copy = patched_copy(python, sources, packages)
+    states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
+    note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
+    gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
+    script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
+    for text in differences(plan, copy.receipt):
+        warn(text, hint=f"`{copy.folder}` holds what was found")
+    found = as_found(plan, copy.receipt)
+    env = _env(found, sources, copy)
+    made = commanded(
+        artifacts,
+        found,
+        place.home,
+        lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
+        host,
+    )
+    return Prepared(
+        artifacts=made,
+        records={"patches.json": asdict(copy.receipt)},
+        not_needed=copy.receipt.not_at_start(plan.patches),
+        as_found=found,
+        engine=_engine_python(python, made, place.home, identity=f"{python} {copy.folder}"),
+    )
+
+
+def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: str | None) -> EnginePython:
+    """The interpreter of a server's command, with the server's variables and working directory."""
+    env = {"PYTHONSAFEPATH": "1", **dict(next(iter(artifacts.replicas), artifacts).command.env)}
+    cwd = home.root if home.root.is_dir() else None
+    return EnginePython(
+        identity=identity,
+        run=lambda program, stdin: run([python, "-c", program], cwd=cwd, env=env, stdin=stdin, timeout=_ANSWERS),
+    )
+
+
+def _identity(plan: Plan, python: str) -> str | None:
+    """What tells the sglang of an interpreter without patches from another; None where it cannot be looked for.
+
+    The path of an environment of ours has its digest.
+    """
+    if plan.engine.python is None:
+        return python
+    try:
+        return sources_identity(python)
+    except (BuildError, HostError):
+        return None
+
+
+def _started_by(python: str, command: Command) -> Command:
+    return replace(command, argv=(python, *command.argv[1:]))
+
+
+def commanded(
+    artifacts: Artifacts, found: Plan, home: Home, command: Callable[[Plan], Command], host: str | None = None
+) -> Artifacts:
+    """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway.
+
+    Raises BuildError for a gateway whose environment is not to be made.
+    """
+    plan = artifacts.plan
+    if plan.gateway is None:
+        return replace(artifacts, command=command(found))
+    servers = zip(replica_plans(plan), replica_plans(found), strict=True)
+    catalogue = Catalogue.of(home)
+    made = ensure(catalogue.path(Kind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
+    launcher = str(catalogue.path(Kind.IMAGE_FILE, LAUNCHER))
+    return replace(
+        artifacts,
+        command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),
+        replicas=tuple(Artifacts(plan=each, command=command(as_it_is), build=None) for each, as_it_is in servers),
+    )
+
+
+def launcher_files(artifacts: Artifacts, _: str) -> tuple[ContextFile, ...]:
+    """What `gateway.sh` runs, beside it."""
+    if artifacts.plan.gateway is None:
+        return ()
+    content = Catalogue.from_environment().path(Kind.IMAGE_FILE, LAUNCHER).read_bytes()
+    return (ContextFile(path=LAUNCHER, content=content, executable=False),)
+
+
+def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
+    """The tables that the interpreter's aiter reads by itself. Raises KernelsError where it has none."""
+    python = interpreter(plan.engine, home)
+    found = find_sources(python).get("aiter")
+    if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
+        raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="name the interpreter of a ROCm image")
+    return tables
+
+
+def sources_of(artifacts: Artifacts) -> SourcePatches:
+    """What artifacts that were rendered for a process say of the sources. Raises StartError for others."""
+    if not isinstance(artifacts.spec, SourcePatches):
+        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for a process")
+    return artifacts.spec
+
+
+def _env(plan: Plan, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:
+    """The server's variables: files where they lie here, and the copy before whatever else Python is told to import."""
+    env = {variable.name: variable.value for variable in plan.env}
+    env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in env.items()}
+    before = env.get(_PATH, os.environ.get(_PATH))
+    return tuple(sorted({**env, _PATH: os.pathsep.join(filter(None, [copy.python_path, before]))}.items()))

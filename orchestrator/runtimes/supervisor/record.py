@@ -1,0 +1,132 @@
+"""The record of a server process: one JSON file beside its log, written by its supervisor."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.files import read_own, write_whole
+from orchestrator.core.procfs import Marks, is_identity
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.text import parse_json
+from orchestrator.runtimes.replicas import is_replica, number_of, top_of
+
+FILE: Final = "process.json"
+UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # one that was put out of the way
+CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
+_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What has been started, and how it ended. Holds nothing secret.
+
+    `supervisor` and `server` are `procfs.identity` texts, `token` and `output` are marks of its processes; times are
+    ISO 8601, UTC; an exit code of 128 + n stands for an end by signal n.
+    """
+
+    name: str
+    profile: str
+    plan_digest: str
+    url: str
+    argv: tuple[str, ...]
+    started_at: str
+    token: str
+    supervisor: str
+    server: str | None
+    output: str | None
+    exit_code: int | None
+    ended_at: str | None
+    stopped: bool  # somebody asked for its end
+
+    @property
+    def marks(self) -> Marks:
+        """What its processes are told by."""
+        return Marks(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
+
+
+def parts_of(run_dir: Path) -> tuple[Path, ...]:
+    """Where the record of a run stands, and those of its replicas, in their order."""
+    try:
+        with os.scandir(run_dir) as entries:
+            found = [entry.name for entry in entries if is_replica(entry.name)]
+    except OSError:
+        found = []
+    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=number_of)))
+
+
+def token_of(run_dir: Path) -> str:
+    """What the processes of a run have in their environment: its directory, which is known without a record."""
+    return str(run_dir.resolve())
+
+
+def is_copy(record: Record, run_dir: Path) -> bool:
+    """Whether the run that it tells of is another one, as in a home that was copied: its server is that home's.
+
+    A home that was moved has taken its runs along.
+    """
+    try:
+        return not run_dir.samefile(record.token)
+    except OSError:
+        return False
+
+
+def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
+    """Put the record in place, whole or not at all, readable by its owner only."""
+    write_whole(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+
+
+def read_record(run_dir: Path, file: str = FILE) -> Record | None:
+    """The record of a run directory, None where nothing was started there.
+
+    Raises HostError for one that cannot be read, or that somebody else has written: a server may run that nothing else
+    knows of.
+    """
+    path = run_dir / FileName(file)
+    try:
+        return _record(parse_json(read_own(path)), owner=top_of(run_dir).parent.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not one of this version's"
+        raise HostError(
+            f"the record `{path}` cannot be read: {reason}",
+            hint="see with `ps` whether that server runs, end it by hand, and move its run directory away",
+        ) from error
+
+
+def _record(data: dict[str, Any], *, owner: str) -> Record:
+    """Raises ValueError, TypeError or KeyError for what is no record of a server of that name."""
+    argv = data["argv"]
+    if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
+        raise TypeError("argv")
+    record = Record(**{**data, "argv": tuple(argv)})
+    for name, kind in get_type_hints(Record).items():
+        if name != "argv" and not isinstance(data[name], kind):
+            raise TypeError(name)
+    if record.name != owner or not all(map(str.isprintable, (record.profile, record.plan_digest, record.url))):
+        raise ValueError(record.name)
+    if not all(is_identity(known) for known in (record.supervisor, record.server) if known is not None):
+        raise ValueError(record.supervisor)
+    if not os.fsencode(record.token).startswith(b"/") or "\0" in record.token:
+        raise ValueError(record.token)
+    if not _OUTPUT.fullmatch(record.output or "pipe:[0]"):
+        raise ValueError(record.output)
+    return record
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code <= 128:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
+
+
+def private(path: str, flags: int) -> int:
+    """An opener for files that only their owner may read."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,47 @@
+"""What a supervisor is asked to start, with the secrets by the way that each takes."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.known_secrets import known
+from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
+from orchestrator.engine.launch import delivery
+from orchestrator.plan.plan import Plan
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.supervisor.main import StartRequest
+from orchestrator.runtimes.supervisor.record import token_of
+
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
+
+
+def start_request(
+    artifacts: Artifacts, *, name: str, run_dir: Path, cwd: Path, secrets: Mapping[str, Secret], record: str
+) -> StartRequest:
+    """The start of a server under a name, in the directory `cwd`; it holds secrets. `record` is of `StartRequest`."""
+    plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
+    given = {variable: secret.reveal() for variable, secret in ways.env.items()}
+    if (token := hub_token()) and _reads_hub(plan):
+        given.setdefault(HUB_TOKEN, token.reveal())
+    return StartRequest(
+        run_dir=str(run_dir.absolute()),
+        cwd=str(cwd),
+        argv=artifacts.command.argv,
+        env=dict(artifacts.command.env),
+        secret_env=given,
+        config=ways.config.reveal() if ways.config else None,
+        secrets=known(),
+        name=name,
+        profile=plan.profile,
+        plan_digest=plan.digest,
+        url=plan.server.url,
+        token=token_of(run_dir),
+        record=record,
+    )
+
+
+def _reads_hub(plan: Plan) -> bool:
+    """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
+    paths = (word for flag in plan.flags if flag.name.endswith(("-path", "-paths")) for word in flag.values)
+    return any(_REPOSITORY.fullmatch(word) for word in paths)

@@ -1,0 +1,1 @@
+"""Servers that run: list, status, logs, restart, rollback."""

@@ -1,0 +1,49 @@
+"""`deploy ask`: one streamed answer of a running server."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.core.errors import StartError
+from orchestrator.core.secret import Secret
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.requests import completion_body
+from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError, read_completion_event
+
+# The first request after a start may compile kernels; a long answer takes its time.
+_LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
+
+
+def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = "default") -> Iterator[str]:
+    """The pieces of a greedy completion of at most `tokens` tokens, as they arrive.
+
+    sglang takes any `model` for its own, its gateway only one that a server behind it has.
+
+    Raises StartError for no answer, for one that is cut or has no text, and for one that goes on behind its last token.
+    """
+    body = completion_body(model, prompt, tokens=tokens)
+    try:
+        with EngineClient(url, key=key, limits=_LIMITS) as server:
+            yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
+    except (NoAnswerError, OddAnswerError) as error:
+        hint = "`deploy status --health` asks every server whether it generates"
+        if isinstance(error, KeyRefusedError):
+            hint = "another server listens there: this one was started without a key"
+            if key is not None:
+                hint = "the variable that holds its key has another value in this shell than it was started with"
+        raise StartError(f"no whole answer from {url}: {error}", hint=hint) from error
+
+
+def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
+    pieces, ending = 0, None
+    for text, reason in map(read_completion_event, events):
+        ending = reason or ending
+        pieces += bool(text)
+        if pieces > tokens:
+            raise OddAnswerError(f"it goes on after {tokens} tokens")
+        if text:
+            yield text
+    if ending is None:
+        raise OddAnswerError("it does not say how it ended")
+    if not pieces:
+        raise OddAnswerError("it holds no text")

@@ -1,0 +1,82 @@
+"""`deploy down`: stop a server with everything it started."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import note, say
+from orchestrator.core.errors import DeployError, HostError, Problem
+from orchestrator.runs.run_dir import claim, latest_run, read_plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Handle
+from orchestrator.servers.exit_record import stop_server
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.host import place_of, wait_until_free
+
+_GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
+
+
+def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True, grace: float | None = None) -> None:
+    """Stop the server of a name within `grace`, by default its plan's, and return when its port and VRAM are free.
+
+    Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
+    the port or the VRAM, with who does.
+    """
+    servers.one(name)
+    with claim(servers.home, name):
+        for handle in servers.find(name):
+            if everyones or _is_ours(servers, handle):
+                within = grace_of(servers, name) if grace is None else grace
+                if grace is None:
+                    say(f"stopping `{name}`: its requests have {within:g} s to end")
+                stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
+        if (plan := read_plan(latest_run(servers.home, name))) is not None:
+            wait_until_free(plan, place_of(plan, servers.home, host))
+
+
+def down_all(
+    servers: Fleet, *, host: str | None, everyones: bool = False, ended: Callable[[str], object] | None = None
+) -> None:
+    """Stop every server that was started from this home; with `everyones` those of other homes too.
+
+    One that does not end keeps none of the others up; all of those are told at the end, and who could not be asked.
+    `ended` is told each name that is down.
+    """
+    failures: dict[str, DeployError] = {}
+    found = servers.find()
+    names = sorted({handle.name for handle in found if everyones or _is_ours(servers, handle)})
+    for name in names:
+        try:
+            down(servers, name, host=host, everyones=everyones)
+            say(f"`{name}` is down")
+            if ended is not None:
+                ended(name)
+        except (DeployError, OSError) as error:
+            failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
+    for name in sorted({handle.name for handle in found} - set(names)):
+        note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
+    problems = [Problem(f"{kind} could not be asked: {why}") for kind, why in servers.silent.items()]
+    problems += [
+        Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
+        for name, error in failures.items()
+        for problem in error.each()
+    ]
+    if problems:
+        what = f"{len(failures)} of {len(names)} servers are not known to be down" if failures else "not all was found"
+        raise HostError(what, problems=problems)
+
+
+def _is_ours(servers: Fleet, handle: Handle) -> bool:
+    """Whether it was started from this home: several homes may share a Docker daemon.
+
+    A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
+    """
+    run_dir, kind = Path(handle.run_dir), runtime_kind(handle.runtime)
+    deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
+    return servers.home.holds(run_dir) or (deleted and kind.here and not kind.contained)
+
+
+def grace_of(servers: Fleet, name: str) -> float:
+    """Seconds the server of that name may take to finish its running requests."""
+    plan = read_plan(latest_run(servers.home, name))
+    return float(plan.waiting.grace) if plan else _GRACE

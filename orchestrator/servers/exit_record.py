@@ -1,0 +1,60 @@
+"""The end of a server: who stops one keeps in its run directory how it ended, as its runtime forgets that."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.paths import Home
+from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.base import ENDING, Handle, Runtime, ServerState, Status
+
+ENDING_FILE: Final = ENDING
+HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
+HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
+UP_FAILED: Final = "`up` failed"
+
+
+def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
+    """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
+    ignore_sigpipe()
+    state = None
+    with suppress(DeployError):  # what cannot be asked can often be stopped
+        state = runtime.state(handle)
+    runtime.stop(handle, grace=grace)
+    run_dir = Path(handle.run_dir)
+    if home.holds(run_dir) and (state is None or state.status is not Status.ABSENT):
+        keep_ending(RunDir(run_dir), why, state)
+
+
+def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None:
+    """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
+
+    A disk that does not take it keeps nobody from stopping a server.
+    """
+    by_itself = state is not None and state.status is Status.EXITED
+    record = {
+        "asked": why,
+        "how": (state.detail or "it exited") if state and by_itself else why,
+        "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
+        "exit_code": state.exit_code if state else None,
+        "restarts": state.restarts if state else 0,
+    }
+    with suppress(HostError):
+        run.save(ENDING_FILE, record)
+
+
+def kept_state(run: RunDir) -> ServerState | None:
+    """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
+    with suppress(HostError):
+        return next(filter(None, (kind().kept(run.path) for kind in REGISTRY.values())), None)
+    return None
+
+
+def why_failed(failure: BaseException) -> str:
+    """What the run directory keeps of a start that failed."""
+    code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
+    return f"{UP_FAILED} with {code}: {str(failure) or type(failure).__name__}"

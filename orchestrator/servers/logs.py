@@ -1,0 +1,77 @@
+"""The log of a server: of one that exists, or of the last start under its name."""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import chain, islice
+from typing import Final
+
+from orchestrator.core.console import note
+from orchestrator.core.errors import UsageError
+from orchestrator.core.logs.lines import LogTail
+from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Handle, Runtime, since_then
+from orchestrator.servers.servers import Fleet
+
+_AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
+_CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
+
+
+def read_since(text: str, now: datetime, *, option: str = "--since") -> datetime:
+    """The moment that `5m`, `2h`, `1h30m`, `14:05` or `2026-11-22T14:05` names; times are of the zone of `now`.
+
+    Raises UsageError for anything else.
+    """
+    if ago := _AGO.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in ago.groups())
+        span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return (now - min(span, timedelta(days=36500))).replace(microsecond=0)
+    try:
+        moment = datetime.fromisoformat(f"{now.date()}T{text}" if _CLOCK.fullmatch(text) else text)
+        return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+    except ValueError as error:
+        hint = " or ".join(f"`{option} {each}`" for each in ("5m", "2h", "14:05", "2026-11-22T14:05"))
+        raise UsageError(f"`{option} {text}` is neither a time nor a span of time", hint=hint) from error
+
+
+def kept_log(servers: Fleet, name: str, since: datetime | None = None) -> Iterator[str] | None:
+    """The log that the last start under a name has left, and a note that it is one; None without such a start."""
+    run = latest_run(servers.home, name)
+    if run is None or not run.log.is_file():
+        return None
+    note(f"`{name}` is gone; this is its last log, `{run.log}`")
+    lines = LogTail(run.log).to_end()
+    return lines if since is None else since_then(lines, since, started=run.started, zone=_zone(run))
+
+
+def log_lines(
+    servers: Fleet, name: str, *, follow: bool, last: int | None = None, since: datetime | None = None
+) -> Iterator[str]:
+    """The log of the server of that name, or of the last one: all of it, or the `last` lines, and what follows.
+
+    With `since` only what was written from that moment on. Raises StartError where none was started under that name.
+    """
+    found = servers.find(name)
+    if not found and (kept := kept_log(servers, name, since)) is not None:
+        return iter(deque(kept, maxlen=last)) if last is not None else kept
+    handle = found[0] if found else servers.one(name)
+    return _lines(servers.runtime(handle), handle, follow=follow, last=last, since=since)
+
+
+def _lines(
+    runtime: Runtime, handle: Handle, *, follow: bool, last: int | None, since: datetime | None
+) -> Iterator[str]:
+    if last is None:
+        return runtime.logs(handle, follow=follow, since=since)
+    so_far = deque(enumerate(runtime.logs(handle, follow=False, since=since), start=1), maxlen=last)
+    written = so_far[-1][0] if so_far else 0
+    later = islice(runtime.logs(handle, follow=True, since=since), written, None) if follow else ()
+    return chain((line for _, line in so_far), later)
+
+
+def _zone(run: RunDir) -> tzinfo | None:
+    """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
+    plan = read_plan(run)
+    return UTC if plan is not None and runtime_kind(plan.runtime).contained else None

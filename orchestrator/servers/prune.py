@@ -1,0 +1,242 @@
+"""`deploy prune`: run directories are removed by count and by age, and nothing else is.
+
+A run goes where it is none of its name's newest, is old enough, is known to have ended, is not asked for by a later
+command, and holds only what a start writes. What is in doubt stays, and is told.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import note
+from orchestrator.core.errors import DeployError, HostError, Problem, StartError
+from orchestrator.core.files import remove_file, remove_folder
+from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.runs.run_dir import (
+    FILES_FILE,
+    SMOKE_FILE,
+    RunDir,
+    claim,
+    known_names,
+    read_plan,
+    require_name,
+    runs_of,
+)
+from orchestrator.runtimes import REGISTRY, runtime_kind
+from orchestrator.runtimes.base import LOG, Status
+from orchestrator.runtimes.replicas import run_dirs
+from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, kept_state
+from orchestrator.servers.run_history import needed_runs
+from orchestrator.servers.servers import PARTS_FILE, Fleet
+
+_LAST: Final = (FILES_FILE, "plan.json")  # removed after what they tell of, and before the record of an end
+_OURS: Final = frozenset(
+    {
+        *_LAST,
+        ENDING_FILE,
+        HEALING_FILE,
+        "up.json",
+        "host.json",
+        "image.json",
+        "patches.json",
+        "kernels.json",
+        "untuned.csv",
+        "server.sh",
+        SMOKE_FILE,
+    }
+    | {PARTS_FILE, LOG, f"{LOG}.new"}
+)
+_PIECE: Final = re.compile(rf"{re.escape(LOG)}\.[1-9][0-9]*")
+_REPLICA: Final = re.compile(r"\Areplica-[1-9][0-9]?/")  # each of several servers has a folder of its own
+_BESIDE: Final = re.compile(r"\A\.(.+)\.[0-9]+\Z")  # what a command that was killed has left beside a file it wrote
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest:
+    """What may go: no run of the newest `keep` of a name, and none that is younger than `since`."""
+
+    keep: int
+    since: datetime
+    dry_run: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldRun:
+    """A run that is old enough to go; `kept` says why it stays, "" where it goes."""
+
+    name: str
+    run_dir: str
+    bytes: int
+    kept: str
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        return asdict(self)
+
+
+def prune(servers: Fleet, name: str | None, request: PruneRequest) -> tuple[OldRun, ...]:
+    """Remove old runs (of that name), or with `dry_run` say which would go.
+
+    Raises StartError where nothing was started under the name, HostError at the end where something was not removed.
+    """
+    names = known_names(servers.home)
+    if name is not None:
+        require_name(name)
+        if name not in names:
+            raise StartError(f"nothing was started as `{name}` from here", hint=did_you_mean(name, names))
+        names = (name,)
+    told: list[OldRun] = []
+    problems: list[Problem] = []
+    for each in names:
+        try:
+            for old in _prune(servers, each, request):
+                told.append(old)
+                if not old.kept and not request.dry_run:
+                    _remove(RunDir(Path(old.run_dir)))
+        except (DeployError, OSError) as error:
+            problems += error.each() if isinstance(error, DeployError) else [_problem(error)]
+    if problems:
+        for old in told:
+            note(f"looked at `{old.run_dir}`{f': {old.kept}' if old.kept else ''}")
+        raise HostError("not all that is old was removed", problems=problems)
+    return tuple(told)
+
+
+def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
+    """What went, what stayed and why, and how much that is."""
+    gone = [old for old in found if not old.kept]
+    lines = [f"`{old.run_dir}` stays: {old.kept}" for old in found if old.kept]
+    lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
+    runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
+    return "\n".join([*lines, f"{runs}, {sum(old.bytes for old in gone):,} bytes"])
+
+
+def _prune(servers: Fleet, name: str, request: PruneRequest) -> Iterator[OldRun]:
+    """The runs of a name that are old enough, while nobody else works on it."""
+    if not _old(servers, name, request):
+        return
+    with nullcontext() if request.dry_run else claim(servers.home, name):
+        needed, found = needed_runs(servers.home, name), _Found.of(servers, name)
+        yield from (_judged(name, run, needed, found) for run in _old(servers, name, request))
+
+
+def _old(servers: Fleet, name: str, request: PruneRequest) -> list[RunDir]:
+    runs = [run for run in runs_of(servers.home, name) if run.digest]
+    return [run for run in runs[request.keep :] if run.started is not None and run.started < request.since]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The servers of a name that there are, and the runtimes that have answered."""
+
+    run_dirs: tuple[Path, ...]
+    asked: frozenset[str]
+
+    @classmethod
+    def of(cls, servers: Fleet, name: str) -> "_Found":
+        found: list[Path] = []
+        asked = set()
+        for kind, runtime in servers.runtimes.items():
+            with suppress(HostError):
+                found += run_dirs(runtime.find(name))
+                asked.add(kind)
+        return cls(tuple(found), frozenset(asked))
+
+    def may_run(self, run: RunDir, *, empty: bool) -> str:
+        """Why its server may still run; "" for one that is known to have ended.
+
+        A container of a far machine is known there alone, and one that was started by hand to its daemon: it takes that
+        daemon's answer, and what was kept when it was stopped.
+        """
+        if any(_same(run_dir, run.path) for run_dir in self.run_dirs):
+            return "`deploy status` still lists its server"
+        if empty:
+            return ""
+        plan = read_plan(run)
+        if plan is not None and plan.runtime not in self.asked:
+            return f"{plan.runtime} could not be asked for its server"
+        state = kept_state(run)
+        if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
+            return ""
+        if plan is not None and runtime_kind(plan.runtime).contained and run.log.is_file():
+            return ""  # the log of a container is kept when it is stopped
+        return "its server is not known to have ended"
+
+
+def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found) -> OldRun:
+    size, kept = 0, needed.get(run, "")
+    try:
+        held = _contents(run)
+        size = sum(status.st_size for _, status in held if not stat.S_ISDIR(status.st_mode))
+        kept = kept or found.may_run(run, empty=not held) or _stranger(run, held)
+    except OSError as error:
+        kept = f"it cannot be looked through: {error.strerror}"
+    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept=kept)
+
+
+def _same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
+
+
+def _contents(run: RunDir) -> list[tuple[str, os.stat_result]]:
+    """Everything in a run directory, by its path there, what a folder holds before the folder. Raises OSError."""
+    own = run.path.lstat()
+    if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid():
+        raise PermissionError(1, "it belongs to another user", str(run.path))
+    return [
+        (str((Path(place) / FileName(name)).relative_to(run.path)), os.stat(name, dir_fd=at, follow_symlinks=False))
+        for place, folders, files, at in os.fwalk(run.path, topdown=False, onerror=_raise)
+        for name in (*files, *folders)
+    ]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
+    """What in it no start has written, by its name, its kind and its owner."""
+    listed = run.read(FILES_FILE).get("files")
+    rendered = {str(each) for each in listed} if isinstance(listed, list) else set()
+    of_runtimes = _of_runtimes()
+    for path, status in found:
+        mode, known = status.st_mode, _BESIDE.sub(r"\1", _REPLICA.sub("", path))
+        if stat.S_ISDIR(mode):
+            ours = any(file.startswith(f"{path}/") for file in rendered)
+        elif stat.S_ISFIFO(mode):
+            ours = path in of_runtimes
+        else:
+            named = known in {*rendered, *_OURS, *of_runtimes} or _PIECE.fullmatch(known) is not None
+            ours = named and stat.S_ISREG(mode)
+        if not ours or status.st_uid != os.geteuid():
+            return f"no start has written `{path}` in it"
+    return ""
+
+
+def _of_runtimes() -> tuple[str, ...]:
+    return tuple(file for kind in REGISTRY.values() for file in sorted(kind().leaves))
+
+
+def _remove(run: RunDir) -> None:
+    """Remove what a start has written, and the folder that held it. Raises OSError, HostError."""
+    found = _contents(run)
+    if stranger := _stranger(run, found):
+        raise HostError(f"it changes: {stranger}", where=str(run.path))
+    records = (*_LAST, *_of_runtimes(), ENDING_FILE)
+    for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
+        at = run.path / RelativePath(path)
+        remove_folder(at) if stat.S_ISDIR(status.st_mode) else remove_file(at)
+    remove_folder(run.path)
+
+
+def _problem(error: OSError) -> Problem:
+    return Problem(error.strerror or str(error), str(error.filename or ""))

@@ -1,0 +1,1 @@
+"""Rolling updates of replicas behind the gateway."""

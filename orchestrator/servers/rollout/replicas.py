@@ -1,0 +1,112 @@
+"""Several equal servers and the gateway before them: started, awaited and proved.
+
+The servers start at once and each is proved by itself; the gateway comes last, when all of them serve.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from orchestrator.core.console import say
+from orchestrator.core.errors import NotReadyError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secret import Secret
+from orchestrator.engine.gateway import CONTROL_KEY
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.estimate import starting
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.render.scripts import replica_folder
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import Handle, Queues, Runtime, ServerState, Shows, Status
+from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
+from orchestrator.servers.servers import note_gateway
+from orchestrator.servers.start.verify import await_ready, of_replica, prove
+from orchestrator.verify.gateway import gateway_checks, wait_for_gateway
+from orchestrator.verify.report import CheckResult, SmokeReport
+from orchestrator.verify.target import target_of
+
+
+@dataclass(kw_only=True)
+class Several:
+    """One start of several servers."""
+
+    artifacts: Artifacts
+    name: str
+    run: RunDir
+    home: Home
+    key: Secret | None
+    runtime: Runtime
+    _servers: list[Handle] = field(default_factory=list)
+    _checks: list[CheckResult] = field(default_factory=list)
+    _seconds: float = 0.0
+
+    @property
+    def _plan(self) -> Plan:
+        return self.artifacts.plan
+
+    @property
+    def report(self) -> SmokeReport:
+        """What the checks have found so far."""
+        return SmokeReport(url=self._plan.server.url, served_name=self._plan.model.served_name, checks=(*self._checks,))
+
+    def start_servers(self, secrets: Mapping[str, Secret], *, timeout: float | None) -> float:
+        """Start all of them, wait for each and prove it; returns the seconds until the last one was ready.
+
+        Raises NotReadyError as soon as one of them ends, SmokeError where one does not serve as it should.
+        """
+        for number, replica in enumerate(self.artifacts.replicas, start=1):
+            folder = self.run.path / FileName(replica_folder(number))
+            started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
+            self._servers.append(started)
+            say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
+        if isinstance(self.runtime, Queues):
+            for number, replica in enumerate(self.artifacts.replicas):
+                server = self._servers[number]
+                others = partial(self._require_others, server)
+                self._servers[number] = self.runtime.placed(server, replica.plan, meanwhile=others)
+        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
+            seconds = await_ready(
+                server,
+                self.runtime,
+                plan=replica.plan,
+                key=self.key,
+                timeout=timeout,
+                about=starting(replica.plan),
+                state=lambda server=server: self._state(server),  # type: ignore[misc]
+            )
+            self._seconds += seconds  # the next one has started meanwhile
+            say(f"replica {number} of {len(self._servers)} serves")
+        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
+            self._checks += of_replica(number, prove(server, self.runtime, plan=replica.plan, key=self.key))
+        self.run.save("smoke.json", self.report.to_dict())
+        self.report.require()
+        return self._seconds
+
+    def start_gateway(self, secrets: Mapping[str, Secret]) -> Handle:
+        """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
+        gateway = replace(self.artifacts, replicas=())
+        given = dict(secrets)
+        if not isinstance(self.runtime, Shows):  # else it finds them itself
+            given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
+        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
+        count = len(self._servers)
+        wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
+        if CONTROL_KEY in given:
+            require_own(own.url, given[CONTROL_KEY])
+        note_gateway(self.run, self._seconds)
+        self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
+        return replace(own, replicas=(*self._servers,))
+
+    def _state(self, server: Handle) -> ServerState:
+        """The state of a server that is awaited, while the others run."""
+        self._require_others(server)
+        return self.runtime.state(server)
+
+    def _require_others(self, server: Handle) -> None:
+        """Raise NotReadyError where another one has ended."""
+        others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
+        for number, other in others:
+            state = self.runtime.state(other)
+            if state.stuck or state.status not in {Status.RUNNING, Status.PENDING}:
+                raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")

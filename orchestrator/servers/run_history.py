@@ -1,0 +1,62 @@
+"""Starts of the past that can be had again: what was asked for, whether it came up, whether it was proven."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+
+from orchestrator.core.paths import Home
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, runs_of, that_came_up
+from orchestrator.servers.start.request import UpRequest
+
+
+def runs_that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
+    """The runs that were asked to prove themselves, newest first, with what was asked for."""
+    for run in that_came_up(home, name):
+        if (request := request_of(run)) is not None:
+            yield run, replace(request, name=name)
+
+
+def proven_run(home: Home, name: str) -> RunDir | None:
+    """What `deploy rollback` brings back: the last run whose smoke test passed.
+
+    Where that is the newest start itself, the last one of another plan.
+    """
+    runs = runs_of(home, name)
+    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and request_of(run) is not None]
+    if proven and proven[0] == runs[0]:
+        proven = [run for run in proven if run.digest != runs[0].digest]
+    return proven[0] if proven else None
+
+
+def needed_runs(home: Home, name: str) -> dict[RunDir, str]:
+    """The runs that a later command may ask for, with what for."""
+    runs = runs_of(home, name)
+    came_up, _ = next(runs_that_came_up(home, name), (None, None))
+    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
+    found = [
+        (runs[0] if runs else None, "the newest start"),
+        (came_up, "what `deploy restart` starts"),
+        (proven[0] if proven else None, "the last that was proven"),
+        (proven_run(home, name), "what `deploy rollback` brings back"),
+    ]
+    return {run: why for run, why in reversed(found) if run is not None}
+
+
+def asked_again(request: UpRequest) -> UpRequest:
+    """What was asked for, without what was meant for one change of several replicas."""
+    return replace(request, only=None, least_gsm8k=None)
+
+
+def request_of(run: RunDir) -> UpRequest | None:
+    """What was asked for; None for what another version has written, or a hand."""
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one
+
+    asked = run.read("up.json").get("request")
+    known = {field.name for field in fields(UpRequest)}
+    needed = {field.name for field in fields(UpRequest) if field.default is MISSING}  # others are younger
+    if not isinstance(asked, dict) or not needed <= set(asked) <= known:
+        return None
+    try:
+        return TypeAdapter(UpRequest).validate_json(json.dumps(asked), strict=True)
+    except ValidationError:
+        return None

@@ -1,0 +1,193 @@
+"""The servers that exist, over every runtime."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import warn
+from orchestrator.core.errors import HostError, StartError, UsageError
+from orchestrator.core.known_secrets import SHORT
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret, know_variable
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.engine.endpoints import read_key
+from orchestrator.engine.launch import parts
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render.scripts import replica_folder
+from orchestrator.runs.run_dir import (
+    RunDir,
+    known_names,
+    latest_run,
+    note_request,
+    read_plan,
+    require_name,
+    runtime_of,
+    that_came_up,
+)
+from orchestrator.runtimes import REGISTRY, open_runtime, runtime_kind
+from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status, UnansweredError
+
+PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The runtimes of this machine, or of a far one."""
+
+    home: Home
+    runtimes: Mapping[str, Runtime]
+    named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
+    silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
+
+        Raises UsageError for what cannot be a name.
+        """
+        if name is not None:
+            require_name(name)
+        found = tuple(sorted(self._find(name), key=lambda handle: handle.name))
+        for handle in found if name is not None else ():
+            _know(handle)
+        return found
+
+    def one(self, name: str) -> Handle:
+        """The server of that name.
+
+        Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
+        """
+        if found := self.find(name):
+            return found[0]
+        names = [handle.name for handle in self.find()]
+        near = did_you_mean(name, names)
+        if self.silent:
+            unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
+            raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
+        if any(that_came_up(self.home, name)):
+            near = f"`deploy restart {name}` starts it as it last came up"
+        raise StartError(
+            f"there is no server `{name}`",
+            hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
+        )
+
+    def runtime(self, handle: Handle) -> Runtime:
+        """The runtime that started it."""
+        return self.runtimes[handle.runtime]
+
+    def _find(self, name: str | None) -> Iterator[Handle]:
+        for kind, runtime in self.runtimes.items():
+            try:
+                yield from runtime.find(name)
+            except HostError as error:  # without a Docker daemon, processes are still listed
+                yield from error.found if isinstance(error, UnansweredError) else ()
+                if kind in self.named or self._started_with(kind):
+                    self.silent[kind] = error.message
+
+    def _started_with(self, kind: str) -> bool:
+        """Whether a server was started from this home with that runtime: a pod needs no Docker daemon."""
+        return any(runtime_of(latest_run(self.home, name)) == kind for name in known_names(self.home))
+
+
+@contextmanager
+def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
+    """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
+    names = (name for name in REGISTRY if host is None or runtime_kind(name).far is not None)
+    runtimes = {name: open_runtime(name, home, host) for name in names}
+    try:
+        yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
+    finally:
+        for runtime in runtimes.values():
+            runtime.close()
+
+
+def _know(handle: Handle) -> None:
+    """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
+    run = RunDir(Path(handle.run_dir))
+    note_request(run)
+    if (plan := read_plan(run)) is not None:
+        know_variable(plan.server.api_key_env)
+
+
+def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
+    """The API key that stands in the variable a plan names.
+
+    Raises UsageError where it is not set, and for a key that no server can be given.
+    """
+    if variable is None:
+        return None
+    if not (value := environ.get(variable)):
+        what = f"`{variable}` is not set; the plan says that it holds the API key"
+        raise UsageError(what, hint=f"export {variable}=…")
+    key = read_key(value, where=variable)
+    if len(key.reveal()) < SHORT:
+        what = f"the API key in `{variable}` has fewer than {SHORT} characters"
+        warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
+    return key
+
+
+def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
+    """Note what a server that is ready is made of, and how many seconds it took to become so."""
+    told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
+    RunDir(Path(handle.run_dir)).save_state(PARTS_FILE, told)
+
+
+def note_gateway(run: RunDir, seconds: float) -> None:
+    """Note that several servers are ready behind their gateway; what each is made of stands in its own folder."""
+    run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
+
+
+def lost_parts(runtime: Runtime, handle: Handle) -> str:
+    """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
+
+    It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
+    next health request, after 20 s, and that of a tensor-parallel rank when the others wait for it.
+    """
+    if handle.replicas:
+        return "; ".join(_lost_servers(runtime, handle))
+    noted = RunDir(Path(handle.run_dir)).read(PARTS_FILE).get("parts")
+    titles = runtime.titles(handle) if noted else ()
+    if not titles or not isinstance(noted, Sequence):
+        return ""
+    running = parts(titles)
+    lost = [str(part) for part in noted if part not in running]
+    if not running and (again := _started_again(runtime.state(handle), RunDir(Path(handle.run_dir)))):
+        return again
+    return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
+
+
+def _started_again(state: ServerState, run: RunDir) -> str:
+    """That a server was started again by its runtime after it was ready, and how long ago; "" for one that was not."""
+    if state.started_at is None:
+        return ""
+    noted = datetime.fromtimestamp((run.path / PARTS_FILE).stat().st_mtime, UTC)
+    if datetime.fromisoformat(state.started_at) <= noted:
+        return ""
+    began = f"it was started again {state.age()} ago, and is not ready yet"
+    return "; ".join(filter(None, [began, state.detail]))
+
+
+def of_other_plans(handle: Handle, plan: Plan) -> str:
+    """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
+    planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
+    others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
+    return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
+
+
+def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
+    """What has ended behind a gateway: a server, or a part of one that runs on."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    count = plan.replicas if plan else len(handle.replicas)
+    known = {Path(server.run_dir).name: server for server in handle.replicas}
+    for number in range(1, count + 1):
+        which, server = f"replica {number} of {count}", known.get(replica_folder(number))
+        if server is None:
+            yield f"{which} has no record that can be read"
+        elif (state := runtime.state(server)).status is not Status.RUNNING:
+            yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.how_ended}"
+        elif lost := lost_parts(runtime, server):
+            yield f"{which}: {lost}"

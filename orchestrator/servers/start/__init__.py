@@ -1,0 +1,1 @@
+"""`deploy up`: prepare, launch, verify, replay."""

@@ -1,0 +1,140 @@
+"""The engine's own parser and validation judge the arguments of a start, before its checkpoint is downloaded."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from orchestrator.checkpoints.engine_files import hub_engine_files, local_engine_files
+from orchestrator.checkpoints.staging import hub_of
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.console import Progress, note
+from orchestrator.core.errors import HostError, Problem, ProfileError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.engine.server_args import ArgumentRefusal, ArgumentVerdict, read_verdicts
+from orchestrator.images.client import Docker
+from orchestrator.images.sources import argument_checker
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import read_profile
+from orchestrator.render.arguments import argument_question
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.base import EnginePython, Place
+from orchestrator.runtimes.image import engine_in
+from orchestrator.servers.start.prepare import known_headers
+
+Locate = Callable[[tuple[str, ...]], str]  # a key path of the profile to `file:line`
+_SHOWN: Final = 300  # characters of why a program failed
+
+
+def engine_files(plan: Plan, place: Place, *, fetch: bool) -> dict[str, str] | None:
+    """The files that tell the engine of the model's shape; None where they are not at hand.
+
+    With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
+    """
+    model = plan.model
+    directory = known_headers(plan, place) if place.far else checkpoint_directory(model, place.home)
+    with suppress(HostError, OSError):  # who needs the checkpoint itself says what is wrong with it
+        if directory is not None and (found := local_engine_files(directory)) is not None:
+            return found
+        if fetch and model.source.kind == "hub":
+            return hub_engine_files(model, hub_of(os.environ))
+    return None
+
+
+def require_accepted(
+    artifacts: Artifacts, engine: EnginePython, home: Home, files: Mapping[str, str] | None, locate: Locate
+) -> None:
+    """Let the engine judge the arguments, once for equal ones. Raises ProfileError where it refuses them.
+
+    What keeps it from judging is noted, and does not keep a server from its start.
+    """
+    plan, question = artifacts.plan, argument_question(artifacts, files).to_json()
+    try:
+        verdicts = _verdicts(question, engine, home, next(iter(artifacts.replicas), artifacts).command.env)
+    except (HostError, ValueError) as error:
+        note(f"arguments not checked by sglang: {error}")
+        return
+    servers = dict(zip(argument_question(artifacts, files).argv, verdicts, strict=False))
+    problems = [
+        _problem(verdict.refusal, argv, plan, locate)
+        for argv, verdict in servers.items()
+        if verdict.refusal is not None
+    ]
+    if problems:
+        message = f"sglang {plan.engine.version} refuses arguments of `{plan.profile}`"
+        raise ProfileError(message, problems=dict.fromkeys(problems))
+    for reason in dict.fromkeys(verdict.unchecked for verdict in verdicts if verdict.unchecked):
+        note(f"arguments not checked by sglang: {reason}")
+    if any(verdict.parsed_only for verdict in verdicts):
+        note(f"sglang parsed the arguments; without config.json of `{plan.model.name}` it did not validate them")
+
+
+def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate:
+    """Where a profile says something, its file read once that is asked for."""
+
+    def locate(path: tuple[str, ...]) -> str:
+        return read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)).composed.place(path)
+
+    return locate
+
+
+def require_accepted_by_image(
+    artifacts: Artifacts, docker: Docker, image: str, place: Place, *, profile: str, overrides: Sequence[str]
+) -> None:
+    """Let the engine in an image that was built judge the arguments of its profile. Raises as `require_accepted`."""
+    engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, place.home)
+    require_accepted(artifacts, engine, place.home, engine_files(artifacts.plan, place, fetch=True), locate)
+
+
+def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
+    """A refusal at the settings it is about, those of the profile's `flags` first."""
+    given = [word.removeprefix("--") for word in argv if word.startswith("--")]
+    keys = refusal.keys(given)
+    hint = "" if keys else f"`deploy show {plan.profile}` shows every option with its place"
+    return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
+
+
+def _verdicts(
+    question: str, engine: EnginePython, home: Home, env: Sequence[tuple[str, str]]
+) -> tuple[ArgumentVerdict, ...]:
+    """The verdicts on a question, as kept from the last time; those that say nothing are not kept.
+
+    Raises HostError or ValueError where there are none.
+    """
+    program = argument_checker()
+    kept = None
+    if engine.identity is not None:
+        digest = hashlib.sha256("\0".join((engine.identity, program, repr(env), question)).encode()).hexdigest()
+        kept = home.argument_checks / FileName(f"{digest[:32]}.json")
+        with suppress(OSError, ValueError):
+            return read_verdicts(kept.read_text(encoding="utf-8"))
+    printed = _ask(program, question, engine)
+    verdicts = read_verdicts(printed)
+    if kept is not None and not any(verdict.unchecked for verdict in verdicts):
+        _keep(kept, printed.splitlines()[-1])
+    return verdicts
+
+
+def _ask(program: str, question: str, engine: EnginePython) -> str:
+    progress, began = Progress(), time.monotonic()
+    progress.update("checking the arguments with sglang's own parser")
+    try:
+        done = engine.run(program, question)
+    finally:
+        progress.done()
+    if not done.ok:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+        raise ValueError(last[:_SHOWN])
+    note(f"sglang judged the arguments in {time.monotonic() - began:.0f} s")
+    return done.stdout
+
+
+def _keep(path: Path, answer: str) -> None:
+    with suppress(OSError):  # a full disk: it is asked again
+        write_whole(path, answer + "\n")

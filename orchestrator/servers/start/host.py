@@ -1,0 +1,137 @@
+"""Is the machine ready for a plan, and free again after it?"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from orchestrator.checkpoints.receipt import bytes_here
+from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.polling import look_until
+from orchestrator.hosts.checks import preflight
+from orchestrator.hosts.context import Access, Space
+from orchestrator.hosts.gpus import read_gpus
+from orchestrator.hosts.ports import plan_ports, port_holder
+from orchestrator.hosts.report import PreflightReport
+from orchestrator.hosts.ssh import over_ssh
+from orchestrator.hosts.survey import Runner, local
+from orchestrator.hosts.venvs.venv import built_interpreter
+from orchestrator.hosts.vram import wait_for_vram
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Place, Status
+from orchestrator.servers.servers import fleet
+
+_PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
+
+
+def place_of(plan: Plan, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> Place:
+    """Where a plan runs: here, or on the far machine that `host` or the environment name.
+
+    Raises UsageError for a far machine and a runtime that only knows this one.
+    """
+    kind = runtime_kind(plan.runtime)
+    if kind.far is not None:
+        return Place(home=home, far=kind.far(host, environ))
+    if host is not None:
+        raise UsageError(
+            f"the {kind.name} runtime runs on this machine, not on `{host}`",
+            hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
+        )
+    return Place(home=home)
+
+
+def runner_for(place: Place) -> Runner:
+    """How to run a program there."""
+    return over_ssh(place.far) if place.far else local
+
+
+def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.environ) -> PreflightReport:
+    """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at)."""
+    runner, kind = runner_for(place), runtime_kind(plan.runtime)
+    if kind.elsewhere is not None:
+        return PreflightReport(profile=plan.profile, findings=tuple(kind.elsewhere(plan)))
+    access = Access(
+        runner=runner,
+        environ=environ,
+        spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
+        checkpoint=None if place.far else _checkpoint(plan, place.home),
+        contained=kind.contained,
+        interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
+        server_on=partial(_server_on, place),
+    )
+    return preflight(plan, access, kind.checks, here=kind.here)
+
+
+def _server_on(place: Place, port: int) -> str | None:
+    """The server of ours that listens there, on a port that somebody holds."""
+    with fleet(place.home, place.far) as servers:
+        for handle in servers.find():
+            if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
+                return handle.name
+    return None
+
+
+def wait_until_drained(plan: Plan, place: Place) -> None:
+    """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some.
+
+    Where the server runs on other machines, the runtime's own stop has waited.
+    """
+    if plan.hardware.vendor == "cpu" or not runtime_kind(plan.runtime).here:
+        return
+    runner, progress = runner_for(place), Progress()
+    try:
+        wait_for_vram(
+            lambda: read_gpus(plan.hardware.vendor, runner),
+            gpus=plan.gpus,
+            progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
+        )
+    finally:
+        progress.done()
+
+
+def wait_until_free(
+    plan: Plan,
+    place: Place,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
+    if not runtime_kind(plan.runtime).here:
+        return
+    runner = runner_for(place)
+    for _, port in plan_ports(plan):
+        holder = look_until(
+            lambda holder: holder is None,
+            partial(port_holder, port, runner),
+            within=_PORT_LIMIT,
+            pause=_PORT_PAUSE,
+            clock=clock,
+            sleep=sleep,
+        )
+        if holder is not None:
+            raise HostError(f"port {port} is still held by {holder}", hint="another program took it, or stop that one")
+    wait_until_drained(plan, place)
+
+
+def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
+    directory = checkpoint_directory(plan.model, home)
+    if plan.model.source.kind == "generated" and not directory.exists():
+        return None  # made on the way up
+
+    def verify() -> tuple[str, int]:
+        found = verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version)
+        return str(found), found.size
+
+    return verify
+
+
+def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:
+    directory = checkpoint_directory(plan.model, home)
+    if plan.model.source.kind == "hub":
+        size = max(plan.model.weight_bytes - bytes_here(directory), 0)
+        yield Space(purpose="weights", directory=str(directory), size=size)

@@ -1,0 +1,173 @@
+"""From artifacts to a running, proven server; whatever fails or interrupts it leaves nothing behind."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from orchestrator.core.console import say, warn
+from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.core.signals import heard, held, unheard
+from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.core.subprocesses import quote
+from orchestrator.kernels.plan_table import kernel_gate
+from orchestrator.planner.estimate import starting
+from orchestrator.planner.lock import kept_files, lock_of_start
+from orchestrator.planner.planning import rendered_files
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import FILES_FILE, RunDir, open_run
+from orchestrator.runtimes.base import Handle, Runtime
+from orchestrator.servers.exit_record import keep_ending, why_failed
+from orchestrator.servers.rollout.replicas import Several
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.verify import await_ready, explain_failure, prove
+from orchestrator.verify.report import SmokeReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """A server that is up; `smoke` is None where it already was."""
+
+    handle: Handle
+    smoke: SmokeReport | None
+    seconds: float | None  # from start to ready
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        smoke = self.smoke.to_dict() if self.smoke else None
+        return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start: what is started, under which name, and what its run directory keeps of the way here."""
+
+    name: str
+    request: UpRequest
+    artifacts: Artifacts
+    records: Mapping[str, object]  # by file; without secrets
+    key: Secret | None
+    proven: Callable[[], None] = unheard
+
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """The variables that its servers are given, by name."""
+        variable = self.artifacts.plan.server.api_key_env
+        return {variable: self.key} if variable and self.key else {}
+
+
+def open_start(start: Start, home: Home) -> RunDir:
+    """A run directory of its own, with what is kept of every start. Raises HostError."""
+    ignore_sigpipe()
+    plan, request = start.artifacts.plan, start.request
+    run = open_run(home, start.name, plan)
+    lock = lock_of_start(plan, request.profile, request.overrides, home, run.path)
+    rendered = (*rendered_files(start.artifacts, start.name), *kept_files(plan, home), lock)
+    run.write(rendered)
+    for file, record in start.records.items():
+        run.save_state(file, record)
+    run.save_state("up.json", request.to_record(start.name))
+    run.save_state(FILES_FILE, {"files": [file.path for file in rendered]})
+    return run
+
+
+def bring_up(start: Start, servers: Fleet) -> Up:
+    """Start, await, prove; whatever ends that, nothing of it is left. Raises a DeployError, or what interrupted it."""
+    name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
+    runtime = servers.runtimes[plan.runtime]
+    run = open_start(start, servers.home)
+    handle = None
+    with held():  # whatever ends the block below, nothing more interrupts the taking down
+        try:
+            with heard():
+                if plan.gateway is None:
+                    handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
+                    say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
+                    timeout, about = start.request.timeout, starting(plan)
+                    seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
+                    report = prove(handle, runtime, plan=plan, key=key)
+                else:
+                    several = Several(
+                        artifacts=start.artifacts, name=name, run=run, home=servers.home, key=key, runtime=runtime
+                    )
+                    seconds = several.start_servers(secrets, timeout=start.request.timeout)
+                    handle = several.start_gateway(secrets)
+                    report = several.report
+                run.save("smoke.json", report.to_dict())
+                report.require()
+                logged = runtime.logs(handle, follow=False)
+                kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
+                start.proven()  # interrupted from here on it would say so, and leave the server up
+        except BaseException as error:
+            failure = _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep)
+            if failure is error:
+                raise
+            raise failure from error
+    return Up(handle=handle, smoke=report, seconds=seconds)
+
+
+def _started(runtime: Runtime, name: str, run: RunDir) -> Handle | None:
+    """The server of this run, also where its start was interrupted before it could be told."""
+    with suppress(HostError):
+        return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
+    return None
+
+
+def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
+    """Its file, or the command that shows it where the runtime keeps it until the stop."""
+    if run.log.exists():
+        return str(run.log)
+    return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
+
+
+def _give_up(
+    error: BaseException, handle: Handle | None, runtime: Runtime, *, run: RunDir, keep: bool
+) -> BaseException:
+    """Take the server down, and only then read what its log gives away about the failure; the error to raise.
+
+    A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
+    tool, is raised as it is.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt)
+    failure = Interrupted("interrupted") if interrupted else error
+    if handle is None:
+        keep_ending(run, why_failed(failure))
+        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
+    detail = "" if keep else take_down(handle, runtime, run, why_failed(failure))
+    if not isinstance(failure, DeployError):
+        return failure
+    if keep:
+        failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
+    if not interrupted:
+        failure.details = "\n\n".join(filter(None, [failure.details, explanation(runtime, handle, detail)]))
+    return failure
+
+
+def explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
+    """What the log of a server that was taken down gives away, unless that is interrupted."""
+    try:
+        with heard():
+            return explain_failure(runtime, handle, detail)
+    except KeyboardInterrupt:
+        return "diagnosis: interrupted"
+
+
+def take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
+    """Stop a server whatever else fails, and return what its runtime knew of its end."""
+    try:
+        return runtime.state(handle).detail
+    except DeployError:
+        return ""
+    finally:
+        _stop(handle, runtime, run, why)
+
+
+def _stop(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> None:
+    """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
+    try:
+        runtime.stop(handle, grace=0)
+        keep_ending(run, why)
+    except (DeployError, OSError) as error:
+        warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")

@@ -1,0 +1,163 @@
+"""Before a start: the checkpoint, what the server runs in, the machine."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orchestrator.checkpoints.generate import generate_model
+from orchestrator.checkpoints.overlay import overlay_path, write_overlay
+from orchestrator.checkpoints.profile_match import require_facts
+from orchestrator.checkpoints.remote_headers import copy_headers
+from orchestrator.checkpoints.staging import stage_missing, stage_missing_there
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.console import Progress, note, warn
+from orchestrator.core.errors import WeightsError
+from orchestrator.core.files import remove_tree
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.hosts.gpu_checks import VRAM_IN_USE
+from orchestrator.hosts.report import Level, PreflightReport
+from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.kernels.plan_table import make_table
+from orchestrator.patches.ledger import read_ledger
+from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import planned
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.servers.start.host import inspect_host, place_of, runner_for, wait_until_drained
+
+
+def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
+    """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
+
+    Raises WeightsError, HostError.
+    """
+    if runtime_kind(plan.runtime).elsewhere is not None:
+        note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
+        return
+    if place.far is not None:
+        _bring_far(plan, place.far, stage=stage)
+        return
+    home, directory = place.home, checkpoint_directory(plan.model, place.home)
+    if plan.model.source.kind == "generated":
+        python = Path(interpreter(plan.engine, home))
+        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
+        generate_model(plan.model, generator, python=python, home=home, progress=Progress())
+        require_facts(directory, plan.model)
+    else:
+        note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
+
+
+def _bring_far(plan: Plan, far: str, *, stage: bool) -> None:
+    if plan.model.source.kind == "generated":
+        warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
+        return
+    verified = stage_missing_there(plan, far_directory(plan), far, allowed=stage)
+    note(f"checkpoint {far}: {verified.directory}: {verified}")
+
+
+def far_directory(plan: Plan) -> str:
+    """Where a far machine has the plan's checkpoint: absolute, or relative to the tool's home there."""
+    return str(checkpoint_directory(plan.model, Home(Path())))
+
+
+def far_headers(plan: Plan, place: Place) -> Path | None:
+    """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
+    if place.far is None or plan.model.source.kind == "generated":
+        return None
+    folder = _headers(plan, place.home, place.far)
+    remove_tree(folder, within=place.home.root)
+    folder.mkdir(parents=True)
+    return copy_headers(runner_for(place), far_directory(plan), folder)
+
+
+def known_headers(plan: Plan, place: Place) -> Path | None:
+    """Those of a far checkpoint that were copied here before; None where there are none, and for one here."""
+    folder = _headers(plan, place.home, place.far) if place.far is not None else None
+    return folder if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _headers(plan: Plan, home: Home, far: str) -> Path:
+    return home.made_for(far) / "headers" / FileName(plan.model.name)
+
+
+def plan_to_build(
+    profile: str,
+    overrides: Sequence[str],
+    home: Home,
+    *,
+    base: str | None,
+    given: Mapping[str, Path],
+    accept_untuned: bool,
+    host: str | None = None,
+) -> tuple[Plan, dict[str, bytes]]:
+    """The plan whose image is to be built, and its files: with the table that `up` would make, unless one is given.
+
+    `base` is an image to build on in place of the engine's, `host` the machine it is built on. Raises as `make_table`.
+    """
+
+    overrides = (*overrides, *(base_overrides(base) if base else ()))
+    plan, inputs = planned(profile, overrides, home, given=given)
+    if MOE_TABLE in given or not make_table(plan, home, place_of(plan, home, host), accept_untuned=accept_untuned):
+        return plan, inputs
+    return planned(profile, overrides, home, given=given)
+
+
+def base_overrides(reference: str) -> tuple[str, ...]:
+    """What `--set` would say of another base image, `name:tag` or `name:tag@sha256:…`."""
+    name, _, digest = reference.partition("@")
+    return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
+
+
+def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
+    """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
+    return runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
+
+
+def require_machine(plan: Plan, place: Place) -> PreflightReport:
+    """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError."""
+    report = inspect_host(plan, place)
+    for finding in report.findings:
+        if finding.level is Level.WARN:
+            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.hint)
+    report.require(but={VRAM_IN_USE})  # that one is waited for
+    wait_until_drained(plan, place)
+    return report
+
+
+def prepare_overlay(prepared: Prepared, place: Place) -> None:
+    """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
+    _overlay(prepared.as_found or prepared.artifacts.plan, place, prepared.not_needed)
+
+
+def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
+    """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
+
+    The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
+    machine only the config is made, from what its checkpoint says; the start brings it there.
+    """
+    if (overlay := overlay_path(plan)) is None:
+        return
+    ids = {patch.id for patch in plan.patches} - not_needed
+    applied = [patch.apply for patch in read_ledger() if patch.id in ids]
+    transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
+    written = (place.home.made_for(place.far) / RelativePath(overlay)).parent
+    if place.far is None:
+        said = write_overlay(checkpoint_directory(plan.model, place.home), written, transforms)
+    else:
+        said = _far_overlay(plan, place, written, transforms)
+    note(f"config overlay: {said}")
+
+
+def _far_overlay(plan: Plan, place: Place, written: Path, transforms: Sequence[str]) -> str:
+    there = far_directory(plan)
+    with TemporaryDirectory(prefix="deploy-headers-") as folder:
+        try:
+            headers = copy_headers(runner_for(place), there, Path(folder))
+            return write_overlay(headers, written, transforms, linked=False)
+        except WeightsError as error:
+            error.where = f"{place.far}: {error.where.replace(folder, there)}"
+            raise

@@ -1,0 +1,255 @@
+"""Waiting for a server and proving it, with what each part needs to know put together."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain
+from math import inf
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from orchestrator.core.console import Progress, warn
+from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
+from orchestrator.core.polling import look_until
+from orchestrator.core.secret import Secret
+from orchestrator.diagnose.match import diagnose
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.gateway import LIVENESS
+from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError
+from orchestrator.kernels.plan_table import kernel_gate
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status
+from orchestrator.runtimes.replicas import start_of
+from orchestrator.servers.servers import Fleet, api_key, lost_parts, note_parts
+from orchestrator.verify.gateway import count_servers, gateway_checks
+from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.report import CheckResult, SmokeReport
+from orchestrator.verify.smoke import smoke_test
+from orchestrator.verify.target import target_as_told, target_of
+
+_PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
+_SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
+_GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
+AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
+
+
+def answers(handle: Handle) -> bool:
+    """Whether the server generates a token when asked for its health, which needs no API key.
+
+    Of several, whether their gateway, which asks each of them, counts all.
+    """
+    return _healthy_replicas(handle) == (len(handle.replicas) or 1)
+
+
+def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) -> int:
+    """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
+    if handle.replicas:
+        return count_servers(handle.url)
+    try:
+        with EngineClient(handle.url, key=None) as server:
+            return int(server.health(tries=tries, within=within) == httpx.codes.OK)
+    except (NoAnswerError, OddAnswerError):
+        return 0
+
+
+def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
+    """Wait until every replica of a running server is healthy.
+
+    A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
+    the next. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
+    """
+    replicas, progress, began = len(handle.replicas) or 1, Progress(), time.monotonic()
+
+    def look() -> tuple[int, str]:
+        state = runtime.state(handle)
+        if ended := state.ending if state.status is not Status.RUNNING else lost_parts(runtime, handle):
+            return 0, ended
+        left = max(began + deadline - time.monotonic(), _SHORTEST)
+        return _healthy_replicas(handle, tries=1, within=left), ""
+
+    def show(seen: tuple[int, str]) -> None:
+        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy")
+
+    try:
+        healthy, ended = look_until(
+            lambda seen: bool(seen[1]) or seen[0] == replicas, look, within=deadline, pause=_PAUSE, meanwhile=show
+        )
+    finally:
+        progress.done()
+    if ended:
+        raise NotReadyError(ended)
+    if healthy != replicas:
+        raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
+
+
+def gateway_lives(handle: Handle) -> bool:
+    """Whether the gateway before several servers says that it runs."""
+    try:
+        with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
+            return gateway.status("GET", LIVENESS) == httpx.codes.OK
+    except NoAnswerError:
+        return False
+
+
+def await_ready(
+    handle: Handle,
+    runtime: Runtime,
+    *,
+    plan: Plan,
+    key: Secret | None,
+    timeout: float | None,
+    about: float,
+    state: Callable[[], ServerState] | None = None,
+) -> float:
+    """Wait until the server serves, and note what it is made of; returns the seconds that took.
+
+    `about` is how many were estimated, `state` what is looked at in the place of the server's
+    own. Raises NotReadyError at once when it exited, or when nothing moves any more.
+    """
+    starting = Starting(
+        url=handle.url,
+        served_name=plan.model.served_name,
+        log=runtime.tail(handle),
+        state=state or (lambda: runtime.state(handle)),
+        api_key=key,
+        about=about,
+    )
+    seconds = wait(starting, silence=plan.waiting.silence, timeout=timeout)
+    note_parts(runtime, handle, seconds)
+    return seconds
+
+
+def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
+    """Run the smoke test, with the known faults that the server's log shows without its having failed.
+
+    Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
+    fail at.
+    """
+    if handle.replicas:
+        checks = [
+            check
+            for number, server in enumerate(handle.replicas, start=1)
+            for check in of_replica(
+                number,
+                prove(server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key),
+            )
+        ]
+        checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
+        return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
+    target = target_of(plan, url=handle.url, api_key=key)
+    return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+
+
+def _plan_of(server: Handle) -> Plan | None:
+    """The plan of the start that one of several servers is of."""
+    return read_plan(RunDir(start_of(server)))
+
+
+def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
+    """The checks of one of several servers, named after it."""
+    return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
+
+
+def key_of(handle: Handle) -> Secret | None:
+    """The API key of a server that is up, from the variable its plan names."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    return api_key(plan.server.api_key_env) if plan else None
+
+
+def served_model(handle: Handle) -> str:
+    """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    return plan.model.served_name if plan else "default"
+
+
+def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
+    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
+    state = runtime.state(handle)
+    if state.status is Status.RUNNING:
+        return None
+    if state.status is Status.PENDING:
+        return Problem(
+            f"`{handle.name}` does not run yet: {state.detail}",
+            hint=f"wait for it; `deploy down {handle.name}` cancels it",
+        )
+    if state.status is Status.UNKNOWN:
+        return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
+    return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
+
+
+def require_running(runtime: Runtime, handle: Handle) -> None:
+    """Raise StartError, with how it has ended, for a server that no longer runs."""
+    if (ended := not_running(runtime, handle)) is not None:
+        raise StartError(ended.message, hint=ended.hint)
+
+
+def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
+    """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
+
+    Raises StartError where this machine does not know that plan or the server has ended, KernelsError on a miss where
+    `strict_kernels`.
+    """
+    handle = servers.one(name)
+    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
+    plan = read_plan(run)
+    if plan is None:
+        raise StartError(
+            f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
+        )
+    require_running(runtime, handle)
+    if lost := lost_parts(runtime, handle):
+        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
+    report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
+    try:
+        run.save("smoke.json", report.to_dict())
+        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+    except HostError as error:  # a full disk: what was found out is worth more than its record
+        warn(f"not all of this is kept: {error.message}", hint=error.hint)
+    return report
+
+
+def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
+    """The smoke test of an endpoint that somebody else started, by a plan, or by what it says of itself.
+
+    Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
+    """
+    from orchestrator.bench.connection import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
+
+    url = Address.from_url(url).url
+    if plan is not None:
+        return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
+    try:
+        with EngineClient(url, key=key) as server:
+            target = target_as_told(server, url=url, api_key=key)
+    except (NoAnswerError, OddAnswerError) as error:
+        raise untold(url, error, key=key) from error
+    return smoke_test(target, faults=None)
+
+
+def untold(url: str, error: NoAnswerError | OddAnswerError, *, key: Secret | None) -> SmokeError:
+    """That nothing at a URL says of itself what it is, and what helps."""
+    hint = "a gateway does not: give the URL of one of its servers, or the name of a server of `deploy status`"
+    if isinstance(error, NoAnswerError):
+        hint = "`deploy status` lists the URLs of your own servers"
+    elif isinstance(error, KeyRefusedError):
+        hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
+    return SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint)
+
+
+def faults(log: Iterable[str]) -> tuple[str, ...]:
+    """Known faults in the log of a server that runs on in spite of them."""
+    return diagnose(log).degraded
+
+
+def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
+    """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
+    try:
+        log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
+        matches = diagnose(log).matches
+    except (DeployError, OSError, KeyboardInterrupt) as error:
+        return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
+    return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

@@ -1,0 +1,307 @@
+"""`deploy top`: what a server does now, by its own counters, its log and its GPUs."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.counters import server_counts
+from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
+from orchestrator.core.console import table
+from orchestrator.core.errors import StartError, UsageError
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
+from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.hosts.gpus import read_gpus
+from orchestrator.hosts.gpus.inventory import gib
+from orchestrator.hosts.survey import Runner
+from orchestrator.kernels.log_gate import GateReader
+from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.kernels.triton import TritonReader, asks_triton
+from orchestrator.plan.plan import Plan
+from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Handle, Runtime, ServerState
+from orchestrator.servers.servers import Fleet, lost_parts
+from orchestrator.servers.start.host import place_of, runner_for
+from orchestrator.servers.start.verify import key_of, require_running
+
+WINDOW_S: Final = 60.0
+_GPUS_EVERY_S: Final = 15.0  # a vendor's tool takes up to a second of CPU
+_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)
+_MOST_EVENTS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What a server did in the last `window_s` seconds, and what it holds now; None where nothing tells."""
+
+    window_s: float
+    requests_per_s: float | None = None
+    input_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    running: float | None = None  # requests
+    queued: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p95_s: float | None = None
+    hit_share: float | None = None  # of the prompt tokens, 0 to 1
+    kv_share: float | None = None  # of the tokens that fit, those that requests hold
+    kv_tokens: float | None = None  # that fit
+    accept_length: float | None = None  # tokens a verify step
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuNow:
+    """A GPU of the server: bytes of VRAM, and watts since the look before; None where nothing tells."""
+
+    index: int
+    vram_used: int | None
+    vram_bytes: int | None
+    watts: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that changed while somebody looked."""
+
+    at: str  # time of day
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One look at a server."""
+
+    time: str  # ISO 8601
+    name: str
+    url: str
+    age: str  # how long it has run
+    trouble: str  # why it does not serve as it should; "" where nothing is known
+    activity: Activity
+    kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
+    gpus: tuple[GpuNow, ...]
+    events: tuple[Event, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return asdict(self)
+
+    def to_text(self, *, width: int | None = None) -> str:
+        """A screen for people."""
+        parts = [
+            f"{self.name}  up for {self.age}  {self.url}  {self.time[11:19]}",
+            f"NOT SERVING: {self.trouble}" if self.trouble else "",
+            table(
+                ("", f"last {self.activity.window_s:.0f} s", ""),
+                [row for row in self._rows() if any(row[1:])],
+                width=width,
+            ),
+            table(("GPU", "VRAM", "power"), [_gpu_row(gpu) for gpu in self.gpus], width=width) if self.gpus else "",
+            "\n".join(f"{event.at}  {event.what}" for event in self.events),
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        def shown(value: float | None, form: str) -> str:
+            return "" if value is None else form.format(value)
+
+        now = self.activity
+        waiting = shown(now.running, "{:.0f} running") + shown(now.queued, ", {:.0f} queued")
+        yield "requests", shown(now.requests_per_s, "{:.2f}/s"), waiting
+        yield "tokens in", shown(now.input_tokens_per_s, "{:,.0f}/s"), shown(now.hit_share, "{:.0%} from the cache")
+        accepted = shown(now.accept_length, "{:.2f} a verify step")
+        yield "tokens out", shown(now.output_tokens_per_s, "{:,.0f}/s"), accepted
+        yield "time to first token", shown(now.ttft_p50_s, "p50 {:.3f} s"), shown(now.ttft_p95_s, "p95 {:.3f} s")
+        yield "between tokens", shown(now.itl_p50_s, "p50 {:.4f} s"), shown(now.itl_p95_s, "p95 {:.4f} s")
+        yield "KV cache", shown(now.kv_share, "{:.0%} in use"), shown(now.kv_tokens, "of {:,.0f} tokens")
+        yield "untuned kernels", shown(self.kernel_misses, "{} since the start"), ""
+
+
+def _gpu_row(gpu: GpuNow) -> tuple[str, str, str]:
+    used = "" if gpu.vram_used is None else gib(gpu.vram_used)
+    size = "" if gpu.vram_bytes is None else f" of {gib(gpu.vram_bytes)}"
+    return str(gpu.index), f"{used}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What a server has counted, at a moment of a monotonic clock."""
+
+    at: float
+    metrics: Metrics
+    first_token: Buckets
+    between_tokens: Buckets
+
+
+def activity(first: Counters, last: Counters) -> Activity:
+    """What a server did between two readings of its counters."""
+    counted, now, passed = server_counts(first.metrics, last.metrics, ()), last.metrics, last.at - first.at
+
+    def rate(count: float | None) -> float | None:
+        return count / passed if count is not None and passed > 0 else None
+
+    cached, prompt = counted.cached_tokens, counted.prompt_tokens
+    used, room = now.get(Metric.USED_TOKENS), now.get(Metric.ALL_TOKENS)
+    return Activity(
+        window_s=passed,
+        requests_per_s=rate(counted.requests),
+        input_tokens_per_s=rate(prompt),
+        output_tokens_per_s=rate(counted.output_tokens),
+        running=now.get(Metric.RUNNING),
+        queued=now.get(Metric.QUEUED),
+        ttft_p50_s=quantile(first.first_token, last.first_token, 0.5),
+        ttft_p95_s=quantile(first.first_token, last.first_token, 0.95),
+        itl_p50_s=quantile(first.between_tokens, last.between_tokens, 0.5),
+        itl_p95_s=quantile(first.between_tokens, last.between_tokens, 0.95),
+        hit_share=cached / prompt if cached is not None and prompt else None,
+        kv_share=used / room if used is not None and room else None,
+        kv_tokens=room or None,
+        accept_length=counted.accept_length,
+    )
+
+
+class GpuReader:
+    """Looks at a server's GPUs, not more often than every 15 s; none on a CPU, or where no tool tells."""
+
+    def __init__(self, plan: Plan, runner: Runner | None, energy: EnergyReader | None) -> None:
+        """Look with `runner`, None in a cluster, whose machines are not looked at.
+
+        `energy` reads the counters of this machine's GPUs, None for a far one.
+        """
+        self._plan, self._runner, self._energy = plan, runner, energy
+        self._looked: float | None = None
+        self._reading: EnergyReading | None = None
+        self._seen: tuple[GpuNow, ...] = ()
+
+    def read(self, at: float) -> tuple[GpuNow, ...]:
+        """The GPUs, as they were at the last look."""
+        if self._plan.gpus and (self._looked is None or at - self._looked >= _GPUS_EVERY_S):
+            self._looked = at
+            self._seen = self._look()
+        return self._seen
+
+    def _look(self) -> tuple[GpuNow, ...]:
+        if self._runner is None:
+            return ()
+        inventory, watts = read_gpus(self._plan.hardware.vendor, self._runner), self._watts()
+        return tuple(
+            GpuNow(index=gpu.index, vram_used=gpu.vram_used, vram_bytes=gpu.vram_bytes, watts=watts.get(gpu.index))
+            for gpu in (inventory.gpus if inventory else ())
+            if gpu.index in self._plan.gpus
+        )
+
+    def _watts(self) -> dict[int, float]:
+        gpus, before = tuple(self._plan.gpus), self._reading
+        try:
+            self._reading = now = self._energy() if self._energy else None
+        except EnergyUnavailableError:
+            self._reading = now = None
+        if before is None or now is None or now.at_s <= before.at_s:
+            return {}
+        used = [last - first for first, last in zip(before.joules, now.joules, strict=True)]
+        return {gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, used, strict=True) if joules >= 0}
+
+
+class View:
+    """A server that is looked at again and again; what changes between two looks is an event."""
+
+    def __init__(
+        self, servers: Fleet, name: str, *, host: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Look at the server of that name.
+
+        Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
+        exports no counters.
+        """
+        self._handle: Handle = servers.one(name)
+        self._runtime: Runtime = servers.runtime(self._handle)
+        self._require_running()
+        plan = read_plan(RunDir(Path(self._handle.run_dir)))
+        if plan is None:
+            raise StartError(f"the plan of `{name}` is not on this machine", hint="look from where it was started")
+        if plan.flag("enable-metrics") is None:
+            hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
+            raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
+        place = place_of(plan, servers.home, host)
+        runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None
+        self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
+        key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
+        self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]
+        self._gate = GateReader() if takes_table(plan) else TritonReader() if asks_triton(plan) else None
+        self._log = self._runtime.tail(self._handle) if self._gate else None
+        self._clock = clock
+        self._counters: deque[Counters] = deque()
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._seen: tuple[str, int, int] | None = None  # trouble, restarts, misses
+
+    def look(self) -> Frame:
+        """The server as it is now. Raises StartError when it has ended."""
+        state, moment = self._require_running(), datetime.now().astimezone()
+        trouble = lost_parts(self._runtime, self._handle) or self._count()
+        misses = self._misses()
+        self._note(moment, trouble=trouble, restarts=state.restarts, misses=misses or 0)
+        first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
+        return Frame(
+            time=moment.isoformat(timespec="seconds"),
+            name=self._handle.name,
+            url=self._handle.url,
+            age=state.age(),
+            trouble=trouble,
+            activity=activity(first, last) if first and last and not trouble else Activity(window_s=0),
+            kernel_misses=misses,
+            gpus=self._gpus.read(self._clock()),
+            events=tuple(self._events),
+        )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        for client in self._clients:
+            client.close()
+
+    def _require_running(self) -> ServerState:
+        require_running(self._runtime, self._handle)
+        return self._runtime.state(self._handle)
+
+    def _count(self) -> str:
+        """Read the counters; why they could not be read, "" where they were."""
+        try:
+            exported = bytearray(b"\n").join(client.exported() for client in self._clients)
+        except (NoAnswerError, OddAnswerError) as error:
+            return str(error)
+        read = Counters(
+            at=self._clock(),
+            metrics=read_metrics(exported),
+            first_token=read_buckets(exported, Metric.TTFT),
+            between_tokens=read_buckets(exported, Metric.ITL),
+        )
+        if not read.metrics:
+            return "it exports no counters any more"
+        self._counters.append(read)
+        while self._counters[0].at < read.at - WINDOW_S and len(self._counters) > 2:
+            self._counters.popleft()
+        return ""
+
+    def _misses(self) -> int | None:
+        if self._log is None or self._gate is None:
+            return None
+        for line in self._log():
+            self._gate.feed(line)
+        return len(self._gate.report().misses)
+
+    def _note(self, moment: datetime, *, trouble: str, restarts: int, misses: int) -> None:
+        """Keep what has changed since the last look as events."""
+        before = self._seen or ("", restarts, misses)
+        changes = (
+            (trouble and trouble != before[0], trouble),
+            (before[0] and not trouble, "it serves again"),
+            (restarts > before[1], f"restarted, for the {restarts}. time"),
+            (misses > before[2], f"{misses - before[2]} more MoE keys without a tuned kernel"),
+        )
+        self._events.extend(Event(at=f"{moment:%H:%M:%S}", what=what) for changed, what in changes if changed)
+        self._seen = (trouble, restarts, misses)

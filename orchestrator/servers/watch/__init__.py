@@ -1,0 +1,1 @@
+"""`deploy watch`: restarts servers that die or hang."""

@@ -1,0 +1,46 @@
+"""The programs that `deploy watch` starts, so that it need not import what a start needs.
+
+`python -m orchestrator.servers.watch.worker look NAME` prints a `Standing` or an `Unseen`, `… heal NAME RUN WHY` a
+`Healed`, as one line of JSON; nothing after Ctrl-C, and then it ends with 130. `… post` hands the event on its standard input,
+a line `{"url": …, "event": …}`, to a webhook.
+"""
+
+import json
+import signal
+import sys
+from dataclasses import asdict
+from typing import Final
+
+from orchestrator.core.streams import ignore_sigpipe, take_streams, write
+
+_INTERRUPTED: Final = 130  # `core.errors.Interrupted`
+
+
+def main() -> int:
+    """See above. While it imports, Ctrl-C ends it as it ends any program."""
+    take_streams()
+    ignore_sigpipe()
+    what, *words = sys.argv[1:]
+    if what == "post":
+        from orchestrator.servers.watch.alerts import post  # noqa: PLC0415
+
+        return post(json.loads(sys.stdin.readline()))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from orchestrator.core.errors import Interrupted  # noqa: PLC0415
+    from orchestrator.core.lookups import look_up_in_time  # noqa: PLC0415
+    from orchestrator.core.paths import Home  # noqa: PLC0415
+    from orchestrator.servers.watch.recovery import heal, look  # noqa: PLC0415
+
+    look_up_in_time()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        home = Home.from_environment()
+        result = heal(home, *words) if what == "heal" else look(home, *words)
+    except (Interrupted, KeyboardInterrupt):
+        return _INTERRUPTED
+    write(sys.stdout, json.dumps(asdict(result)) + "\n")  # dropped where who asked is dead: the records tell the next
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,333 @@
+"""The checks. Each says in its first line what would be wrong without it."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Final
+
+from orchestrator.core.redaction import excerpt
+from orchestrator.core.text import parse_json
+from orchestrator.engine import endpoints
+from orchestrator.engine.metrics import Metric
+from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
+from orchestrator.engine.responses import Chat, Json, OddAnswerError, number
+from orchestrator.plan.plan import Question
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.questions import is_right
+from orchestrator.verify.report import Conclusion, failed, not_applicable, passed, warning
+from orchestrator.verify.target import Target
+
+Check = Callable[[SmokeClient], Conclusion]
+
+PROMPT: Final = "Count from one to one hundred in words: one, two, three, four, five,"
+QUESTION: Final = "Count from one to ten in words."
+PREFIX_TOKENS: Final = 1024
+_ALIKE: Final = 12  # tokens that are not the greedy ones by chance at temperature 2
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}, "colour": {"enum": ["red", "green"]}},
+    "required": ["ready", "colour"],
+    "additionalProperties": False,
+}
+
+
+def right_model(client: SmokeClient) -> Conclusion:
+    """Another model, or another context length, stands behind the URL (any model name is accepted in a request)."""
+    served = client.server.models()
+    name, length = client.target.served_name, client.target.context_length
+    if name not in served:
+        return failed(f"serves `{', '.join(served)}`, not `{name}`")
+    if served[name] != length:
+        return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
+    path = client.server.get(endpoints.MODEL_INFO).get("model_path")
+    if not isinstance(path, str):
+        raise OddAnswerError(f"`{endpoints.MODEL_INFO}` names no model path")
+    return passed(f"`{name}` from `{path}`, context {length}")
+
+
+def key_required(client: SmokeClient) -> Conclusion:
+    """The server was to be closed and is open."""
+    if not client.target.api_key:
+        return not_applicable("the profile has no API key")
+    body = json.dumps(generate_body("Hi", tokens=1)).encode()
+    status = client.server.post_status(endpoints.GENERATE, body, with_key=False)
+    return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
+
+
+def greedy_repeats(client: SmokeClient) -> Conclusion:
+    """Numbers come out wrong now and then: uninitialised memory, a race, a broken collective.
+
+    The first answer fills the cache and is not compared: a prefix read from cache may round differently.
+    """
+    tokens = 32
+    _, first, second = (client.generate(PROMPT, tokens=tokens) for _ in range(3))
+    if first.ids != second.ids:
+        pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
+        same = next(place for place, (a, b) in enumerate(pairs) if a != b)
+        evidence = f"two greedy answers differ from token {same} on"
+        return _not_the_same(client, evidence) if len(first.ids) == len(second.ids) else failed(evidence)
+    if len(first.ids) != tokens:
+        return failed(f"{len(first.ids)} tokens where {tokens} were asked for")
+    return passed(f"{tokens} tokens twice the same")
+
+
+def stream_agrees(client: SmokeClient) -> Conclusion:
+    """Streaming loses, doubles or holds back text."""
+    body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
+    client.chat(body)  # fills the cache, as above
+    whole, stream = client.chat(body), client.chat_stream(body)
+    differ = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
+    if not stream.text:
+        return failed(differ)
+    if stream.pieces < 2:
+        return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} piece: the answer is not streamed")
+    if stream.completion_tokens != whole.completion_tokens:
+        return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
+    if stream.text != whole.text:
+        return _not_the_same(client, differ)
+    return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
+
+
+def answers_right(client: SmokeClient) -> Conclusion:
+    """A kernel, the weights or their quantisation are wrong, and everything else works: what is said is not so.
+
+    Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
+    """
+    questions, chunk = client.target.questions, client.target.prefill_chunk
+    wrong: list[list[str]] = []
+    longest = 0
+    for rank in range(client.target.dp):
+        answers = [(question, client.ask(question, rank=rank)) for question in questions]
+        longest = max(longest, *(answer.prompt_tokens for _, answer in answers))
+        wrong.append([_wrong(*pair) for pair in answers if not is_right(pair[0], pair[1].content)])
+    if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
+        most = max(map(len, wrong))
+        conclude = failed if most >= min(2, len(questions)) else warning
+        causes = tuple(f"{each.what} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
+        return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
+    if chunk and longest <= chunk:
+        return warning(
+            f"all {len(questions)}, and none after a chunk of prefill ({chunk} tokens): up to {longest} tokens"
+        )
+    behind = f"one of them after {longest} tokens" + (f" (a chunk of prefill has {chunk})" if chunk else "")
+    return passed(f"all {len(questions)}, {behind}")
+
+
+def sampling_samples(client: SmokeClient) -> Conclusion:
+    """Sampling is ignored, or the first user to sample waits while its kernel is compiled (96 s on an H200).
+
+    After a prompt without sense, and this hot, two answers of 32 tokens are not the same by chance, nor is what follows
+    the first token the greedy answer. That token is prefill's, and sampled where the verification of drafts is not.
+    """
+    prompt = client.fresh_ids(37)
+    for rank in range(client.target.dp):
+        answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, top_p=0.95).ids for _ in range(2)]
+        if answers[0] == answers[1]:
+            return _not_sampled(client, f"rank {rank} gives the same 32 tokens twice at temperature 2")
+        if client.target.speculative and _goes_on_greedily(client, prompt, answers[0], rank):
+            return _not_sampled(client, f"rank {rank} samples the first token alone at temperature 2")
+    return passed("two answers at temperature 2 differ")
+
+
+def tokens_add_up(client: SmokeClient) -> Conclusion:
+    """Tokens are counted wrongly, and with them every rate that is measured later."""
+    ids, tokens = client.fresh_ids(37), 16
+    answer, usage = client.generate(ids, tokens=tokens), client.usage(ids, tokens=tokens)
+    counted = {
+        "prompt tokens in `meta_info`": (answer.prompt_tokens, len(ids)),
+        "prompt tokens in `usage`": (number(usage, "prompt_tokens"), len(ids)),
+        "output ids": (len(answer.ids), tokens),
+        "completion tokens in `meta_info`": (answer.completion_tokens, tokens),
+        "completion tokens in `usage`": (number(usage, "completion_tokens"), tokens),
+        "total tokens in `usage`": (number(usage, "total_tokens"), len(ids) + tokens),
+    }
+    wrong = [f"{what}: {seen}, not {sent}" for what, (seen, sent) in counted.items() if seen != sent]
+    return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out, in both protocols")
+
+
+def prefix_cached(client: SmokeClient) -> Conclusion:
+    """A repeated prefix is computed again.
+
+    The prompt is new to the server, so the first answer must come from cache hardly at all. Hits round down to whole
+    pages, the last token is always computed, and speculation holds back one more.
+    """
+    if not client.target.prefix_cache:
+        return not_applicable("the profile turns the prefix cache off")
+    prompt = client.fresh_ids(min(PREFIX_TOKENS, client.target.context_length // 4))
+    page = client.info().page_size
+    cold, warm = (client.generate(prompt, tokens=1).cached_tokens for _ in range(2))
+    least = (len(prompt) - 2) // page * page
+    if warm < least:
+        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {least} expected (page {page})")
+    if cold >= least:
+        return failed(f"a prompt never sent before is said to come from cache: {cold} of {len(prompt)} tokens")
+    if client.target.cache_report and (reported := _reported(client.usage(prompt, tokens=1))) < least:
+        return failed(f"`usage` reports {reported} cached tokens where `meta_info` reports {warm}")
+    return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page})")
+
+
+def ranks_serve(client: SmokeClient) -> Conclusion:
+    """A data-parallel replica is dead or never asked, and half of the throughput is missing."""
+    if client.target.dp == 1:
+        return not_applicable("one data-parallel rank")
+    answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
+    if None in answers.values():
+        return warning("every rank was asked and something answered: the server does not say which rank it was")
+    if strays := {rank: by for rank, by in answers.items() if by != rank}:
+        return failed("; ".join(f"rank {by} answered for rank {rank}" for rank, by in strays.items()))
+    return passed(f"each of {len(answers)} ranks answered for itself")
+
+
+def drafts_accepted(client: SmokeClient) -> Conclusion:
+    """Speculation is off, or its drafts are all refused: the cost without the gain."""
+    if not client.target.speculative:
+        return not_applicable("the profile does not speculate")
+    lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
+    if None in lengths:
+        return failed("the server reports no verification steps: speculation is off")
+    shown = ", ".join(f"{length:.2f}" for length in lengths)
+    if any(length is not None and length <= 1 for length in lengths):
+        return failed(f"accept length {shown}: no draft is ever right")
+    return passed(f"accept length {shown} on one prompt")
+
+
+def schema_obeyed(client: SmokeClient) -> Conclusion:
+    """Structured output is ignored, or its backend takes the scheduler down."""
+    if not client.target.grammar:
+        return not_applicable("the profile names no grammar backend that this engine can use")
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    thinking = {"enable_thinking": False}
+    name = client.target.served_name
+    body = chat_body(name, "Is it ready?", tokens=256, response_format=wanted, chat_template_kwargs=thinking)
+    answer = client.chat(body)
+    if answer.finish_reason == "length":
+        return warning(f"the answer was not finished within {answer.completion_tokens} tokens")
+    try:
+        data = parse_json(answer.text)
+    except ValueError:
+        return failed(f"not JSON: {excerpt(answer.text, 80)!r}")
+    if not (isinstance(data, dict) and data.keys() == {"ready", "colour"} and data["colour"] in ("red", "green")):
+        return failed(f"JSON that breaks the schema: {excerpt(answer.text, 80)}")
+    return passed(answer.text)
+
+
+def malformed_refused(client: SmokeClient) -> Conclusion:
+    """A client's mistake is answered 5xx, or takes the server down."""
+    sent = {
+        f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken"),
+        f"broken JSON to `{endpoints.CHAT_COMPLETIONS}`": (endpoints.CHAT_COMPLETIONS, b"{broken"),
+        "messages of the wrong type": (endpoints.CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
+        "negative max_tokens": (endpoints.COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
+    }
+    return _refused(client, sent)
+
+
+def overlong_refused(client: SmokeClient) -> Conclusion:
+    """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
+    prompt = client.fresh_ids(client.target.context_length + 1)
+    bodies: dict[str, Body] = {
+        endpoints.GENERATE: generate_body(prompt, tokens=1),
+        endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
+    }
+    return _refused(
+        client,
+        {f"{len(prompt)} tokens to `{path}`": (path, json.dumps(body).encode()) for path, body in bodies.items()},
+    )
+
+
+def metrics_count(client: SmokeClient) -> Conclusion:
+    """Metrics are off or stand still, and so is everything that watches them."""
+    if not client.target.metrics:
+        return not_applicable("the profile does not export metrics")
+    name = Metric.OUTPUT_TOKENS
+    before = client.server.metrics().get(name, 0.0)  # a counter may first appear with what it counts
+    client.generate(PROMPT, tokens=16)
+    client.generate(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
+    after = client.server.metrics().get(name)
+    if before is None or after is None:
+        return failed(f"`{endpoints.METRICS}` has no number for `{name}`")
+    if after < before + 16:
+        return failed(f"`{name}` went from {before:g} to {after:g} over 17 tokens")
+    return passed(f"`{name}` went from {before:g} to {after:g}")
+
+
+def log_clean(client: SmokeClient) -> Conclusion:
+    """The server is ready and its log shows a fault that does not stop it: a kernel that is compiled again each step.
+
+    Comes last: such lines are written while requests are served.
+    """
+    if client.faults is None:
+        return not_applicable("no log at hand")
+    faults = client.faults()
+    return failed("; ".join(faults)) if faults else passed("no known fault in the server's log")
+
+
+CHECKS: Final[tuple[tuple[str, Check], ...]] = (
+    ("right model", right_model),
+    ("key required", key_required),
+    ("greedy repeats", greedy_repeats),
+    ("stream agrees", stream_agrees),
+    ("answers right", answers_right),
+    ("sampling samples", sampling_samples),
+    ("tokens add up", tokens_add_up),
+    ("prefix cached", prefix_cached),
+    ("each rank serves", ranks_serve),
+    ("drafts accepted", drafts_accepted),
+    ("schema obeyed", schema_obeyed),
+    ("malformed refused", malformed_refused),
+    ("over-long refused", overlong_refused),
+    ("metrics count", metrics_count),
+    ("log clean", log_clean),
+)
+
+
+def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
+    """The checks of a target: one whose model has no questions is not asked any."""
+    return tuple((name, check) for name, check in CHECKS if target.questions or check is not answers_right)
+
+
+def _not_the_same(client: SmokeClient, evidence: str) -> Conclusion:
+    """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
+    if not client.target.inexact:
+        return failed(evidence)
+    return warning(
+        f"{evidence}, as they may here", causes=tuple(f"{each.what} ({each.source})" for each in client.target.inexact)
+    )
+
+
+def _goes_on_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
+    """Whether what follows the first token of an answer is what a greedy server says after it."""
+    greedy = client.generate([*prompt, *answer[:1]], tokens=_ALIKE, rank=rank).ids
+    return tuple(answer[1 : 1 + _ALIKE]) == greedy
+
+
+def _not_sampled(client: SmokeClient, evidence: str) -> Conclusion:
+    """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
+    if not client.target.greedy:
+        return failed(evidence)
+    causes = tuple(f"{each.what} ({each.source}); {each.hint}" for each in client.target.greedy)
+    return warning(f"{evidence}, as is known of this engine", causes=causes)
+
+
+def _wrong(question: Question, answer: Chat) -> str:
+    said, right = excerpt(answer.content, 40), excerpt(question.answer, 40)
+    return f"after {answer.prompt_tokens} tokens {said!r} where {right!r} is right"
+
+
+def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Conclusion:
+    statuses = {what: client.server.post_status(path, content) for what, (path, content) in requests.items()}
+    wrong = [f"{what} is answered {status}" for what, status in statuses.items() if not 400 <= status < 500]
+    if wrong:
+        return failed("; ".join(wrong))
+    if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`
+        return failed(f"`{endpoints.HEALTH}` answers {health} afterwards")
+    for rank in range(client.target.dp):
+        client.generate(PROMPT, tokens=1, rank=rank)
+    return passed(
+        f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
+    )
+
+
+def _reported(usage: Json) -> int:
+    details = usage.get("prompt_tokens_details")
+    return number(details, "cached_tokens") if isinstance(details, dict) else 0

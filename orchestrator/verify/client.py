@@ -1,0 +1,78 @@
+"""The requests that the checks are made of."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.liveness import RANK_FIELD
+from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
+from orchestrator.engine.responses import (
+    Chat,
+    Generated,
+    Json,
+    OddAnswerError,
+    ServerInfo,
+    read_chat,
+    read_chat_events,
+    read_generated,
+    read_server_info,
+    read_usage_of,
+)
+from orchestrator.plan.plan import Question
+from orchestrator.verify.questions import prompt_of
+from orchestrator.verify.target import Target
+
+# Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
+# crash the scheduler (sglang 0.5.14 checks none: `IndexError: index out of range in self`).
+TOKEN_IDS: Final = range(100, 500)
+
+
+class SmokeClient:
+    """Requests to one target. Greedy, and pinned to a data-parallel rank: each rank has a cache of its own."""
+
+    def __init__(
+        self, target: Target, server: EngineClient, *, seed: int, faults: Callable[[], Sequence[str]] | None
+    ) -> None:
+        """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache."""
+        self.target = target
+        self.server = server
+        self.faults = faults
+        self._random = random.Random(seed)  # noqa: S311 - prompts, not keys
+
+    def fresh_ids(self, count: int) -> list[int]:
+        """`count` token ids that this server has not seen in this order."""
+        return self._random.choices(TOKEN_IDS, k=count)
+
+    def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> Generated:
+        """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples."""
+        body = generate_body(prompt, tokens=tokens, rank=rank, **more)
+        return read_generated(self.server.post(endpoints.GENERATE, body))
+
+    def usage(self, prompt: list[int], *, tokens: int) -> Json:
+        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`, from rank 0."""
+        body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: 0})
+        return read_usage_of(self.server.post(endpoints.COMPLETIONS, body))
+
+    def chat(self, body: Body) -> Chat:
+        """The answer to a chat request, in one piece."""
+        return read_chat(self.server.post(endpoints.CHAT_COMPLETIONS, body))
+
+    def ask(self, question: Question, *, rank: int) -> Chat:
+        """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
+        thinking = {"enable_thinking": False}  # what GLM's template calls it; others do not look at it
+        more: Body = {RANK_FIELD: rank, "chat_template_kwargs": thinking}
+        return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.tokens, **more))
+
+    def chat_stream(self, body: Body) -> Chat:
+        """The answer to a chat request as server-sent events, put together."""
+        streamed = {**body, "stream_options": {"include_usage": True}}
+        return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, streamed))
+
+    def info(self) -> ServerInfo:
+        """What the server says of its settings."""
+        info = read_server_info(self.server.get(endpoints.SERVER_INFO))
+        if info is None:
+            raise OddAnswerError(f"`{endpoints.SERVER_INFO}` does not name version and page size")
+        return info

@@ -1,0 +1,200 @@
+"""Waiting that tells the truth: what the server is doing, from its own log, until it really serves.
+
+A server is ready when three things agree: its own log says so, it is healthy (which in sglang means that it generated
+a token: 0.5.14, entrypoints/http_server.py:561-635), and the model behind the URL is the one that was started. Each
+alone has been wrong: the log of a server behind a port that was not published, a health check answered by a leftover on
+the same port.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import httpx
+
+from orchestrator.core.console import Progress, minutes
+from orchestrator.core.errors import NotReadyError, Problem, ProfileError
+from orchestrator.core.logs.lines import batches
+from orchestrator.core.polling import look_until
+from orchestrator.core.redaction import redact
+from orchestrator.core.secret import Secret
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.log import StageReader
+from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.server_args import ArgumentRefusal
+from orchestrator.runtimes.base import ServerState, Status
+
+POLL_SECONDS: Final = 0.2
+_LEAST_SECONDS: Final = 0.1  # that a request is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starting:
+    """A server that was started, as the wait sees it.
+
+    `log` gives the lines that are new since its last call (a runtime's `tail`); `state` is what the runtime says of it.
+    """
+
+    url: str  # base URL as reached from this machine
+    served_name: str
+    api_key: Secret | None
+    log: Callable[[], Iterable[str]]
+    state: Callable[[], ServerState]
+    about: float = inf  # seconds that were estimated
+
+
+def wait(
+    server: Starting,
+    *,
+    silence: float,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    transport: httpx.BaseTransport | None = None,
+) -> float:
+    """Wait until the server serves its model; returns the seconds that took.
+
+    One that takes twice as long as was estimated says so. Gives up at once when it has exited or was restarted, when
+    nothing has moved for `silence` seconds, and, where the user has set one, after `timeout` seconds. Raises
+    NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
+    arguments.
+    """
+    shown = progress or Progress()
+    with EngineClient(server.url, key=server.api_key, transport=transport) as client:
+        attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
+
+        def meanwhile(_: object) -> None:
+            shown.update(attempt.doing(server.about), transient=f"{attempt.elapsed:.0f} s")
+            attempt.give_up_after(silence=silence, timeout=timeout)
+
+        try:
+            look_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
+            seconds = attempt.elapsed
+            shown.update(f"ready after {seconds:.1f} s")
+        finally:
+            shown.done()
+    return seconds
+
+
+class _Wait:
+    """One wait: what has been seen so far."""
+
+    def __init__(self, server: Starting, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
+        self.reader = StageReader()
+        self._end = end  # on the clock: no request goes on behind it
+        self._server, self._client, self._clock = server, client, clock
+        self._start = self._moved = clock()
+        self._late = ""  # what it was doing when it had taken much longer than was estimated
+        self._answer = ""  # what the server said last of its health
+        self._pending = ""  # what it waits for before it is started
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock() - self._start
+
+    @property
+    def _left(self) -> float:
+        return max(self._end - self._clock(), _LEAST_SECONDS)
+
+    def serves(self) -> bool:
+        """Look once at the process, the log and the port."""
+        state = self._server.state()  # before the log: what it wrote before it exited is then read as well
+        self._await_place(state)
+        self._read_log()
+        self._refuse_dead(state)
+        if not (self.reader.says_ready and self._is_healthy()):
+            return False
+        self._refuse_stranger()
+        return True
+
+    def doing(self, about: float) -> str:
+        """What the server does, and once that the start takes much longer than was estimated."""
+        if self._pending:
+            return self._pending
+        if self.elapsed > 2 * about:
+            self._late = self._late or self.reader.text
+        late = f", longer than the {minutes(about)} estimated" if self.reader.text == self._late else ""
+        return f"{self.reader.text}{late}"
+
+    def give_up_after(self, *, silence: float, timeout: float | None) -> None:
+        doing = self.reader.text
+        quiet = self._clock() - self._moved
+        answer = f"; {self._answer}" if self._answer else ""
+        if quiet >= silence:
+            hint = "`deploy diagnose` names known causes; a longer `waiting.silence` in the profile waits longer"
+            raise self._error(f"nothing has moved for {quiet:.0f} s while {doing}{answer}", hint=hint)
+        if timeout is not None and self.elapsed >= timeout:
+            raise self._error(
+                f"not ready within {timeout:g} s: still {doing}{answer}", hint="give `--timeout` more seconds, or none"
+            )
+
+    def _read_log(self) -> None:
+        for text in batches(self._server.log()):
+            was_ready = self.reader.says_ready
+            alive = self.reader.feed(text)
+            if self.reader.port_taken:
+                raise self._error(f"the port of `{self._server.url}` is taken by another process")
+            if alive and not was_ready:  # later lines may be the echo of our own health requests
+                self._moved = self._clock()
+
+    def _await_place(self, state: ServerState) -> None:
+        """One that others have not started yet: they know how long that may take, and whether it never will."""
+        self._pending = state.detail if state.status is Status.PENDING else ""
+        if not self._pending:
+            return
+        if state.refusal is not None:
+            raise self._refused(state.refusal)
+        if state.stuck:
+            hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
+            raise self._error(f"the server cannot start: {self._pending}", hint=hint)
+        self._moved = self._clock()
+
+    def _refused(self, refusal: ArgumentRefusal) -> ProfileError:
+        where = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
+        problem = Problem(redact(refusal.text), where)
+        return ProfileError(f"sglang refuses arguments of `{self._server.served_name}`", problems=[problem])
+
+    def _refuse_dead(self, state: ServerState) -> None:
+        doing = self.reader.text
+        reason = f" ({state.detail})" if state.detail else ""
+        if state.restarts:
+            raise self._error(f"the server died while {doing} and was started again{reason}")
+        if state.status is Status.ABSENT:
+            raise self._error(f"the server is gone: something else removed it while {doing}")
+        if state.status not in {Status.RUNNING, Status.PENDING}:
+            code = "" if state.exit_code is None else f" with code {state.exit_code}"
+            raise self._error(f"the server exited{code} while {doing}, after {self.elapsed:.0f} s{reason}")
+
+    def _is_healthy(self) -> bool:
+        try:
+            status = self._client.health(within=self._left)
+            answer = f"`{endpoints.HEALTH}`: {status}"
+        except (NoAnswerError, OddAnswerError) as error:
+            status, answer = 0, str(error)
+        if answer != self._answer:
+            self._answer, self._moved = answer, self._clock()
+        return status == httpx.codes.OK
+
+    def _refuse_stranger(self) -> None:
+        try:
+            names = self._client.models(within=self._left)
+        except (NoAnswerError, OddAnswerError) as error:
+            raise self._error(f"`{self._server.url}` does not say which model it serves: {error}") from error
+        if self._server.served_name not in names:
+            raise self._error(
+                f"another server answers at `{self._server.url}`: it serves `{', '.join(names)}`, "
+                f"not `{self._server.served_name}`",
+                hint="stop it, or set another `server.port`",
+            )
+
+    def _error(self, message: str, *, hint: str = "") -> NotReadyError:
+        lines = "\n".join(self.reader.last_lines) or "(the server has written nothing)"
+        return NotReadyError(
+            redact(message),
+            hint=hint or "`deploy diagnose` names known causes",
+            details=redact(lines),
+        )

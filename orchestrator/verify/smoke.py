@@ -1,0 +1,77 @@
+"""Carrying the checks out, one after the other."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import httpx
+
+from orchestrator.core.console import Progress
+from orchestrator.core.redaction import excerpt
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.verify.checks import Check, checks_for
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.report import CheckResult, Conclusion, SmokeReport, failed
+from orchestrator.verify.target import Target
+
+CONNECT_SECONDS: Final = 5.0
+MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
+
+
+def smoke_test(
+    target: Target,
+    *,
+    faults: Callable[[], Sequence[str]] | None,
+    seed: int | None = None,
+    timeout: float = 180.0,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    transport: httpx.BaseTransport | None = None,
+) -> SmokeReport:
+    """Check a ready server.
+
+    `faults` gives the lines of the server's log that are known faults and did not stop it, read after everything else;
+    None where there is no log. `timeout` is seconds for one request: the first ones after a start may compile kernels.
+    Once the server no longer answers at all, the checks that are left fail without being tried.
+    """
+    limits = TimeLimits(connect=min(CONNECT_SECONDS, timeout), silence=timeout, whole=timeout)
+    shown = progress or Progress()
+    with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server:
+        client = SmokeClient(target, server, seed=time.time_ns() if seed is None else seed, faults=faults)
+        try:
+            checks = tuple(_all_checks(client, shown=shown, clock=clock))
+        finally:
+            shown.done()
+    return SmokeReport(url=target.url, served_name=target.served_name, checks=checks)
+
+
+def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], float]) -> Iterator[CheckResult]:
+    silent = ""
+    checks = checks_for(client.target)
+    for number, (name, check) in enumerate(checks, start=1):
+        shown.update("smoke test", transient=f"{number}/{len(checks)}: {name}")
+        begun = clock()
+        if silent:
+            conclusion = failed(f"not tried: {silent}")
+        else:
+            conclusion, silent = _conclude(name, check, client)
+        yield _result(name, conclusion, seconds=clock() - begun)
+
+
+def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[Conclusion, str]:
+    """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
+    try:
+        return check(client), ""
+    except OddAnswerError as error:
+        return failed(str(error)), ""
+    except NoAnswerError as error:
+        return failed(str(error)), f"the server stopped answering during `{name}`"
+
+
+def _result(name: str, conclusion: Conclusion, *, seconds: float) -> CheckResult:
+    evidence = excerpt(" ".join(conclusion.evidence.split()), MOST_EVIDENCE)
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
+    return CheckResult(
+        name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3), causes=conclusion.causes
+    )

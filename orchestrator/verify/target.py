@@ -1,0 +1,84 @@
+"""What the server under test is supposed to be."""
+
+from dataclasses import dataclass
+
+from orchestrator.core.secret import Secret
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.responses import OddAnswerError, read_server_info
+from orchestrator.plan.plan import GREEDY, Hazard, Plan, Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server and the features its profile promises; what is False here is reported as not applicable."""
+
+    url: str  # base URL as reached from this machine
+    served_name: str
+    context_length: int  # tokens
+    dp: int
+    speculative: bool
+    prefix_cache: bool
+    cache_report: bool  # per-request cached tokens in `usage`
+    metrics: bool
+    grammar: bool
+    questions: tuple[Question, ...]  # with one right answer each
+    prefill_chunk: int | None  # tokens; None where the plan sets none
+    wrong_answers: tuple[Hazard, ...]  # what may make answers wrong
+    inexact: tuple[Hazard, ...]  # why two greedy answers may differ
+    greedy: tuple[Hazard, ...]  # why nothing is sampled but the first token
+    api_key: Secret | None
+
+
+def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
+    """The target that `plan` promises, reached at `url`.
+
+    On CPU the default grammar backend crashes the scheduler (sglang 0.5.14), so structured output counts as a feature
+    there only where the plan names a backend.
+    """
+    backend = plan.flag("grammar-backend")
+    return Target(
+        url=url,
+        served_name=plan.model.served_name,
+        context_length=int(plan.flag("context-length") or plan.model.context_length),
+        dp=plan.layout.dp,
+        speculative=plan.flag("speculative-algorithm") is not None,
+        prefix_cache=plan.flag("disable-radix-cache") is None,
+        cache_report=plan.flag("enable-cache-report") is not None,
+        metrics=plan.flag("enable-metrics") is not None,
+        grammar=backend != "none" and (backend is not None or plan.engine.platform != "cpu"),
+        questions=plan.model.questions,
+        prefill_chunk=max(int(plan.flag("chunked-prefill-size") or 0), 0) or None,
+        wrong_answers=plan.wrong_answers,
+        inexact=plan.inexact,
+        greedy=tuple(hazard for hazard in plan.hazards if hazard.id == GREEDY),
+        api_key=api_key,
+    )
+
+
+def target_as_told(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
+    """The target that a server without a plan says it is; what it does not tell is not promised.
+
+    Raises NoAnswerError, and OddAnswerError for what is no sglang server.
+    """
+    info = read_server_info(server.get(endpoints.SERVER_INFO))
+    named = next(((name, length) for name, length in server.models().items() if length is not None), None)
+    if info is None or named is None:
+        raise OddAnswerError("it does not describe itself as sglang does")
+    return Target(
+        url=url,
+        served_name=named[0],
+        context_length=named[1],
+        dp=info.replicas,
+        speculative=info.speculative is not None,
+        prefix_cache=True,
+        cache_report=info.reports_cache,
+        metrics=bool(server.metrics()),
+        grammar=True,
+        questions=(),
+        prefill_chunk=None,
+        wrong_answers=(),
+        inexact=(),
+        greedy=(),
+        api_key=api_key,
+    )

@@ -1,0 +1,87 @@
+"""The published tables, held to what was published."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.published import (
+    Prices,
+    Published,
+    Reference,
+    load_all_published,
+    load_published,
+    of_kind,
+    read_published,
+)
+from orchestrator.bench.workload import load_workload
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import data_root
+
+WAFER = load_published("wafer-glm52")
+
+
+def test_the_published_rates_stand_as_published() -> None:
+    assert [(line.rate_rps, line.output_tok_s, line.ttft_p50_s, line.ttft_p95_s) for line in WAFER.rates] == [
+        (0.5, 449, 0.59, 0.60),
+        (1.0, 974, 0.60, 0.81),
+        (1.5, 1913, 0.62, 1.03),
+        (2.0, 1944, 0.62, 1.05),
+        (2.25, 2089, 0.63, 1.23),
+        (2.4, 2626, 0.81, 2.22),
+    ]
+    assert all(line.success_share == 1 for line in WAFER.rates)
+
+
+def test_the_caveat_on_tokens_per_request_is_the_table_s_own_arithmetic() -> None:
+    per_request = [round(line.output_tok_s / line.rate_rps) for line in WAFER.rates]
+    assert per_request == [898, 974, 1275, 972, 928, 1094]
+    assert "898, 974, 1275, 972, 928 and 1094" in WAFER.caveats[0]
+
+
+def test_the_published_workload_is_the_one_that_is_measured() -> None:
+    ours = load_workload(WAFER.workload.name)
+    assert (ours.input_tokens, ours.output_tokens, ours.cached_share) == (20000, 1000, 0.60)
+    assert {line.rate_rps for line in WAFER.rates} <= set(ours.rates_rps)
+    assert ours.limits.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
+    alone = load_workload(WAFER.single_stream.workload)
+    assert (alone.input_tokens, alone.output_tokens, alone.concurrency) == (10000, 1500, 1)
+
+
+def test_every_file_names_its_source_and_its_unit() -> None:
+    everything = load_all_published()
+    assert len(of_kind(everything, Published)) == 1
+    assert len(of_kind(everything, Reference)) == 5
+    assert all(entry.source and entry.unit and entry.caveats for entry in everything)
+    for reference in of_kind(everything, Reference):
+        assert all(len(row.values) == len(reference.columns) for row in reference.rows)
+
+
+def test_prices_are_found_by_any_case_of_the_gpu_s_name() -> None:
+    (prices,) = of_kind(load_all_published(), Prices)
+    assert (prices.of("mi355x"), prices.of("B200"), prices.of("h100")) == (1.48, 1.95, None)
+
+
+def test_a_name_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_published("nobody")
+    assert "wafer-glm52" in caught.value.hint
+
+
+def test_a_fault_is_shown_with_its_line(tmp_path: Path) -> None:
+    head = "kind: prices\nname: x\ntitle: x\nsource: x\nunit: USD per GPU-hour\ncaveats: []\nprices:\n"
+    path = tmp_path / "x.yaml"
+    path.write_text(head + "  - {gpu: X, usd_per_gpu_hour: -1}\n")
+    with pytest.raises(ProfileError) as caught:
+        read_published(path, "x.yaml")
+    assert [problem.where for problem in caught.value.problems] == ["x.yaml:8"]
+
+
+def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:
+    shipped = data_root() / "profiles" / "published"
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((shipped / "wafer-glm52.yaml").read_text().replace("name: wafer-glm52", "name: mine"))
+    assert load_published(str(mine)).name == "mine"
+    with pytest.raises(UsageError, match="kind `prices`, not `comparison`"):
+        load_published(str(shipped / "inferencex-tco.yaml"))
+    with pytest.raises(UsageError, match="there is no file"):
+        load_published(str(tmp_path / "none.yaml"))

@@ -1,0 +1,479 @@
+"""`deploy reproduce`: the steps, what remains of them after a failure, and what is taken down."""
+
+import datetime as dt
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from orchestrator.bench.cost import Bill
+from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
+from orchestrator.bench.workload import load_workload
+from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
+from orchestrator.core.paths import Home, data_root
+from orchestrator.experiments.reproduce import (
+    STATE_FILE,
+    FinishedSteps,
+    ReproducePlan,
+    ReproduceRequest,
+    Step,
+    StepRunner,
+    bench_seconds,
+    command,
+    may_be_there,
+    plan_steps,
+    reproduce,
+    require_all_questions,
+    still_to_do,
+)
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Handle
+from orchestrator.servers.servers import Fleet
+
+NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+WAFER = load_published("wafer-glm52")
+
+
+def asked(named: str = WAFER.name) -> ReproduceRequest:
+    """A plain call."""
+    return ReproduceRequest(named=named, download_mb_s=400)
+
+
+def steps(directory: Path) -> tuple[Step, ...]:
+    return plan_steps(WAFER, directory, asked()).steps
+
+
+def runs_of(*runs: tuple[str, str]) -> Published:
+    """The published figures with other servers to bring up: profile and workload."""
+    other = tuple(ReproduceRun(profile=profile, workloads=(workload,)) for profile, workload in runs)
+    return WAFER.model_copy(update={"reproduce": WAFER.reproduce.model_copy(update={"runs": other})})
+
+
+class Machine:
+    """Runs nothing, remembers everything; ends one command otherwise than well. Knows which servers are up."""
+
+    def __init__(self, failing: str = "", *, interrupted: bool = False) -> None:
+        self.failing = failing
+        self.interrupted = interrupted
+        self.ran: list[str] = []
+        self.argvs: list[tuple[str, ...]] = []
+        self.servers: set[str] = set()
+
+    def __call__(self, argv: tuple[str, ...]) -> int:
+        self.ran.append(" ".join(argv))
+        self.argvs.append(argv)
+        if self.failing and self.ran[-1].startswith(self.failing):
+            if self.interrupted:
+                raise KeyboardInterrupt
+            return 8
+        if argv[0] == "up":
+            self.servers.add(argv[argv.index("--name") + 1])
+        if argv[0] == "down":
+            self.servers.remove(argv[1])
+        return 0
+
+
+def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
+    planned = steps(directory)
+    runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+    reproduce(planned, FinishedSteps(directory / STATE_FILE, planned), runner, keep=keep)
+
+
+def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
+    stages = [step.stage for step in steps(tmp_path)]
+    assert stages[:16] == ["preflight"] * 4 + ["stage"] * 4 + ["kernels"] * 4 + ["build"] * 4
+    measured = ["up", "smoke", "bench", "report", "down"] * 3
+    assert stages[16:] == [*measured, "up", "smoke", "eval", "eval", "report", "down"]
+
+
+def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Path) -> None:
+    """The published 2,626 tok/s are those of tuned fp4 MoE kernels."""
+    commands = [" ".join(step.argv) for step in steps(tmp_path)]
+    table = commands.index("kernels table --profile mi355x-tp4dp2")
+    assert commands.index("build --profile mi355x-tp4dp2") > table
+
+
+def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> None:
+    published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
+    planned = plan_steps(published, tmp_path, asked("mine.yaml"))
+    early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
+    assert early == ["b200-tp8/stage", "b200-tp8/build"]
+    assert planned.left_out == (
+        "no step `stage` for `cpu-tiny`: its checkpoint is made on the way up",
+        "no step `kernels` for `cpu-tiny`: its server asks aiter for no MXFP4 experts",
+        "no step `kernels` for `b200-tp8`: its server asks aiter for no MXFP4 experts",
+        "no step `build` for `cpu-tiny`: it runs in no container",
+    )
+    assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in planned.steps]
+
+
+def test_no_server_that_is_measured_under_load_admits_fewer_requests_than_the_load_brings() -> None:
+    """2.4 requests/s that take some 10 s each are 24 at once, more than the 16 of a single stream's server."""
+    for server in of().servers:
+        admitted = int(server.plan.flag("max-running-requests") or 0) * server.plan.layout.dp
+        assert admitted >= (80 if "wafer-20k-1k" in server.workloads else 1), server.name
+
+
+def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
+    outputs = [step.output.relative_to(tmp_path) for step in steps(tmp_path) if step.output and step.stage == "bench"]
+    assert [str(path) for path in outputs] == [
+        "mi355x-tp8/single-stream-10k-1.5k",
+        "mi355x-tp8-throughput/wafer-20k-1k",
+        "mi355x-tp4dp2/wafer-20k-1k",
+    ]
+
+
+def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
+    (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
+    published = runs_of((str(tmp_path / "mine.yaml"), str(tmp_path / "brief.yaml")))
+    found = {step.stage: step for step in plan_steps(published, tmp_path, asked("x")).steps}
+    assert found["up"].argv == ("up", "--profile", str(tmp_path / "mine.yaml"), "--name", "mine")
+    assert found["bench"].output == tmp_path / "mine" / "brief"
+
+
+def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
+    """438 GB at 400 MB/s; the image comes with the first step that reads it."""
+    about = {step.id: step.about for step in steps(tmp_path)}
+    assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
+    assert about["mi355x-tp8/kernels"] > 10 * about["mi355x-tp4dp2/kernels"]
+    assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
+
+
+def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
+    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, asked("x"))
+    tiny = next(step.about for step in planned.steps if step.stage == "up")
+    large = next(step.about for step in steps(tmp_path) if step.stage == "up")
+    assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
+
+
+def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:
+    machine = Machine()
+    go(tmp_path, machine)
+    order = [line for line in machine.ran if line.startswith(("up", "down"))]
+    assert [line.split()[0] for line in order] == ["up", "down"] * 4
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    go(tmp_path, Machine())
+    again = Machine()
+    go(tmp_path, again)
+    assert again.ran == []
+
+
+def test_after_a_failed_measurement_the_server_goes_down_and_comes_up_again(tmp_path: Path) -> None:
+    machine = Machine(failing="bench mi355x-tp8-throughput --workload wafer")
+    with pytest.raises(DeployError) as caught:
+        go(tmp_path, machine)
+    assert caught.value.exit_code == 8
+    assert machine.ran[-1] == "down mi355x-tp8-throughput"
+    again = Machine()
+    go(tmp_path, again)
+    assert again.ran[0] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
+    assert again.ran[1].startswith("bench mi355x-tp8-throughput --workload wafer-20k-1k")
+
+
+def test_keep_leaves_it_up(tmp_path: Path) -> None:
+    machine = Machine(failing="smoke")
+    with pytest.raises(DeployError):
+        go(tmp_path, machine, keep=True)
+    assert not any(line.startswith("down") for line in machine.ran)
+
+
+def test_an_interruption_takes_the_server_down_too(tmp_path: Path) -> None:
+    machine = Machine("smoke", interrupted=True)
+    with pytest.raises(Interrupted, match="interrupted") as caught:
+        go(tmp_path, machine)
+    assert caught.value.hint == "the same command goes on from here"
+    assert machine.ran[-1] == "down mi355x-tp8"
+
+
+def test_a_server_that_is_gone_is_not_taken_down_again(tmp_path: Path) -> None:
+    """The failed report took it down; what remains after the mended report is nothing."""
+    with pytest.raises(DeployError):
+        go(tmp_path, Machine("report"))
+    again = Machine()
+    go(tmp_path, again)
+    assert again.ran[0].startswith("report")
+    assert again.ran[1] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
+
+
+def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """While the Docker daemon restarts, a container is still to be taken down."""
+
+    class Silent:
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the Docker daemon does not answer")
+
+    servers = Fleet(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
+    for profile in ("mi355x-tp8", "cpu-tiny"):
+        plan = load(profile).plan
+        open_run(servers.home, profile, plan).save("plan.json", plan.to_dict())
+    assert may_be_there(servers, "mi355x-tp8")
+    assert not may_be_there(servers, "cpu-tiny")
+    assert not may_be_there(servers, "never-started")
+
+
+def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
+    step = next(step for step in steps(tmp_path) if step.stage == "bench")
+    assert command(step)[-1] != "--resume"
+    assert step.output is not None
+    step.output.mkdir(parents=True)
+    (step.output / "result.json").touch()
+    assert command(step)[-1] == "--resume"
+
+
+def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path) -> None:
+    planned = steps(tmp_path)
+    done = {step.id: "" for step in planned if step.run == "mi355x-tp8" and step.stage not in {"report", "down"}}
+    assert "up" not in {step.stage for step in still_to_do(planned, done) if step.run == "mi355x-tp8"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"steps": "other", "done": {}}'])
+def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_text(text)
+    with pytest.raises(UsageError):
+        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A directory whose first server is measured, and its state."""
+    directory = tmp_path_factory.mktemp("begun")
+    with pytest.raises(DeployError):
+        go(directory, Machine(failing="bench mi355x-tp4dp2"))
+    return directory, (directory / STATE_FILE).read_text()
+
+
+def damaged(text: str, dice: Random) -> str:
+    """Cut, overwritten, or with another value in one of its places."""
+    at, kind = dice.randrange(len(text)), dice.randrange(5)
+    if kind == 0:
+        return text[:at]
+    if kind == 1:
+        return text[:at] + dice.choice('{}[]",:0\x00x') + text[at + dice.randrange(2) :]
+    data, odd = json.loads(text), dice.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
+    if kind == 2:
+        data[dice.choice(["steps", "done"])] = odd
+    elif kind == 3:
+        data["done"][dice.choice([*data["done"]])] = odd
+    else:
+        del data["done"][dice.choice([*data["done"]])]
+    return json.dumps(data)
+
+
+def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is_lost(
+    begun: tuple[Path, str],
+) -> None:
+    """A list of steps in place of the table was taken for an empty one, and all of it was done again."""
+    (directory, text), planned = begun, steps(begun[0])
+    file, whole, dice, refused = directory / STATE_FILE, set(json.loads(text)["done"]), Random(20261122), 0
+    for _ in range(100):
+        changed = damaged(text, dice)
+        file.write_text(changed)
+        try:
+            state = FinishedSteps(file, planned)
+        except UsageError as error:
+            refused += 1
+            assert (file.read_text(), error.where, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
+            continue
+        told = {key for key in json.loads(changed)["done"] if key in whole}
+        assert {key for key in state.done if key in whole} == told
+        machine = Machine()
+        runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+        reproduce(planned, state, runner, keep=False)
+        assert not [
+            step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
+        ]
+        assert told <= set(json.loads(file.read_text())["done"])
+    assert 20 < refused < 80
+
+
+def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / STATE_FILE)
+    with pytest.raises(UsageError):
+        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+
+
+def test_how_long_a_measurement_takes() -> None:
+    """200 requests a rate: 400 s at 0.5 rps down to 83 s at 2.4 rps are about 17 min, before climbing and drains."""
+    published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"climb": None}), tok_s=213)
+    assert published == pytest.approx(1005 + 6 * 30, abs=1)
+    assert bench_seconds(load_workload("single-stream-10k-1.5k"), tok_s=213) == pytest.approx(20 * 1500 / 213)
+
+
+def of(**options: object) -> ReproducePlan:
+    request = replace(asked(), **options)  # type: ignore[arg-type]
+    return plan_steps(WAFER, Path("results"), request)
+
+
+def lines(planned: ReproducePlan, run: str = "") -> list[str]:
+    return [" ".join(step.argv) for step in planned.steps if step.run == run or not run]
+
+
+def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
+    planned = of(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
+    settings = "--set engine=sglang-0.5.14-rocm --set flags.max-running-requests=64"
+    planning = [line for line in lines(planned) if "--profile" in line]
+    assert len(planning) == 20
+    assert all(settings in line for line in planning)
+    assert {server.plan.engine.version for server in planned.servers} == {"0.5.14"}
+
+
+def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
+    planned = of(host="ssh://node")
+    assert {step.stage for step in planned.steps if "--host" not in step.argv} == {"report"}
+    assert {step.stage for step in planned.steps} == {
+        "preflight", "stage", "up", "smoke", "bench", "eval", "report", "down"
+    }  # fmt: skip
+    assert "no step `build` for `mi355x-tp8`: it is made on ssh://node on the way up" in planned.left_out
+
+
+def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
+    asked_for: list[tuple[str, ...]] = []
+    runner = StepRunner(
+        run=lambda argv: asked_for.append(argv) or 0, may_be_there=lambda _: True, now=lambda: NOW, host="ssh://node"
+    )
+    assert runner.take_down("tiny") == 0
+    assert asked_for == [("down", "tiny", "--host", "ssh://node")]
+
+
+def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) -> None:
+    planned = of(weights=tmp_path, ablations=("baseline-checkpoint",))
+    about = {step.id: step.about for step in planned.steps if step.stage == "stage"}
+    assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
+    assert f"--set model.origin.location={tmp_path}" in lines(planned, "mi355x-tp8")[0]
+    other = next(server for server in planned.servers if server.baseline)
+    assert other.plan.model.source.location == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
+    assert about["mi355x-tp8-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
+
+
+def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
+    planned = of(ablations=("mtp-off", "table-off"))
+    servers = {server.name: server for server in planned.servers}
+    published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2", "mi355x-tp4dp2-evals"]
+    assert list(servers) == [*published, "mi355x-tp8-mtp-off", "mi355x-tp4dp2-table-off"]
+    assert servers["mi355x-tp8"].plan.flag("speculative-algorithm") == "EAGLE"
+    assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
+    table = {patch.id for patch in servers["mi355x-tp4dp2-table-off"].plan.patches}
+    assert "aiter-fp4-moe-table" not in table
+    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads aiter's own tables" in planned.left_out
+    assert [step.stage for step in planned.steps if step.run == "mi355x-tp8-mtp-off"][-5:] == [
+        "up", "smoke", "bench", "report", "down"
+    ]  # fmt: skip
+
+
+def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() -> None:
+    planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
+    asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
+    assert asked_eval == [
+        "eval mi355x-tp8 --suite gsm8k --limit 200 --output results/mi355x-tp8",
+        "eval mi355x-tp8-baseline-checkpoint --suite gsm8k --limit 200 --output results/mi355x-tp8-baseline-checkpoint",
+    ]
+    reports = [line for line in lines(planned) if line.startswith("report ")]
+    assert all("--price MI355X=2" in line for line in reports)
+    assert ["--baseline" in line for line in reports] == [False, False, False, True]
+    assert reports[-1].endswith("results/mi355x-tp8-baseline-checkpoint/eval-gsm8k.json")
+
+
+def evals_of(planned: ReproducePlan) -> list[Step]:
+    return [step for step in planned.steps if step.stage == "eval"]
+
+
+def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample() -> None:
+    planned = of()
+    server = next(server for server in planned.servers if server.suites)
+    assert [hazard.id for hazard in server.plan.hazards if hazard.id == "speculation-is-greedy"] == []
+    assert [" ".join(step.argv) for step in evals_of(planned)] == [
+        "eval mi355x-tp4dp2-evals --suite gsm8k --limit 200 --output results/mi355x-tp4dp2-evals",
+        "eval mi355x-tp4dp2-evals --suite gpqa-diamond --seeds 2 --output results/mi355x-tp4dp2-evals",
+    ]
+    assert planned.left_out[-1].startswith("no step `eval` for `tau2`: ")
+    assert "`deploy eval mi355x-tp4dp2-evals --suite tau2` prints its commands" in planned.left_out[-1]
+
+
+def test_how_long_suites_take_where_every_answer_is_as_long_as_it_may_be() -> None:
+    """200 x 512 / 1944 tok/s = 52.7 s and 60 s before them; 396 x 32768 / 1944 = 6674.9 s and twice 60 s."""
+    gsm8k, gpqa = evals_of(of())
+    assert gsm8k.about == pytest.approx(112.7, abs=0.1)
+    assert gpqa.about == pytest.approx(6794.9, abs=0.1)
+
+
+def test_an_evaluation_that_was_begun_goes_on(tmp_path: Path) -> None:
+    gsm8k, gpqa = evals_of(plan_steps(WAFER, tmp_path, asked()))
+    assert gpqa.output is not None
+    gpqa.output.mkdir(parents=True)
+    (gpqa.output / "eval-gpqa-diamond.json").touch()
+    assert (command(gsm8k)[-1], command(gpqa)[-1]) == (str(gsm8k.output), "--resume")
+
+
+def test_an_evaluation_that_fails_takes_its_server_down_and_is_asked_again(tmp_path: Path) -> None:
+    machine = Machine(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
+    with pytest.raises(Interrupted):
+        go(tmp_path, machine)
+    assert machine.ran[-1] == "down mi355x-tp4dp2-evals"
+    again = Machine()
+    go(tmp_path, again)
+    assert [line.split()[0] for line in again.ran] == ["up", "eval", "report", "down"]
+    assert "gpqa-diamond" in again.ran[1]
+
+
+def test_evaluations_can_be_left_out_and_their_questions_be_here(tmp_path: Path) -> None:
+    assert evals_of(of(evals=False)) == []
+    assert {server.name for server in of(evals=False).servers} == {
+        "mi355x-tp8",
+        "mi355x-tp8-throughput",
+        "mi355x-tp4dp2",
+    }
+    assert all(f"--data {tmp_path}" in " ".join(step.argv) for step in evals_of(of(data=tmp_path)))
+
+
+def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    planned = of()
+    with pytest.raises(UsageError, match="the questions of `gpqa-diamond` are gated") as caught:
+        require_all_questions(planned, planned.steps, None)
+    assert "set HF_TOKEN" in caught.value.hint
+    assert caught.value.hint.endswith("--no-evals leaves the suites out")
+    require_all_questions(planned, [step for step in planned.steps if "gpqa" not in step.id], None)
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    require_all_questions(planned, planned.steps, None)
+
+
+def test_an_ablation_that_nobody_published_is_refused() -> None:
+    with pytest.raises(UsageError, match="`wafer-glm52` has no ablation `mtp-of`") as caught:
+        of(ablations=("mtp-of",))
+    assert "mtp-off" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("prices", "currency", "hourly"),
+    [
+        ((), "USD", 1.48 * 8),
+        (("2.10",), "USD", 2.10 * 8),
+        (("MI355X=2.10EUR",), "EUR", 2.10 * 8),
+        (("2.10 eur",), "EUR", 2.10 * 8),
+        (("B200=2.10EUR",), "EUR", None),
+    ],
+)
+def test_what_it_costs_is_told_in_the_currency_that_was_given(
+    prices: tuple[str, ...], currency: str, hourly: float | None
+) -> None:
+    """A published cost in dollars is no price in euros."""
+    found, plain = split_currency(prices)
+    bill = Bill.of_node(WAFER, plain, found)
+    assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
+    planned = steps(Path("results"))
+    head, *_, total = bill.to_table(planned).splitlines()
+    assert head.endswith(f"about {currency}")
+    assert total.split()[-1] == ("-" if hourly is None else f"{bill.of(sum(step.about for step in planned)):.2f}")
+
+
+def test_two_currencies_are_not_added_up() -> None:
+    with pytest.raises(UsageError, match="prices in EUR and USD"):
+        split_currency(["2.10EUR", "B200=3"])

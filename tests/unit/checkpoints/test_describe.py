@@ -1,0 +1,300 @@
+"""What a checkpoint's own files say of it: the facts of public architectures, each with what says so."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from config_samples import (
+    DEEPSEEK_V32,
+    GLM_52,
+    GPT_OSS_120B,
+    INDEX,
+    LLAMA_33_70B,
+    PUBLIC,
+    QUARK_MXFP4,
+    write_config,
+    write_public,
+)
+
+from orchestrator.checkpoints.describe import Description, describe
+from orchestrator.checkpoints.summary import local_outline
+from orchestrator.core.errors import DeployError, NoWeightsError, WeightsError
+
+LATENT = {"cache.kv_lora_rank": 512, "cache.qk_rope_head_dim": 64}
+EXPECTED: dict[str, dict[str, object]] = {
+    "GLM-5.2-FP8": {
+        "quantisation": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
+        "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
+        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
+        "cache.index_head_dim": 128, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
+    },
+    "GLM-4.7-Flash": {
+        "quantisation": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
+        "moe.hidden_size": 2048, "moe.intermediate_size": 1536, "moe.routed_experts": 64, "moe.shared_experts": 1,
+        "moe.experts_per_token": 4, **LATENT, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
+    },
+    "DeepSeek-V3.2": {
+        "quantisation": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
+        "sparse_attention": True, "mtp_layer": 61, "moe.hidden_size": 7168, "moe.intermediate_size": 2048,
+        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
+        "cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
+    },
+    "Qwen3-235B-A22B": {
+        "quantisation": "bf16", "context_length": 40960, "layers": 94, "attention_heads": 64, "kv_heads": 4,
+        "moe.hidden_size": 4096, "moe.intermediate_size": 1536, "moe.routed_experts": 128, "moe.shared_experts": 0,
+        "moe.experts_per_token": 8, "cache.head_dim": 128, "flags.tool-call-parser": "qwen",
+    },
+    "gpt-oss-120b": {
+        "quantisation": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
+        "moe.hidden_size": 2880, "moe.intermediate_size": 2880, "moe.routed_experts": 128, "moe.shared_experts": 0,
+        "moe.experts_per_token": 4, "cache.head_dim": 64, "cache.sliding_window": 128, "cache.sliding_layers": 18,
+        "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
+    },
+    "MiniMax-M3-MXFP8": {
+        "quantisation": "mxfp8", "context_length": 1048576, "layers": 60, "attention_heads": 64, "kv_heads": 4,
+        "moe.hidden_size": 6144, "moe.intermediate_size": 3072, "moe.routed_experts": 128, "moe.shared_experts": 1,
+        "moe.experts_per_token": 4, "flags.reasoning-parser": "minimax-m3", "flags.tool-call-parser": "minimax-m3",
+    },
+    "Kimi-K2-Instruct": {
+        "quantisation": "fp8", "context_length": 131072, "layers": 61, "attention_heads": 64,
+        "moe.hidden_size": 7168, "moe.intermediate_size": 2048, "moe.routed_experts": 384, "moe.shared_experts": 1,
+        "moe.experts_per_token": 8, **LATENT, "flags.tool-call-parser": "kimi_k2",
+    },
+    "Llama-3.3-70B-Instruct": {
+        "quantisation": "bf16", "context_length": 131072, "layers": 80, "attention_heads": 64, "kv_heads": 8,
+        "cache.head_dim": 128,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eight checkpoints, which tests of this module only read."""
+    folder = tmp_path_factory.mktemp("public")
+    for name in PUBLIC:
+        write_public(folder / name, name)
+    return folder
+
+
+def described(directory: Path, *given: str) -> Description:
+    return describe(local_outline(directory), given)
+
+
+def values(found: Description) -> dict[str, object]:
+    return {key: fact.value for key, fact in found.facts.items()}
+
+
+def refused(directory: Path) -> list[str]:
+    with pytest.raises(WeightsError) as caught:
+        described(directory)
+    return [problem.message for problem in caught.value.each()]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_checkpoint_is_read_whole(name: str, public: Path) -> None:
+    found = described(public / name)
+    facts = values(found)
+    drafting = facts.pop("mtp_weights", None)
+    assert facts == {"weights": PUBLIC[name].weights, **EXPECTED[name]}
+    assert (drafting is not None) == ("mtp_layer" in facts)
+    assert found.missing == {}
+    assert all(fact.name for fact in found.facts.values())
+
+
+def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
+    facts = described(public / "GLM-5.2-FP8").facts
+    assert facts["layers"].name == "config.json: num_hidden_layers"
+    assert facts["sparse_attention"].name == "config.json: index_topk"
+    assert facts["weights"].name == f"bytes of 4 files that {INDEX} names"
+    assert facts["flags.tool-call-parser"].name == "sglang cookbook GLM-5.2.mdx"
+    llama = described(public / "Llama-3.3-70B-Instruct").facts
+    assert llama["cache.head_dim"].name == "config.json: hidden_size / num_attention_heads"
+
+
+def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
+    rows = 576 + 128 + 256  # its latent, indexer and gate; beside them a norm
+    assert values(described(public / "GLM-5.2-FP8"))["mtp_weights"] == (rows + 1) * 6144 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("MiniMax-M3-MXFP8", "sparse attention over heads"),
+        ("MiniMax-M3-MXFP8", "of which the checkpoint has no tensor"),
+        ("Kimi-K2-Instruct", "names code of the checkpoint"),
+        ("Kimi-K2-Instruct", "no `reasoning-parser` is known"),
+    ],
+)
+def test_what_is_left_out_is_said(name: str, words: str, public: Path) -> None:
+    assert any(words in note for note in described(public / name).notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"quantization_config": QUARK_MXFP4}, "quark-mxfp4"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "nvfp4"),
+        ({"quantization_config": {"quant_algo": "FP8"}}, "modelopt-fp8"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"dtype": "float16"}, "fp16"),
+    ],
+    ids=str,
+)
+def test_a_quantisation_has_the_word_of_the_shipped_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
+    assert values(described(write_config(tmp_path, {**GLM_52, **change})))["quantisation"] == word
+
+
+def test_modelopts_own_file_is_read_where_the_config_says_nothing(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, {key: value for key, value in GLM_52.items() if key != "dtype"})
+    assert "quantisation" in described(folder).missing
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    found = described(folder).facts["quantisation"]
+    assert (found.value, found.name) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"type": "linear", "factor": 4.0}, 4 * 131072),
+        ({"rope_type": "llama3", "factor": 8.0}, 131072),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}, 131072),
+        (None, 131072),
+    ],
+)
+def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int, tmp_path: Path) -> None:
+    """srt/utils/hf_transformers/common.py, get_context_length, the same in 0.5.14 and 0.5.23."""
+    folder = write_config(tmp_path, {**LLAMA_33_70B, "rope_scaling": scaling})
+    assert values(described(folder))["context_length"] == context
+
+
+@pytest.mark.parametrize(
+    ("key", "gone"),
+    [
+        ("layers", ("num_hidden_layers",)),
+        ("attention_heads", ("num_attention_heads", "head_dim")),
+        ("context_length", ("max_position_embeddings",)),
+        ("moe.experts_per_token", ("num_experts_per_tok",)),
+        ("moe.intermediate_size", ("moe_intermediate_size",)),
+        ("cache.kv_lora_rank", ("kv_lora_rank",)),
+        ("cache.index_head_dim", ("index_head_dim",)),
+        ("quantisation", ("dtype",)),
+        ("cache", ("architectures",)),
+    ],
+)
+def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, ...], tmp_path: Path) -> None:
+    config = {name: value for name, value in GLM_52.items() if name not in gone}
+    folder = write_config(tmp_path, config, shape=GLM_52)
+    missing = described(folder).missing
+    assert f"--set {key}" in missing[key].hint
+    assert key not in described(folder, key).missing
+
+
+@pytest.mark.parametrize("gone", ["sliding_window", "layer_types"])
+def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> None:
+    missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
+    key = {"layer_types": "sliding_layers"}.get(gone, gone)
+    assert [*missing] == [f"cache.{key}"]
+    assert missing[f"cache.{key}"].hint == f"give it: `--set cache.{key}=N`"
+    assert gone in missing[f"cache.{key}"].message
+
+
+def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
+    problem = described(folder).missing["cache"]
+    assert "`LamaForCausalLM` is not known here" in problem.message
+    assert "nearest known is `LlamaForCausalLM`" in problem.message
+    assert "--set cache.head_dim=N" in problem.hint
+    nameless = write_config(tmp_path, {**LLAMA_33_70B, "architectures": []})
+    assert "names no architecture" in described(nameless).missing["cache"].message
+
+
+def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path) -> None:
+    """Kimi-K2.5 holds a `kimi_k2`, whose recipe speaks of Kimi-K2 alone."""
+    text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
+    facts = values(described(write_config(tmp_path, whole, prefix="language_model.model.")))
+    assert (facts["layers"], facts["quantisation"], facts["cache.kv_lora_rank"]) == (61, "fp8", 512)
+    assert not any(key.startswith("flags") for key in facts)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (LLAMA_33_70B, {"num_key_value_heads": 4}, "has 1024 rows, `num_key_value_heads` x `head_dim` is 512"),
+        (LLAMA_33_70B, {"num_key_value_heads": 7}, "`num_key_value_heads` 7 does not divide `num_attention_heads` 64"),
+        (LLAMA_33_70B, {"num_hidden_layers": 81}, "`num_hidden_layers` is 81, and no tensor is of layer 80"),
+        (LLAMA_33_70B, {"num_hidden_layers": 79}, "`num_hidden_layers` is 79, and there are tensors of layer 79"),
+        (LLAMA_33_70B, {"num_attention_heads": 0}, "`num_attention_heads` is 0"),
+        (GLM_52, {"num_nextn_predict_layers": 0}, "`num_hidden_layers` is 78, and there are tensors of layer 78"),
+        (GLM_52, {"kv_lora_rank": 256}, "has 576 rows, `kv_lora_rank` + `qk_rope_head_dim` is 320"),
+        (GLM_52, {"index_head_dim": 64}, "has 128 rows, `index_head_dim` is 64"),
+        (GLM_52, {"n_routed_experts": 128}, "has 256 rows, `n_routed_experts` is 128"),
+        (GPT_OSS_120B, {"layer_types": ["sliding_attention"] * 35}, "is 36, and `layer_types` has 35 entries"),
+        (GPT_OSS_120B, {"num_key_value_heads": 4}, "has 512 rows, `num_key_value_heads` x `head_dim` is 256"),
+        (GLM_52, {"num_experts_per_tok": 300}, "`num_experts_per_tok` 300 is more than `n_routed_experts` 256"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) and len(value) > 1 else str(value),
+)
+def test_a_config_that_contradicts_the_tensors_is_refused(
+    config: dict[str, object], change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path, {**config, **change}, shape=config)
+    assert any(message in problem for problem in refused(folder)), refused(folder)
+
+
+SECOND = "model-00002-of-00004.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "there is no `config.json`"),
+        (lambda folder: (folder / "config.json").write_text('{"a":'), "`config.json` is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "`config.json` is not JSON"),
+        (lambda folder: (folder / INDEX).unlink(), "there are no weights: neither"),
+        (lambda folder: (folder / INDEX).write_text("{}"), "is not an index that can be read"),
+        (lambda folder: (folder / SECOND).unlink(), f"`{SECOND}` is missing"),
+        (lambda folder: os.truncate(folder / SECOND, 9_000), "is cut off"),
+        (
+            lambda folder: (folder / SECOND).write_text("version https://git-lfs"),
+            "is a git-lfs pointer",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_refused(
+    harm: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path, LLAMA_33_70B)
+    harm(folder)
+    assert any(message in problem for problem in refused(folder)), refused(folder)
+
+
+def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NoWeightsError, match="there is no such directory"):
+        local_outline(tmp_path / "gone")
+
+
+def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, LLAMA_33_70B, shards=1)
+    (folder / INDEX).unlink()
+    (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
+    facts = described(folder).facts
+    assert (facts["layers"].value, facts["weights"].name) == (80, "bytes of one file")
+
+
+def test_any_config_ends_in_facts_or_in_words(tmp_path: Path) -> None:
+    """Values of every kind at random, 60 of them; the dice fall the same each time."""
+    dice = random.Random(20)
+    folder = write_config(tmp_path, DEEPSEEK_V32)
+    odd = [None, True, -1, 0, 1 << 70, 1e308, "x", "\x1b[2J", [], {}, [None], {"factor": "x"}, {"factor": 1e308}]
+    for _ in range(60):
+        config = dict(DEEPSEEK_V32)
+        for key in dice.sample(sorted(config), 3):
+            config[key] = dice.choice(odd)
+        (folder / "config.json").write_text(json.dumps(config))
+        with suppress(DeployError):
+            described(folder)

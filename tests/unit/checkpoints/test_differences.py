@@ -1,0 +1,348 @@
+"""What a checkpoint's headers say against its config: fourteen of Quark's kind, and the other methods."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_samples import model
+from quark_samples import (
+    CHECKPOINTS,
+    REAL,
+    RECIPES,
+    Header,
+    Tiny,
+    facts_digest,
+    promised,
+    size_of,
+    without,
+    write_tensors,
+    write_tiny,
+)
+from typer.testing import CliRunner
+
+from orchestrator.checkpoints.config_check import Mismatch
+from orchestrator.checkpoints.download import stage_checkpoint
+from orchestrator.checkpoints.hub import Hub
+from orchestrator.checkpoints.receipt import read_receipt
+from orchestrator.checkpoints.summary import local_outline
+from orchestrator.checkpoints.verify import Examination, compared, is_fatal, verify_checkpoint
+from orchestrator.checkpoints.view import view_checkpoint
+from orchestrator.cli.main import app
+from orchestrator.core.errors import FactsError
+from orchestrator.plan.plan import Model
+
+APART = "shared experts are stored as {}, routed ones as U8 (layer 1): they are served side by side, not fused"
+EXPERT = "model.layers.1.mlp.experts.0.gate_proj.weight"
+
+
+def look(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool = True) -> tuple[Mismatch, ...]:
+    return compared(local_outline(write_tiny(folder, config, header)), drafts=drafts)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_samples_are_what_quark_writes(recipe: str) -> None:
+    assert facts_digest(*Tiny().quantised(recipe)) == REAL[recipe]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused_by", "said"),
+    [
+        ("default", "", ()),
+        ("amd52", "", ()),
+        ("glm5", "", (APART.format("BF16"),)),
+        ("wafer", "", (APART.format("BF16"),)),
+        ("wafer-mx", "", (APART.format("BF16"),)),
+        ("mtpfp8", "0.5.14 0.5.16", ("`layer_quant_config` names the MTP layer as `*layers.4.*`",)),
+        (
+            "sharedfp8",
+            "0.5.14 0.5.16",
+            ("9 tensors are of shared experts that Quark made FP8, for which", APART.format("F8_E4M3")),
+        ),
+        ("attnfp8", "0.5.14 0.5.16", ("5 tensors are stored as FP8 with a flat scale of each row",)),
+        ("bf16, not quantised", "", ()),
+        ("amd52, of 78 layers", "", ()),
+        (
+            "default, its model not prepared",
+            "0.5.14 0.5.16",
+            ("96 tensors are stored as BF16, and `quantization_config` says MXFP4: `model.layers.4.mlp.experts.",),
+        ),
+        (
+            "amd52, not prepared, experts in one tensor",
+            "0.5.14 0.5.16",
+            ("6 tensors are of all routed experts together, of which sglang loads none and says nothing: `model.l",),
+        ),
+        (
+            "amd52, without one expert of layer 2",
+            "0.5.14 0.5.16",
+            ("layer 2 has not the 8 experts of `n_routed_experts`: 7 of `down_proj`, 7",),
+        ),
+        (
+            "amd52, without the MTP layer's eh_proj",
+            "0.5.14 0.5.16",
+            ("the MTP layer lacks 1 modules: `model.layers.4.eh_proj`",),
+        ),
+    ],
+)
+def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    """The rows of the table in orchestrator/checkpoints/README.md, which is generated from the same."""
+    found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
+    refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
+    assert " ".join(refused) == refused_by
+    told = [each.message for each in found]
+    assert all(any(message.startswith(start) for message in told) for start in said), told
+    assert bool(told) == bool(said), told
+
+
+def test_there_are_fourteen_and_the_excludes_of_78_layers_are_as_many_as_quark_s() -> None:
+    assert len(CHECKPOINTS) == 14
+    config, _ = CHECKPOINTS["amd52, of 78 layers"]()
+    assert len(config["quantization_config"]["exclude"]) == 575  # as Quark's real list for such a model has
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said", "fatal", "not_fatal"),
+    [
+        ("sharedfp8", "9 tensors are of shared experts that Quark made FP8, for which", "0.5.16", "0.5.17"),
+        ("attnfp8", "5 tensors are stored as FP8 with a flat scale of each row", "0.5.16", "0.5.18"),
+        ("mtpfp8", "`layer_quant_config` names the MTP layer as `*layers.4.*`", "0.5.16", "0.5.14"),
+    ],
+)
+def test_what_some_versions_do_not_load(recipe: str, said: str, fatal: str, not_fatal: str, tmp_path: Path) -> None:
+    every = look(tmp_path / recipe, *Tiny().quantised(recipe))
+    found = next(each for each in every if each.message.startswith(said))
+    assert (APART.format("F8_E4M3") in [each.message for each in every]) == (recipe == "sharedfp8")
+    assert is_fatal(found, fatal)
+    assert not is_fatal(found, not_fatal)
+
+
+def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
+    return lambda header: {**header, name: (dtype, shape)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without(".layers.2.mlp.experts."), "layer 2 has not the 8 experts of `n_routed_experts`: none"),
+        (
+            without(".layers.4.mlp.experts.7."),
+            "the MTP layer lacks 3 modules: `model.layers.4.mlp.experts.7.down_proj`, ",
+        ),
+        (without(f"{EXPERT}_scale"), f"1 tensor is stored as MXFP4 without their `weight_scale`: `{EXPERT}`"),
+        (
+            changed(f"{EXPERT}_scale", "U8", 128, 4),
+            f"1 tensor is stored as MXFP4 with scales of another shape: `{EXPERT}`",
+        ),
+        (changed(f"{EXPERT}_scale", "I32", 128, 8), f"1 tensor is stored as MXFP4 with scales of I32: `{EXPERT}`"),
+        (
+            changed("model.layers.2.self_attn.o_proj.weight", "U8", 256, 128),
+            "1 tensor is stored as U8, and `quantization_config` leaves them unquantised: `model.layers.2.self_attn.",
+        ),
+        (
+            changed("model.layers.4.self_attn.kv_a_proj_with_mqa.weight", "BF16", 90, 256),
+            "`model.layers.4.self_attn.kv_a_proj_with_mqa.weight` has 90 rows",
+        ),
+    ],
+)
+def test_what_sglang_would_not_load_or_load_wrongly(
+    change: Callable[[Header], Header], said: str, tmp_path: Path
+) -> None:
+    config, header = Tiny().quantised("amd52")
+    found = look(tmp_path / "tiny", config, change(header))
+    assert any(each.message.startswith(said) and each.fatal for each in found), found
+
+
+def test_a_layer_that_is_not_loaded_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    config, header = Tiny().quantised("amd52")
+    found = look(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
+    assert [each.fatal for each in found] == [False]
+    assert "nothing can be drafted" in look(tmp_path / "none", config, without(".layers.4.")(header))[0].message
+
+
+def test_parts_of_one_module_have_one_scheme(tmp_path: Path) -> None:
+    config, header = Tiny().quantised("default")
+    name = "model.layers.1.mlp.shared_experts.up_proj"
+    config["quantization_config"]["exclude"].append(name)
+    header = {**without(f"{name}.weight_scale")(header), f"{name}.weight": ("BF16", (128, 256))}
+    found = look(tmp_path / "tiny", config, header)
+    assert (found[0].fatal, "built as one module" in found[0].message) == (True, True)
+
+
+def test_experts_that_are_excluded_one_by_one_are_built_as_quantised(tmp_path: Path) -> None:
+    """sglang asks for `…mlp.experts`; `re:` may match it, and a pattern without `re:` matches nothing."""
+    config, header = Tiny().quantised("default")
+    bf16 = {name: kind for name, kind in Tiny().header().items() if ".layers.1.mlp.experts." in name}
+    header = {**without(".layers.1.mlp.experts.")(header), **bf16}
+    given = config["quantization_config"]
+    single = [name.removesuffix(".weight") for name in bf16]
+    for number, (entries, fatal) in enumerate(
+        [
+            (single, True),
+            ([*single, "model.layers.1.mlp.experts"], False),
+            ([r"re:model\.layers\.1\.mlp\.experts"], False),
+            (["*layers.1.mlp.experts*"], True),
+        ]
+    ):
+        quantised = {**config, "quantization_config": {**given, "exclude": [*given["exclude"], *entries]}}
+        assert any(each.fatal for each in look(tmp_path / str(number), quantised, header)) is fatal, entries
+
+
+def quantised_as(given: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
+    """A layer of Llama whose `down_proj` is stored so, and whose `o_proj` is not quantised."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "quantization_config": given}
+    at = "model.layers.0."
+    header: Header = {f"{at}mlp.down_proj.{leaf}": (dtype, shape) for leaf, dtype, shape in tensors}
+    return config, {**header, f"{at}self_attn.o_proj.weight": ("BF16", (256, 256))}
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["self_attn"]}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+PACKED = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:.*self_attn.*"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+}  # fmt: skip
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["*.self_attn*"]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["self_attn"]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"-:.*self_attn": {}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "tensors", "wrong"),
+    [
+        (FP8, [("weight", "F8_E4M3", (256, 600)), ("weight_scale_inv", "F32", (2, 5))], ("F32", (2, 4))),
+        (PACKED, [("weight_packed", "I32", (256, 64)), ("weight_scale", "BF16", (256, 16))], ("BF16", (256, 8))),
+        (NVFP4, [("weight", "U8", (256, 256)), ("weight_scale", "F8_E4M3", (256, 32))], ("U8", (256, 32))),
+        (AWQ, [("qweight", "I32", (512, 32)), ("scales", "F16", (4, 256))], ("F16", (8, 256))),
+        (GPTQ, [("qweight", "I32", (64, 256)), ("scales", "F16", (4, 256))], ("F16", (2, 256))),
+    ],
+    ids=["fp8", "compressed-tensors", "modelopt", "awq", "gptq"],
+)
+def test_other_methods_are_read_as_sglang_reads_them(
+    given: dict[str, Any],
+    tensors: list[tuple[str, str, tuple[int, ...]]],
+    wrong: tuple[str, tuple[int, ...]],
+    tmp_path: Path,
+) -> None:
+    assert look(tmp_path / "right", *quantised_as(given, *tensors)) == ()
+    matrix, (scale, *_) = tensors
+    (found,) = look(tmp_path / "scale", *quantised_as(given, matrix, (scale, *wrong)))
+    assert (found.fatal, "scales of" in found.message) == (True, True)
+    (found,) = look(tmp_path / "plain", *quantised_as(given, ("weight", "BF16", (256, 512))))
+    assert (found.fatal, "stored as BF16" in found.message) == (True, True)
+    listed = {key: value for key, value in given.items() if key not in {"ignore", "modules_to_not_convert", "dynamic"}}
+    (found,) = look(tmp_path / "listed", *quantised_as(listed, *tensors))
+    assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantised"
+
+
+def test_a_method_or_a_scheme_that_is_not_known_is_not_guessed_at(tmp_path: Path) -> None:
+    (found,) = look(tmp_path / "hqq", *quantised_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
+    assert (found.message, found.fatal) == ("how its tensors are stored is not checked: `hqq` is not known here", False)
+    config, header = Tiny().quantised("default")
+    config["quantization_config"]["global_quant_config"]["weight"] |= {"dtype": "int3"}
+    (found,) = look(tmp_path / "int3", config, header)
+    assert (found.fatal, "not checked, their scheme being `int3 per_group`" in found.message) == (False, True)
+
+
+def test_an_architecture_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> None:
+    config, header = Tiny().quantised("default")
+    found = look(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
+    assert [each.fatal for each in found] == [False] * len(found)
+    assert "stored as BF16" in found[0].message
+
+
+# --- in `stage`, `up` and `inspect` -----------------------------------------------------------------------------------
+
+
+PROMISED_OF = replace(
+    model("", mtp_layer=4), layers=4, quantisation="quark-mxfp4", context_length=4096, sparse_attention=True
+)
+
+
+@pytest.fixture
+def unlike(tmp_path: Path) -> tuple[Path, Model]:
+    """A checkpoint whose config promises what its tensors are not, and the profile's word of it."""
+    config, header = Tiny().quantised("default")
+    folder = write_tiny(tmp_path / "tiny", config, promised(header))
+    return folder, replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+
+
+def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
+    asked = Examination(layer=4, revision=None, sizes={}, sglang="0.5.14", accept=accept)
+    nowhere = Hub(endpoint=None, token=None)
+    return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).differences
+
+
+def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: tuple[Path, Model]) -> None:
+    folder, of = unlike
+    for attempt in (lambda: staged(folder, of, accept=False), lambda: verify_checkpoint(folder, of, speculative=True)):
+        with pytest.raises(FactsError, match="the tensors of `small` are not what its config says") as caught:
+            attempt()
+        assert "--accept-differences" in caught.value.hint
+        assert read_receipt(folder) is None
+    assert any(each.fatal for each in staged(folder, of, accept=True))
+    again = verify_checkpoint(folder, of, speculative=True)
+    assert again.from_receipt
+    assert any(each.fatal for each in again.differences), "what was accepted is told each time"
+    os.utime(folder / "model.safetensors", (1, 1))
+    with pytest.raises(FactsError):
+        verify_checkpoint(folder, of, speculative=True)
+
+
+def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "tiny", *Tiny().quantised("attnfp8"))
+    of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+    verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
+    assert verify_checkpoint(folder, of, speculative=True, sglang="0.5.18").from_receipt
+    with pytest.raises(FactsError) as caught:
+        verify_checkpoint(folder, of, speculative=True, sglang="0.5.16")
+    assert "use sglang 0.5.18 or newer" in caught.value.problems[0].hint
+
+
+def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "tiny", *Tiny().quantised("amd52"))
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+    (found,) = verify_checkpoint(folder, of, speculative=True).differences
+    assert found.hint.startswith(f"`--set model.weights={size}`")
+    for again in (replace(of, weight_bytes=size), replace(of, weight_bytes=int(size * 1.01))):
+        assert verify_checkpoint(folder, again, speculative=True).differences == ()
+
+
+def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
+    unlike: tuple[Path, Model], tmp_path: Path
+) -> None:
+    shown = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantised("amd52")))])
+    assert shown.exit_code == 0
+    assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in shown.output
+    assert re.search(r"mlp\.experts\.up_proj +8 BF16, 24 U8", shown.output)
+    with pytest.raises(FactsError) as caught:
+        view_checkpoint(unlike[0]).require()
+    assert "says MXFP4" in caught.value.problems[0].message
+
+
+@pytest.mark.slow
+def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
+    """GLM-5.2's own numbers: 78 layers of 256 experts and the MTP layer, at a dimension that files can be sparse of."""
+    config, header = Tiny(layers=78, dense=3, experts=256).quantised("amd52")
+    folder = tmp_path / "large"
+    write_tiny(folder, config, {})
+    names, files = list(header), 282
+    weight_map = {}
+    for number in range(files):
+        file = f"model-{number:05d}.safetensors"
+        own = {name: header[name] for name in names[number::files]}
+        fill = (438_000_000_000 // files - sum(map(size_of, own.values())),)
+        write_tensors(folder / file, {**own, f"model.filler.{number}": ("U8", fill)})
+        weight_map |= dict.fromkeys(own, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    of = replace(PROMISED_OF, layers=78, mtp_layer=78, source=replace(PROMISED_OF.source, location=str(folder)))
+    begin = time.process_time()
+    found = verify_checkpoint(folder, of, speculative=True)
+    assert time.process_time() - begin < 5
+    assert (found.shards, found.tensors > 117_000, found.size > 437 * 10**9) == (files, True, True)
+    assert len(found.differences) == 1, "the size alone, which the sample's profile does not say"

@@ -1,0 +1,130 @@
+"""What a profile says of a model is true of the checkpoint, as far as its config.json says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from plan_samples import model, plan_of
+
+from orchestrator.checkpoints.profile_match import require_facts
+from orchestrator.checkpoints.verify import verify_checkpoint
+from orchestrator.core.errors import FactsError
+from orchestrator.plan.plan import Model
+
+# As zai-org publishes the configuration of its GLM-5 family (transformers, `glm_moe_dsa`), with the profile's values.
+GLM = {
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "max_position_embeddings": 1048576,
+    "hidden_size": 6144,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "index_topk": 2048,
+    "quantization_config": {"quant_method": "quark"},
+}
+
+
+@pytest.fixture(scope="module")
+def glm() -> Model:
+    return plan_of("mi355x-tp8").model
+
+
+def said(folder: Path, of: Model, **config: object) -> list[str]:
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
+    with pytest.raises(FactsError) as caught:
+        require_facts(folder, of)
+    assert {problem.where for problem in caught.value.problems} == {f"{folder}/config.json"}
+    return [problem.message for problem in caught.value.problems]
+
+
+def agrees(folder: Path, of: Model, **config: object) -> bool:
+    (folder / "config.json").write_text(json.dumps(config))
+    require_facts(folder, of)
+    return True
+
+
+def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
+    assert agrees(tmp_path, glm, **GLM)
+    assert agrees(tmp_path, glm, text_config=GLM)
+    assert agrees(tmp_path, glm, model_type="small")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 61}, "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`"),
+        (
+            {"num_attention_heads": 48},
+            "`model.attention_heads` is `64`, the checkpoint's `num_attention_heads` is `48`",
+        ),
+        (
+            {"max_position_embeddings": 202752},
+            "`model.context_length` is `1048576`, the checkpoint's `max_position_embeddings` is `202752`",
+        ),
+        (
+            {"n_routed_experts": 128},
+            "`model.moe.routed_experts` is `256`, the checkpoint's `n_routed_experts` is `128`",
+        ),
+        (
+            {"n_routed_experts": "gone", "num_experts": 128},
+            "`model.moe.routed_experts` is `256`, the checkpoint's `num_experts` is `128`",
+        ),
+        (
+            {"num_nextn_predict_layers": 0},
+            "`model.mtp_layer` is `78`, the checkpoint's `num_nextn_predict_layers` is `0`",
+        ),
+        ({"index_topk": None}, "`model.sparse_attention` is true, the checkpoint's `index_topk` is not there"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "`model.quantisation` is `quark-mxfp4`, the checkpoint's `quantization_config.quant_method` is `fp8`",
+        ),
+    ],
+    ids=str,
+)
+def test_each_contradiction_names_file_key_and_both_values(
+    change: dict[str, object], message: str, tmp_path: Path, glm: Model
+) -> None:
+    assert message in said(tmp_path, glm, **{**GLM, **change})
+
+
+@pytest.mark.parametrize("has", [4096, 65536])
+def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> None:
+    """What a model can and what a server gives are two values; only the second is for the user to choose."""
+    folder = write_checkpoint(tmp_path / "small")
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
+    with pytest.raises(FactsError) as caught:
+        require_facts(folder, replace(model(str(folder)), context_length=32768))
+    remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves less"
+    assert (remedy in caught.value.problems[0].hint) == (has > 32768)
+    assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
+
+
+def test_plain_weights_are_not_quantised(tmp_path: Path, glm: Model) -> None:
+    (message,) = said(tmp_path, replace(glm, quantisation="bf16"), **GLM)
+    assert message.startswith("`model.quantisation` is `bf16`")
+    modelopt = {**GLM, "quantization_config": {"quant_method": "modelopt"}}
+    assert agrees(tmp_path, replace(glm, quantisation="nvfp4"), **modelopt)
+
+
+def test_positions_that_are_scaled_are_not_judged(tmp_path: Path, glm: Model) -> None:
+    scaled = {**GLM, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 40}}
+    assert agrees(tmp_path, glm, **scaled)
+
+
+def test_a_receipt_does_not_hide_a_fact_that_was_changed_since(tmp_path: Path) -> None:
+    """`stage` has called it whole; `--set model.layers=99` speaks of another checkpoint."""
+    folder = write_checkpoint(tmp_path / "small")
+    (folder / "config.json").write_text('{"num_hidden_layers": 3}')
+    small = model(str(folder))
+    verify_checkpoint(folder, small, speculative=False)
+    assert verify_checkpoint(folder, small, speculative=False).from_receipt
+    with pytest.raises(FactsError) as caught:
+        verify_checkpoint(folder, replace(small, layers=99), speculative=False)
+    assert "`model.layers` is `99`" in caught.value.problems[0].message
+    assert "deploy show" in caught.value.problems[0].hint

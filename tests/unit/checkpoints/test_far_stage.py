@@ -1,0 +1,104 @@
+"""What a far machine tells while it stages, taken as it comes: whole, wrong, or not at all."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from plan_samples import model
+
+from orchestrator.checkpoints.hub import Hub
+from orchestrator.checkpoints.remote_download import FarStage
+from orchestrator.checkpoints.remote_fetch import _found
+from orchestrator.checkpoints.verify import Examination, Verified
+from orchestrator.core.errors import HostError, NoWeightsError, WeightsError
+
+MACHINE = "ssh://node"
+
+
+class Scripted:
+    """A program over there that tells these lines, and ends so."""
+
+    def __init__(self, *lines: object, code: int = 0) -> None:
+        self.told, self.code, self.fed = lines, code, list[str]()
+
+    def feed(self, text: str) -> None:
+        self.fed.append(text)
+
+    def lines(self) -> Iterator[str]:
+        yield "Welcome to node"
+        yield '"a banner"'
+        yield from (json.dumps(line) for line in self.told)
+
+    def wait(self) -> int:
+        return self.code
+
+
+def staged(program: Scripted, said: str = "") -> Verified:
+    own = model("/share/glm")
+    far = FarStage(
+        machine=MACHINE,
+        directory="/share/glm",
+        model=own,
+        asked=Examination(layer=3, revision=None, sizes={}),
+        hub=Hub(endpoint=None, token=None),
+        progress=lambda _: None,
+    )
+    return far.run(program, lambda: said)  # type: ignore[arg-type]
+
+
+def end() -> dict[str, object]:
+    return {"end": True, "directory": "/share/glm"}
+
+
+def test_a_whole_one_is_verified_by_headers_and_sizes_and_its_receipt_goes_back(tmp_path: Path) -> None:
+    there = write_checkpoint(tmp_path / "there", size=5 * 10**9)
+    program = Scripted(*_found(there), end())
+    found = staged(program)
+    assert (found.shards, found.directory) == (3, Path("/share/glm"))
+    assert found.size > 15 * 10**9
+    receipt = json.loads(program.fed[1])
+    assert receipt["files"] == {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in there.iterdir()}
+
+
+def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
+    there = write_checkpoint(tmp_path / "there")
+    shard = there / "model-00001-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(WeightsError) as caught:
+        staged(Scripted(*_found(there), end()))
+    assert caught.value.where == "ssh://node: /share/glm"
+    assert [problem.where for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "message", "hint"),
+    [
+        (Scripted(code=127), "", "there is no `python3` on ssh://node", "`apt-get install python3` there: 3.8"),
+        (Scripted(code=255), "Permission denied", "nothing can be staged on ssh://node", "without a question"),
+        (Scripted({"done": 5}, code=255), "Connection reset", "broke off: Connection reset", "run the same again"),
+        (Scripted({"done": 5}, code=-9), "", "broke off: exit code -9", "run the same again"),
+        (Scripted({"error": "No space left", "full": True}), "", "the disk is full", "run the same again"),
+        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB are to come and 0.0 GB are", "--dir DIR"),
+    ],
+)
+def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: str, message: str, hint: str) -> None:
+    with pytest.raises(HostError) as caught:
+        staged(program, said)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_nothing_there_is_told() -> None:
+    with pytest.raises(NoWeightsError) as caught:
+        staged(Scripted({"nothing": "/share/glm"}))
+    assert caught.value.where == "ssh://node: /share/glm"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
+def test_a_machine_that_tells_of_files_elsewhere_writes_none_here(name: str) -> None:
+    file = {"file": name, "size": 1, "time": 0, "data": base64.b64encode(b"x").decode()}
+    with pytest.raises(WeightsError, match="from the remote host"):
+        staged(Scripted(file, end()))

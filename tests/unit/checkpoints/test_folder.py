@@ -1,0 +1,235 @@
+"""The folder that a quantisation works in: what counts as done, and what is not gone on with."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from quark_samples import Tiny, write_tiny
+
+from orchestrator.checkpoints.quantize.assemble import MadeOf, finish, others_size
+from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
+from orchestrator.checkpoints.quantize.recipe import load_recipe
+from orchestrator.checkpoints.quantize.run import _require_new
+from orchestrator.checkpoints.quantize.source import Source, read_source
+from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkFolder
+from orchestrator.checkpoints.quantize.workers import container_command, local_command
+from orchestrator.checkpoints.receipt import CheckpointReceipt, read_receipt
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.files import move
+from orchestrator.plan.plan import ContainerNeeds
+
+JOB = QuantisationJob(
+    source="/models/tiny",
+    files={"config.json": (10, 20)},
+    shards=("model-mtp.safetensors", "model.safetensors"),
+    model_type="glm_moe_dsa",
+    scheme="mxfp4",
+    exclude=("lm_head",),
+    layers={},
+    made_by="quark-0.13.txt",
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return read_source(write_tiny(tmp_path / "tiny", Tiny().config(), Tiny().header()))
+
+
+@pytest.fixture
+def foreseen(source: Source) -> Forecast:
+    return forecast(source, load_recipe("glm-5.2-amd", Catalogue.shipped()))
+
+
+def done(tmp_path: Path) -> WorkFolder:
+    """A folder in which both shards are done, as Quark writes them."""
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.begin(JOB)
+    made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
+    for shard in JOB.shards:
+        shutil.copy(made / shard, folder.checkpoint)
+        note = {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": 1.0}
+        (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
+    return folder
+
+
+def test_what_is_as_foreseen_is_done(tmp_path: Path, foreseen: Forecast) -> None:
+    folder = done(tmp_path)
+    assert folder.take_up(foreseen) == {*JOB.shards}
+    folder.require_whole(foreseen)
+
+
+@pytest.mark.parametrize("how", ["cut", "other", "without a note"])
+def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
+    folder, shard = done(tmp_path), "model.safetensors"
+    if how == "cut":
+        with (folder.checkpoint / shard).open("r+b") as file:
+            file.truncate(100_000)
+    elif how == "other":
+        shutil.copy(folder.checkpoint / "model-mtp.safetensors", folder.checkpoint / shard)
+    else:
+        (folder.root / "made" / f"{shard}.json").write_text("{")
+    with pytest.raises(BuildError, match="otherwise than its recipe says"):
+        folder.require_whole(foreseen)
+    assert folder.take_up(foreseen) == {"model-mtp.safetensors"}
+    assert not (folder.checkpoint / shard).exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"exclude": ()}, "recipe"),
+        ({"files": {"config.json": (10, 21)}}, "source, or another state of it"),
+        ({"made_by": "rocm/sglang:x"}, "Quark"),
+    ],
+)
+def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: str, tmp_path: Path) -> None:
+    folder = done(tmp_path)
+    folder.begin(JOB)
+    with pytest.raises(UsageError, match=f"begun with another {word}"):
+        folder.begin(replace(JOB, **changed))  # type: ignore[arg-type]
+    assert len(folder.done(JOB.shards)) == 2, "nothing was removed"
+
+
+def test_workers_share_the_cores(tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path / "x.quantising")
+    pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
+    assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantising", "cpu"),) * 3
+    assert pool.env["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) -> None:
+    needs = ContainerNeeds(
+        devices=("/dev/kfd",), all_gpus=False, groups=("video",), ipc=None, shm_bytes=None, ulimits=(),
+        security_opt=(), cap_add=(),
+    )  # fmt: skip
+    folder = WorkFolder(tmp_path / "x.quantising")
+    pool = container_command(
+        "rocm/sglang:x", Path("/p.py"), folder, source=Path("/bf16"), needs=needs, workers=2, group=lambda _: "44"
+    )
+    first, second = (" ".join(argv) for argv in pool.commands)
+    assert "docker run --rm --init --interactive --name deploy-quantise-" in first
+    assert "--device /dev/kfd --group-add 44" in first
+    assert f"--volume /bf16:/bf16:ro --volume {folder.root}:{folder.root}" in first
+    assert first.endswith(f"--entrypoint python3 rocm/sglang:x /quantise_shards.py {folder.root} cuda:0")
+    assert second.endswith("cuda:1")
+    assert [f"--name {name} " in argv for name, argv in zip(pool.containers, (first, second), strict=True)] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_path: Path, *, link: bool) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    place = tmp_path / "elsewhere" if link else folder.root
+    (place / "parts").mkdir(parents=True)
+    (place / "parts" / "thesis.txt").write_text("mine")
+    if link:
+        folder.root.symlink_to(place)
+    with pytest.raises(UsageError, match="no `deploy quantise` has made"):
+        folder.begin(JOB)
+    assert (place / "parts" / "thesis.txt").read_text() == "mine"
+
+
+def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.root.mkdir()
+    (folder.root / "quantisation.lock").touch()
+    (folder.root / ".job.json.77").touch()
+    folder.begin(JOB)
+    folder.begin(JOB)
+
+
+def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: Path) -> None:
+    nothing: dict[str, tuple[str, ...]] = dict.fromkeys(("devices", "groups", "ulimits", "security_opt", "cap_add"), ())
+    needs = ContainerNeeds(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
+
+    def names() -> tuple[str, ...]:
+        folder, program = WorkFolder(tmp_path), Path("/p.py")
+        source, group = Path("/s"), lambda _: None
+        return container_command("i", program, folder, source=source, needs=needs, workers=1, group=group).containers
+
+    assert names() != names()
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"config": {}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": None}}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": [1]}}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": []}}, "versions": [], "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": "much"},
+    ],
+)
+def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: Forecast, note: object) -> None:
+    folder = done(tmp_path)
+    (folder.root / "made" / f"{JOB.shards[0]}.json").write_text(json.dumps(note))
+    assert folder.take_up(foreseen) == {JOB.shards[1]}
+
+
+def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.root.mkdir()
+    (folder.root / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="no `deploy quantise` has made"), folder.held(Progress()):
+        pass
+    assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
+
+
+def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
+    tmp_path: Path, source: Source, foreseen: Forecast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it appears, and right after: the next command makes it, or says that it is whole."""
+    folder, target = done(tmp_path), tmp_path / "target"
+    config = {"architectures": ["x"], "quantization_config": {"exclude": list(foreseen.exclude)}}
+    for shard in JOB.shards:
+        note = {"config": config, "versions": {}, "device": "cpu", "seconds": 1.0}
+        (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
+    receipt = CheckpointReceipt(
+        location=str(target),
+        revision=None,
+        mtp_layer=None,
+        shards=2,
+        tensors=1,
+        files={},
+        differences=(),
+        accepted=False,
+    )
+    monkeypatch.setattr(sys.modules[finish.__module__], "verify_made", lambda *_, **__: receipt)
+    recipe = load_recipe("glm-5.2-amd", Catalogue.shipped())
+    of = MadeOf(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
+    of_finish, remove = sys.modules[finish.__module__], WorkFolder.remove
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(of_finish, "move", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish(folder, target, of)
+    assert not target.exists()
+    assert folder.take_up(foreseen) == {*JOB.shards}
+
+    monkeypatch.setattr(of_finish, "move", move)
+    monkeypatch.setattr(WorkFolder, "remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish(folder, target, of)
+    assert target.is_dir()
+    assert read_receipt(target) is not None
+    monkeypatch.setattr(WorkFolder, "remove", remove)
+    with pytest.raises(UsageError, match="the target exists") as caught:
+        _require_new(target)
+    assert f"rm -r {folder.root}" in caught.value.hint
+
+
+def test_what_is_copied_as_it_is_counts(source: Source) -> None:
+    before = others_size(source.directory)
+    (source.directory / "vocabulary.txt").write_text("x" * 5000)
+    (source.directory / "code").mkdir()
+    (source.directory / "code" / "modeling.py").write_text("x" * 700)
+    (source.directory / "README.md").write_text("not this")
+    assert others_size(source.directory) - before == 5700

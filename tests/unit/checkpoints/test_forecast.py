@@ -1,0 +1,134 @@
+"""What Quark will write, told from headers: the samples' digests are those of what real Quark wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quark_samples
+from quark_samples import REAL, RECIPES, Header, Tiny, facts_digest, size_of, write_tensors, write_tiny
+
+from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
+from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe
+from orchestrator.checkpoints.quantize.source import Source, read_source
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.errors import FactsError, UsageError, WeightsError
+
+SHIPPED = Catalogue.shipped()
+AMD = "glm-5.2-amd"
+
+
+def recipe_of(sample: str) -> Recipe:
+    """A recipe of the samples, as a file would say it."""
+    rules = RECIPES[sample]
+    return Recipe(
+        description="a sample",
+        source="quark_samples",
+        model_types=["glm_moe_dsa"],
+        scheme="mxfp4",
+        exclude=list(rules.exclude),
+        layers={rules.fp8: "ptpc_fp8"} if rules.fp8 else {},
+    )
+
+
+def plain(folder: Path, tiny: Tiny | None = None) -> Source:
+    tiny = tiny or Tiny()
+    return read_source(write_tiny(folder, tiny.config(), tiny.header()))
+
+
+def header_of(found: Forecast) -> Header:
+    return {name: (each.dtype, each.shape) for tensors in found.shards.values() for name, each in tensors.items()}
+
+
+@pytest.mark.parametrize("sample", [name for name in RECIPES if name != "attnfp8"])
+def test_it_is_what_real_quark_wrote(sample: str, tmp_path: Path) -> None:
+    found = forecast(plain(tmp_path / "tiny"), recipe_of(sample))
+    config: dict[str, Any] = dict(Tiny().quantised(sample)[0])
+    config["quantization_config"] = {**config["quantization_config"], "exclude": list(found.exclude)}
+    assert facts_digest(config, header_of(found)) == REAL[sample]
+    assert found.size == sum(map(size_of, header_of(found).values()))
+
+
+def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) -> None:
+    """One with rows of FP8 scales in its latent attention; tensors of all experts together."""
+    source = plain(tmp_path / "tiny")
+    exclude = [*RECIPES["amd52"].exclude, "*q_a_proj"]
+    half = Recipe(description="d", source="s", model_types=["glm_moe_dsa"], scheme="mxfp4", exclude=exclude)
+    half = half.model_copy(update={"exclude": [each for each in exclude if each != "*self_attn*"]})
+    with pytest.raises(FactsError, match="would not be loaded by sglang"):
+        forecast(source, half)
+    header = {name: kind for name, kind in Tiny().header().items() if ".mlp.experts." not in name}
+    header["model.layers.1.mlp.experts.gate_up_proj"] = ("BF16", (8, 256, 256))
+    together = read_source(write_tiny(tmp_path / "together", Tiny().config(), header))
+    with pytest.raises(FactsError) as caught:
+        forecast(together, load_recipe(AMD, SHIPPED))
+    assert "all routed experts together" in caught.value.problems[0].message
+
+
+@pytest.mark.slow
+def test_glm_52_by_amds_card_has_the_bytes_that_were_reckoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """437,987,305,472: 78 layers and one that drafts, 256 experts, an indexer in 21 of them; amd/GLM-5.2-MXFP4 has
+    438,033,728,823 with headers and other files."""
+    real = {"HIDDEN": 6144, "INNER": 12288, "MOE": 2048, "Q_RANK": 2048, "KV_RANK": 512, "NOPE": 192, "VALUE": 256,
+            "ROPE": 64, "HEADS": 64, "INDEX_DIM": 128, "VOCABULARY": 154_880}  # fmt: skip
+    for name, value in real.items():
+        monkeypatch.setattr(quark_samples, name, value)
+    tiny = Tiny(layers=78, dense=3, experts=256)
+    header = _with_indexer_of_32_heads(tiny.header())
+    source = read_source(write_tiny(tmp_path / "glm", {**tiny.config(), "index_n_heads": 32}, header))
+    assert source.size == pytest.approx(1_506.7e9, rel=1e-3)
+    assert forecast(source, load_recipe(AMD, SHIPPED)).size == 437_987_305_472
+
+
+def _with_indexer_of_32_heads(header: Header) -> Header:
+    """The samples have as many heads in the indexer as in attention; and biases of the routers are in F32."""
+    changed = {}
+    for name, (dtype, shape) in header.items():
+        rows = {"wq_b": 32 * 128, "weights_proj": 32}.get(name.split(".")[-2], 0) if ".indexer." in name else 0
+        changed[name] = ("F32" if name.endswith("correction_bias") else dtype, (rows, *shape[1:]) if rows else shape)
+    return changed
+
+
+def test_a_recipe_for_other_models_is_refused(tmp_path: Path) -> None:
+    source = plain(tmp_path / "tiny")
+    other = load_recipe(AMD, SHIPPED).model_copy(update={"model_types": ["llama"]})
+    with pytest.raises(UsageError, match="the recipe is for `llama`, this model is `glm_moe_dsa`"):
+        forecast(source, other)
+
+
+def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    header = {**Tiny().header(), "model.layers.2.mlp.experts.3.up_proj.weight": ("BF16", (128, 250))}
+    source = read_source(write_tiny(tmp_path / "odd", Tiny().config(), header))
+    with pytest.raises(UsageError, match=r"experts.3.up_proj.weight` has 250 columns"):
+        forecast(source, load_recipe(AMD, SHIPPED))
+
+
+@pytest.mark.parametrize("how", ["by its config", "by its tensors"])
+def test_a_source_that_is_quantised_is_refused_in_words(how: str, tmp_path: Path) -> None:
+    config, header = Tiny().config(), Tiny().header()
+    if how == "by its config":
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    else:
+        header["model.layers.1.mlp.experts.0.up_proj.weight"] = ("F8_E4M3", (128, 256))
+    with pytest.raises(UsageError) as caught:
+        read_source(write_tiny(tmp_path / "fp8", config, header))
+    assert "Triton" in caught.value.hint
+
+
+def test_a_source_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "cut", Tiny().config(), Tiny().header())
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(WeightsError):
+        read_source(folder)
+
+
+def test_shards_in_folders_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "deep", Tiny().config(), Tiny().header())
+    (folder / "inner").mkdir()
+    write_tensors(folder / "inner" / "one.safetensors", {"lm_head.weight": ("BF16", (8, 32))})
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "inner/one.safetensors"}})
+    )
+    with pytest.raises((UsageError, WeightsError)):
+        read_source(folder)

@@ -1,0 +1,62 @@
+"""Generated checkpoints: made in a place of their own."""
+
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.checkpoints.generate import generate_model
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import Home
+
+
+def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path) -> None:
+    """Naming a model after a directory that holds something used to empty it."""
+    generator = tmp_path / "tiny_model.py"
+    generator.write_text("")
+    home = Home(tmp_path / "home")
+    theirs = home.models / "tiny" / "thesis.pdf"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    with pytest.raises(BuildError, match="not made here"):
+        generate_model(plan_of("cpu-tiny").model, generator, python=Path("python3"), home=home, progress=Progress())
+    assert theirs.read_text() == "years of work"
+
+
+def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to be called a fault of this tool."""
+    generator = tmp_path / "owl.py"
+    generator.write_text("print(1)")
+    monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", lambda *_: 0)
+    with pytest.raises(BuildError, match="ended without making") as caught:
+        generate_model(
+            plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
+        )
+    assert caught.value.where == str(generator)
+
+
+def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any moment, it leaves what is whole and known as ours, or what the next one makes anew."""
+    home, generator = Home(tmp_path), tmp_path / "tiny_model.py"
+    generator.write_text("")
+    target = home.models / "tiny"
+
+    def make(argv: list[str], _: object) -> int:
+        Path(argv[2]).mkdir()
+        assert not target.exists()
+        raise KeyboardInterrupt
+
+    def generate() -> Path:
+        model = plan_of("cpu-tiny").model
+        return generate_model(model, generator, python=Path("python3"), home=home, progress=Progress())
+
+    monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", make)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            generate()
+
+    monkeypatch.setattr(
+        "orchestrator.checkpoints.generate.subprocesses.follow", lambda argv, _: Path(argv[2]).mkdir() or 0
+    )
+    assert [path.name for path in generate().iterdir()] == [".generator"]

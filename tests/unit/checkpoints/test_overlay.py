@@ -1,0 +1,102 @@
+"""The overlay of a checkpoint: a config.json of its own, links to everything else."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from orchestrator.checkpoints.overlay import layer_dtypes, overlay_path, write_overlay
+from orchestrator.core.errors import WeightsError
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Place
+from orchestrator.servers.start import prepare
+
+EXCLUDE = ("mtp-exclude",)
+
+CONFIG = {
+    "num_hidden_layers": 78,
+    "quantization_config": {"quant_method": "quark", "exclude": ["model.layers.78.eh_proj"]},
+}
+
+
+def write_shard(path: Path, **dtypes: str) -> None:
+    header = {name: {"dtype": dtype, "shape": [1], "data_offsets": [0, 2]} for name, dtype in dtypes.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0\0")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "glm"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    write_shard(folder / "a.safetensors", **{"model.layers.0.mlp.gate.weight": "U8"})
+    write_shard(folder / "b.safetensors", **{"model.layers.78.mlp.experts.0.up_proj.weight": "BF16"})
+    places = {"model.layers.0.mlp.gate.weight": "a.safetensors"}
+    places["model.layers.78.mlp.experts.0.up_proj.weight"] = "b.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def test_the_config_is_patched_and_everything_else_is_a_link(checkpoint: Path, tmp_path: Path) -> None:
+    said = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+
+    overlay = tmp_path / "overlays/glm"
+    patched = json.loads((overlay / "config.json").read_text())["quantization_config"]["exclude"]
+    assert patched == ["model.layers.78.eh_proj", "model.eh_proj", "model.decoder.mlp.experts"]
+    assert said == "1 entries of `model.layers.78` repeated under the names sglang builds that layer with"
+    links = {path.name: path.readlink() for path in overlay.iterdir() if path.is_symlink()}
+    assert links == {path.name: path for path in checkpoint.iterdir() if path.name != "config.json"}
+
+
+def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None:
+    write_overlay(checkpoint, tmp_path / "overlay", EXCLUDE)
+
+    assert json.loads((checkpoint / "config.json").read_text()) == CONFIG
+
+
+def test_for_sources_that_do_it_themselves_the_config_stays_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    said = write_overlay(checkpoint, tmp_path / "overlay", ())
+
+    assert said == "the engine's sources do it themselves; the config is left as it is"
+    assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
+
+
+def test_an_overlay_is_replaced_whole_and_leaves_nothing_beside_it(checkpoint: Path, tmp_path: Path) -> None:
+    write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+    (checkpoint / "tokenizer.json").unlink()
+    write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+
+    assert not (tmp_path / "overlays/glm/tokenizer.json").is_symlink()
+    assert [path.name for path in (tmp_path / "overlays").iterdir()] == ["glm"]
+
+
+def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path) -> None:
+    (checkpoint / "a.safetensors").write_bytes(b"not a shard")
+
+    assert layer_dtypes(checkpoint, "model.layers.78.") == {"model.layers.78.mlp.experts.0.up_proj.weight": "BF16"}
+
+
+def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "b.safetensors").write_bytes(b"torn")
+
+    with pytest.raises(WeightsError, match="header cannot be read"):
+        write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+    assert not (tmp_path / "overlays/glm").exists()
+
+
+@pytest.mark.parametrize("not_needed", [True, False])
+def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
+    checkpoint: Path, tmp_path: Path, not_needed: bool
+) -> None:
+    plan, home = load("mi355x-tp8-july").plan, Home(tmp_path / "home")
+    home.models.mkdir(parents=True)
+    (home.models / plan.model.name).symlink_to(checkpoint)
+
+    prepare._overlay(plan, Place(home=home), frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
+
+    written = json.loads((home.root / str(overlay_path(plan))).read_text())
+    assert (written == CONFIG) == not_needed

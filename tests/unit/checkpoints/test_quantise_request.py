@@ -1,0 +1,134 @@
+"""`deploy quantise`: what is refused before anything is made."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+from quark_samples import Tiny, write_tiny
+
+from orchestrator.checkpoints.quantize import run as command
+from orchestrator.checkpoints.quantize.run import QuantisationRequest, quantise, recipe_rows, worker_memory
+from orchestrator.checkpoints.quantize.source import read_source
+from orchestrator.checkpoints.quantize.work_dir import WorkFolder
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.paths import Home
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> QuantisationRequest:
+    source = write_tiny(tmp_path / "tiny", Tiny().config(), Tiny().header())
+    return QuantisationRequest(source=source, target=tmp_path / "mxfp4", recipe="glm-5.2-amd")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def refused(request: QuantisationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
+    with pytest.raises(kind) as caught:
+        quantise(request, home)
+    assert not request.target.with_name("mxfp4.quantising").exists(), "nothing was begun"
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+def test_a_target_that_exists(request_: QuantisationRequest, home: Home) -> None:
+    request_.target.symlink_to("nowhere")
+    assert refused(request_, home, UsageError).startswith("the target exists")
+
+
+def test_a_target_that_has_no_name(request_: QuantisationRequest, home: Home) -> None:
+    root = replace(request_, target=Path("/"), name="x")
+    with pytest.raises(UsageError, match="the target exists"):
+        quantise(root, home)
+
+
+def test_a_target_in_the_source(request_: QuantisationRequest, home: Home) -> None:
+    inside = QuantisationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
+    assert refused(inside, home, UsageError).startswith("the target lies in the source")
+
+
+def test_a_model_of_that_name(request_: QuantisationRequest, home: Home) -> None:
+    taken = QuantisationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
+    assert "there is a model `tiny` already" in refused(taken, home, UsageError)
+
+
+def test_a_disk_that_does_not_hold_it(
+    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
+    assert refused(request_, home, HostError).startswith("1.1 GB are to come and 1.0 GB are free")
+
+
+def test_a_disk_that_holds_the_shards_and_not_the_rest(
+    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1_000_000_000 + (1 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free))  # type: ignore[attr-defined]
+    with (request_.source / "consolidated.pth").open("wb") as file:
+        file.truncate(2_000_000_000)
+    assert "GB are to come and" in refused(request_, home, HostError)
+
+
+def test_a_machine_without_a_compiler(
+    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert "there is no C++ compiler" in refused(request_, home, HostError)
+
+
+@pytest.mark.parametrize(
+    ("free", "cores", "workers"),
+    [(100_000_000_000, 16, 2), (100_000_000_000, 1, 1), (800_000_000, 16, 1), (None, 16, 2)],
+)
+def test_as_many_workers_as_cores_shards_and_memory_allow(
+    free: int | None, cores: int, workers: int, request_: QuantisationRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "memory_free", lambda: free)
+    source = read_source(request_.source)
+    assert command._workers(request_, source, cores=cores, left=2) == workers
+
+
+def test_too_little_memory_for_one(request_: QuantisationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "memory_free", lambda: 500_000_000)
+    source = read_source(request_.source)
+    assert worker_memory(source) > 700_000_000
+    with pytest.raises(HostError, match=r"a worker takes about 0.7 GB of memory, and 0.5 GB are free"):
+        command._workers(request_, source, cores=2, left=2)
+
+
+def test_what_each_recipe_makes_of_it(request_: QuantisationRequest, home: Home) -> None:
+    source = read_source(request_.source)
+    rows = {row[0]: row[1:3] for row in recipe_rows(source, home)}
+    assert rows == {
+        "glm-5.2-amd": ["7.6 MB", "73"],
+        "glm-5.2-quark": ["6.1 MB", "45"],
+        "glm-5.2-routed": ["8.1 MB", "82"],
+    }
+
+
+def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
+    made = write_tiny(tmp_path / "made", config, Tiny().header())
+    assert command._onboarded(made, "made", home) is None
+    assert f"hint: `deploy onboard model {made} --set context_length=N`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])
+def test_in_an_image_there_is_a_worker_a_gpu_at_most(
+    asked: int | None,
+    containers: int,
+    request_: QuantisationRequest,
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "image_quark", lambda _: "0.13")
+    on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=asked)
+    folder = WorkFolder.beside(request_.target)
+    pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)
+    assert len(pool.commands) == len(pool.containers) == containers
+    assert {"--device", "/dev/kfd"} <= {*pool.commands[0]}

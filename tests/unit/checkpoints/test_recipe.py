@@ -1,0 +1,50 @@
+"""Recipes: read strictly, the user's own first, and those that ship are the ones they name."""
+
+from pathlib import Path
+
+import pytest
+from quark_samples import RECIPES as WRITTEN
+
+from orchestrator.checkpoints.quantize.recipe import load_recipe, recipes_for
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import Home
+
+SHIPPED = Catalogue.shipped()
+
+
+def test_a_fault_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("description: mine\nsource: me\nmodel_types: []\nscheme: mxfp8\nexclud: [lm_head]\n")
+    with pytest.raises(ProfileError) as caught:
+        load_recipe(str(path), SHIPPED)
+    told = {(problem.where.rpartition(":")[2], problem.message.partition("`")[2].partition("`")[0], problem.hint)
+            for problem in caught.value.problems}  # fmt: skip
+    assert {("3", "model_types", ""), ("4", "scheme", ""), ("5", "exclud", "did you mean `exclude`?")} <= told
+
+
+def test_a_name_that_is_not_known_leads_to_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe("glm-5.2-amb", SHIPPED)
+    assert "glm-5.2-amd" in caught.value.hint
+
+
+def test_a_users_own_goes_before_one_that_ships(tmp_path: Path) -> None:
+    own = tmp_path / "profiles" / "recipes" / "glm-5.2-amd.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("description: mine\nsource: me\nmodel_types: [glm_moe_dsa]\nscheme: mxfp4\nexclude: [lm_head]\n")
+    assert load_recipe("glm-5.2-amd", Catalogue.of(Home(tmp_path))).exclude == ["lm_head"]
+    assert load_recipe("glm-5.2-amd", SHIPPED).exclude != ["lm_head"]
+
+
+def test_each_that_ships_is_the_one_that_was_run() -> None:
+    """The same patterns as the samples, whose tensors are held against real Quark's by their digests."""
+    shipped = {"glm-5.2-amd": "amd52", "glm-5.2-quark": "default", "glm-5.2-routed": "wafer"}
+    assert set(SHIPPED.names(Kind.RECIPE)) == {*shipped} == {*recipes_for("glm_moe_dsa", SHIPPED)}
+    for name, sample in shipped.items():
+        assert tuple(load_recipe(name, SHIPPED).exclude) == WRITTEN[sample].exclude
+    assert recipes_for("llama", SHIPPED) == {}
+
+
+def test_the_layer_that_drafts_is_the_one_behind_the_last() -> None:
+    assert load_recipe("glm-5.2-amd", SHIPPED).excluded(78)[-1] == "*layers.78.*"

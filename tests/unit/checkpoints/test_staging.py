@@ -1,0 +1,76 @@
+"""When an `up` fetches a checkpoint by itself, and when it does not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+
+from orchestrator.checkpoints import staging
+from orchestrator.checkpoints.verify import Verified
+from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+
+PLAN = load("mi355x-tp8").plan
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories that were staged."""
+    seen: list[Path] = []
+
+    def stage(_: Plan, directory: Path) -> Verified:
+        seen.append(directory)
+        return Verified(
+            directory=directory,
+            revision=None,
+            files=0,
+            size=0,
+            shards=0,
+            tensors=0,
+            from_receipt=False,
+            differences=(),
+        )
+
+    monkeypatch.setattr(staging, "stage", stage)
+    return seen
+
+
+def half(directory: Path) -> None:
+    write_checkpoint(directory, mtp_layer=78)
+    (directory / "model-00001-of-00003.safetensors").unlink()
+
+
+@pytest.mark.parametrize("there", [lambda _: None, half], ids=["nothing", "half of it"])
+def test_a_checkpoint_that_is_not_whole_is_fetched(
+    there: Callable[[Path], None], fetched: list[Path], tmp_path: Path
+) -> None:
+    there(tmp_path / "glm")
+    staging.stage_missing(PLAN, tmp_path / "glm", allowed=True)
+    assert fetched == [tmp_path / "glm"]
+
+
+def test_unless_the_user_forbids_it(fetched: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(NoWeightsError):
+        staging.stage_missing(PLAN, tmp_path / "glm", allowed=False)
+    assert fetched == []
+
+
+def test_a_whole_one_is_only_verified_and_a_changed_one_is_not_fetched_over(
+    fetched: list[Path], tmp_path: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "glm", mtp_layer=78)
+    assert staging.stage_missing(PLAN, directory, allowed=True).shards == 3
+    (directory / "model-00001-of-00003.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError):
+        staging.stage_missing(PLAN, directory, allowed=True)
+    assert fetched == []
+
+
+def test_ones_own_directory_is_never_fetched(fetched: list[Path], tmp_path: Path) -> None:
+    own = replace(PLAN, model=replace(PLAN.model, source=replace(PLAN.model.source, kind="directory")))
+    with pytest.raises(NoWeightsError):
+        staging.stage_missing(own, tmp_path / "glm", allowed=True)
+    assert fetched == []

@@ -1,0 +1,177 @@
+"""A checkpoint is whole, or everything that is wrong with it is said at once."""
+
+import json
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint, write_shard
+from plan_samples import flag, model, plan_of
+
+from orchestrator.checkpoints.receipt import read_receipt, receipt_path
+from orchestrator.checkpoints.verify import needs_mtp, verify_checkpoint
+from orchestrator.core.errors import NoWeightsError, WeightsError
+
+INDEX = "model.safetensors.index.json"
+SECOND = "model-00002-of-00003.safetensors"
+
+
+def refused(directory: Path, *, speculative: bool = True) -> list[str]:
+    with pytest.raises(WeightsError) as caught:
+        verify_checkpoint(directory, model(str(directory)), speculative=speculative)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_a_whole_checkpoint(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    found = verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert (found.shards, found.tensors, found.files, found.from_receipt) == (3, 8, 7, False)
+
+
+def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small", shards=1)
+    (directory / INDEX).unlink()
+    (directory / "model-00001-of-00001.safetensors").rename(directory / "model.safetensors")
+    assert verify_checkpoint(directory, model(str(directory)), speculative=True).shards == 1
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def overlap(path: Path) -> None:
+    header = {"a": {"data_offsets": [0, 10]}, "b": {"data_offsets": [5, 15]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(15))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "message"),
+    [
+        (SECOND, Path.unlink, f"`{SECOND}` is missing"),
+        (SECOND, cut, "is cut off"),
+        (SECOND, lambda path: os.truncate(path, 5), "has no safetensors header"),
+        (SECOND, lambda path: os.truncate(path, 40), "is cut off inside its header"),
+        (SECOND, lambda path: path.write_bytes(path.read_bytes() + b"x"), "is too long"),
+        (SECOND, lambda path: path.write_bytes(b"\xff" * 2000), "has no safetensors header"),
+        (SECOND, lambda path: path.write_bytes(b"\x10" + bytes(7) + b"{" * 16), "has a header that is not JSON"),
+        (SECOND, lambda path: path.write_bytes(b"\x02" + bytes(7) + b"[]"), "not a JSON object"),
+        (SECOND, overlap, "has a hole or an overlap at byte 10"),
+        (SECOND, lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "is a git-lfs pointer"),
+        (SECOND, lambda path: write_shard(path, {"other": 9}), "lacks 3 tensors the index names: `model.layers.0.mlp"),
+        ("config.json", Path.unlink, "`config.json` is missing"),
+        ("config.json", cut, "`config.json` is not JSON"),
+        ("config.json", lambda path: path.write_text("[" * 10_000), "`config.json` is not JSON"),
+        ("tokenizer.json", Path.unlink, "there is no tokenizer"),
+        ("tokenizer.json", cut, "`tokenizer.json` is not JSON"),
+        (INDEX, Path.unlink, "there are no weights"),
+        (INDEX, cut, f"`{INDEX}` is not an index that can be read"),
+        (INDEX, lambda path: path.write_text('{"weight_map": {}}'), "names no tensor"),
+        (INDEX, lambda path: path.write_text('{"weight_map": {"a": "../a"}}'), "outside the checkpoint: `../a`"),
+    ],
+)
+def test_each_kind_of_harm_is_named(tmp_path: Path, name: str, harm: Callable[[Path], object], message: str) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    harm(directory / name)
+    assert any(message in problem for problem in refused(directory)), refused(directory)
+
+
+def test_everything_is_said_at_once(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    for name in (SECOND, "config.json", "tokenizer.json"):
+        (directory / name).unlink()
+    assert len(refused(directory)) == 3
+
+
+def test_metadata_alone_is_not_a_checkpoint(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    for shard in directory.glob("*.safetensors"):
+        shard.unlink()
+    assert len(refused(directory)) == 3
+
+
+def test_the_mtp_layer_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small", mtp_layer=None)
+    assert refused(directory) == ["there is no tensor of the MTP layer (`model.layers.3.`), which speculation needs"]
+    verify_checkpoint(directory, model(str(directory)), speculative=False)
+    assert len(refused(directory)) == 1  # also behind the receipt of a verification without it
+
+
+def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
+    assert needs_mtp(plan_of("mi355x-tp8"))
+    assert not needs_mtp(plan_of("cpu-tiny"))
+    plan = plan_of("mi355x-tp8")
+    assert not needs_mtp(plan_of("mi355x-tp8", flags=(*plan.flags, flag("speculative-draft-model-path", "/draft"))))
+
+
+def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
+    directory = tmp_path / "small"
+    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
+    verify_checkpoint(write_checkpoint(directory), model(str(directory)), speculative=True)
+    shutil.rmtree(directory)
+    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
+
+
+def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(WeightsError, match="cannot be read: No such file") as caught:
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert not isinstance(caught.value, NoWeightsError)
+    assert caught.value.where.endswith("lost.safetensors")
+
+
+def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "read-only file system")
+
+    directory = write_checkpoint(tmp_path / "small")
+    monkeypatch.setattr("orchestrator.checkpoints.receipt.write_whole", refuse)
+    for _ in range(2):
+        assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
+
+
+def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
+    os.utime(directory / SECOND, (1, 1))
+    assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
+    cut(directory / "tokenizer.json")
+    assert refused(directory) == ["`tokenizer.json` has 17 bytes instead of 18"]
+    write_shard(directory / SECOND, dict.fromkeys(["model.layers.0.mlp.weight"], 5))
+    assert any(f"`{SECOND}` has" in problem for problem in refused(directory))
+
+
+def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert receipt_path(directory) == tmp_path / "small.receipt.json"
+    assert not any("receipt" in path.name for path in directory.iterdir())
+    receipt = read_receipt(directory)
+    assert receipt is not None
+    assert not receipt.is_for(model("another/repository"))
+    receipt_path(directory).write_text("{")
+    assert read_receipt(directory) is None
+    assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
+
+
+@pytest.mark.slow
+def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Path) -> None:
+    big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=20)
+    small = write_checkpoint(tmp_path / "many", shards=10_000, size=100)
+    tracemalloc.start()
+    try:
+        found = verify_checkpoint(big, model(str(big)), speculative=True)
+        assert found.size > 50 * 10**9
+        verify_checkpoint(small, model(str(small)), speculative=True)
+        assert verify_checkpoint(small, model(str(small)), speculative=True).from_receipt
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20

@@ -1,0 +1,125 @@
+"""What a broker of rented capacity is told: the very same `up`, no secret, nothing that is only on this machine."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.planner.cloud import rental_files
+
+BROKERS = ("skypilot", "dstack")
+
+
+def told(broker: str, profile: str, home: Home, *overrides: str, tool: str | None = None) -> list[dict[str, object]]:
+    files = rental_files(broker, profile, overrides, home, tool=tool)[1]
+    return [yaml.safe_load(file.content) for file in files]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def lines(form: dict[str, object]) -> list[str]:
+    """What runs on the machine."""
+    commands = form.get("commands")
+    return commands if isinstance(commands, list) else f"{form['setup']}{form['run']}".splitlines()
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_the_very_same_up_with_what_the_user_set_listens_behind_a_key(broker: str, home: Home) -> None:
+    for form in told(broker, "mi355x-tp4dp2", home, "flags.max-running-requests=64"):
+        up = next(shlex.split(line) for line in lines(form) if line.startswith("deploy up"))
+        assert up[2] == "mi355x-tp4dp2"
+        assert [word for word in up[3:] if word != "--set"] == [
+            "flags.max-running-requests=64",
+            "runtime=process",
+            "engine.python=python3",
+            "server.host=0.0.0.0",
+            "server.api_key_env=DEPLOY_API_KEY",
+        ]
+        assert lines(form)[-1] == "exec deploy watch mi355x-tp4dp2"
+        assert list(form.get("secrets", form.get("env"))) == ["DEPLOY_API_KEY"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_what_the_user_set_stays_one_word_of_the_shell(broker: str, home: Home) -> None:
+    override = 'description=it\'s $(touch gone); `ls` "x"'
+    for form in told(broker, "cpu-tiny", home, override):
+        up = next(line for line in lines(form) if line.startswith("deploy up"))
+        assert override in shlex.split(up)
+
+
+def test_the_gpus_that_the_layout_takes_and_the_disk_that_the_checkpoint_takes(home: Home) -> None:
+    sky = told("skypilot", "mi355x-tp4dp2", home)[0]["resources"]
+    assert isinstance(sky, dict)
+    assert sky["accelerators"] == {"MI355X": 8}
+    assert sky["disk_size"] == 504  # 438.0 GB are 407.9 GiB, and 96 for image and caches
+    half = told("dstack", "mi355x-tp4dp2", home, "layout.dp=1")[0]["resources"]
+    assert isinstance(half, dict)
+    assert half["gpu"] == {"vendor": "amd", "name": "MI355X", "count": 4}
+
+
+def test_an_engine_with_a_list_of_packages_needs_no_image(home: Home) -> None:
+    form = told("dstack", "cpu-tiny", home)[0]
+    assert "image" not in form
+    assert "gpu" not in form["resources"]  # type: ignore[operator]
+
+
+def test_files_of_the_users_own_come_along_but_not_what_registries_said(home: Home) -> None:
+    (home.root / "profiles").mkdir()
+    (home.root / "profiles/mine.yaml").write_text("extends: cpu-tiny\n")
+    home.images.mkdir()
+    (home.images / "3ca7.json").write_text("{}")
+    mounts = told("skypilot", "mine", home)[0]["file_mounts"]
+    assert mounts == {"~/.local/share/deploy/profiles": str(home.root / "profiles")}
+
+
+def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, tmp_path: Path) -> None:
+    wheel = tmp_path / "deploy_sglang-9-py3-none-any.whl"
+    wheel.touch()
+    form = told("dstack", "cpu-tiny", home, tool=str(wheel))[0]
+    assert form["files"] == [f"{wheel}:/tmp/deploy-tool/{wheel.name}"]
+    assert f"uv tool install /tmp/deploy-tool/{wheel.name}" in lines(form)
+    url = "git+https://example.org/deploy"
+    assert f"uv tool install {url}" in lines(told("dstack", "cpu-tiny", home, tool=url)[0])
+
+
+@pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("model=./mine.yaml",))])
+def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], home: Home) -> None:
+    with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a file of this machine"):
+        rental_files("dstack", *named, home)
+
+
+def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_are_refused_at_once(home: Home) -> None:
+    (home.root / "profiles/hardware").mkdir(parents=True)
+    own = (Path(__file__).parents[3] / "profiles/hardware/mi355x.yaml").read_text().replace("product: MI355X\n", "")
+    (home.root / "profiles/hardware/own.yaml").write_text(own)
+    here = ("hardware=own", "model.origin.kind=directory", "model.origin.location=/models/mine")
+    with pytest.raises(ProfileError) as refused:
+        rental_files("skypilot", "mi355x-tp8", here, home)
+    messages = [problem.message for problem in refused.value.each()]
+    assert messages == [
+        "the hardware says no name by which a GPU is rented",
+        "`/models/mine` is on this machine",
+    ]
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_one(broker: str, home: Home) -> None:
+    with pytest.raises(ProfileError) as refused:
+        told(broker, "mi355x-tp4x2", home)
+    assert [problem.message for problem in refused.value.each()] == ["one server is rented for, not 2 on one machine"]
+    told(broker, "mi355x-tp4x2", home, "replicas=1")
+
+
+@pytest.mark.parametrize("verb", ["up", "show", "preflight"])
+def test_a_broker_in_the_place_of_a_runtime_is_told_what_it_is_for(verb: str) -> None:
+    with pytest.raises(UsageError, match="`dstack` rents machines") as refused:
+        CliRunner().invoke(app, [verb, "cpu-tiny", "--on", "dstack"], catch_exceptions=False)
+    assert "`deploy render PROFILE --on dstack`" in (refused.value.hint or "")

@@ -1,0 +1,162 @@
+"""The search: what Optuna is asked and told. Nothing is measured here, the objective is a formula."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import UsageError
+from orchestrator.experiments.sweep.objective import Goal, Objective
+from orchestrator.experiments.sweep.search import Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.space import Knob, SearchSpace
+
+SPACE = SearchSpace(
+    knobs=(
+        Knob(key="flags.running", values=(1, 2, 4, 8, 16, 32)),
+        Knob(key="flags.policy", values=("lpm", "fcfs", None)),
+        Knob(key="flags.chunk", values=(512, 1024, 2048, 4096)),
+    )
+)
+GOAL = Goal(objective=Objective.TOK_S, at_rps=2.0, ttft_p95_s=5.0)
+PLANTED = 4  # running 16
+OWN = {"flags.running": 1, "flags.policy": 0, "flags.chunk": 0}
+
+
+def search(folder: Path, goal: Goal = GOAL, *, seed: int = 1, space: SearchSpace = SPACE, begun: str = "one") -> Search:
+    return Search(folder / "journal.log", space, goal, seed=seed, begun={"profile": begun})
+
+
+def tok_s(point: dict[str, int]) -> float:
+    """16 running requests are best; the others matter little."""
+    return 100.0 - 10 * abs(point["flags.running"] - PLANTED) + point["flags.policy"]
+
+
+def go(found: Search, count: int, value: Callable[[dict[str, int]], float] = tok_s) -> list[dict[str, int]]:
+    tried = []
+    for _ in range(count):
+        asked = found.ask(OWN)
+        assert asked is not None
+        point = dict(asked.point)
+        tried.append(point)
+        number = len(found.trials) + 1
+        ended = SweepTrial(
+            number=number, point=point, outcome=TrialOutcome.MEASURED, values=(value(point),), own=asked.own
+        )
+        found.tell(asked, ended)
+    return tried
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_planted_setting_is_found_within_20_of_72_points(tmp_path: Path, seed: int) -> None:
+    found = search(tmp_path, seed=seed)
+    tried = go(found, 20)
+    assert found.best()[0].point["flags.running"] == PLANTED
+    assert tried[0] == OWN
+    assert len({tuple(point.values()) for point in tried}) == 20, "no point is tried twice"
+    weights = found.weights()
+    assert max(weights, key=lambda key: weights[key]) == "flags.running"
+    assert sum(weights.values()) == pytest.approx(1)
+
+
+def test_it_goes_on_from_its_journal(tmp_path: Path) -> None:
+    first = go(search(tmp_path), 5)
+    again = search(tmp_path)
+    assert [dict(trial.point) for trial in again.trials] == first
+    more = go(again, 5)
+    assert not [point for point in more if point in first]
+    assert [trial.own for trial in again.trials].count(True) == 1
+    with pytest.raises(UsageError, match="begun with another profile"):
+        search(tmp_path, begun="two")
+
+
+def test_every_point_is_tried_once_and_then_none_is_left(tmp_path: Path) -> None:
+    small = SearchSpace(knobs=SPACE.knobs[1:2])
+    found = search(tmp_path, space=small)
+    tried = []
+    while (asked := found.ask(None)) is not None:
+        tried.append(asked.point["flags.policy"])
+        found.tell(asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.REFUSED, why="no room"))
+    assert sorted(tried) == [0, 1, 2]
+    assert found.best() == ()
+
+
+def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
+    found = search(tmp_path)
+    asked = found.ask(OWN)
+    assert asked is not None
+    found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=True))
+    killed = found.ask(OWN)
+    assert killed is not None
+    assert killed.point == OWN
+    later = search(tmp_path)
+    assert [trial.state.name for trial in later._study.trials] == ["FAIL", "FAIL"]
+    again = later.ask(OWN)
+    assert again is not None
+    assert again.point == OWN
+
+
+def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) -> None:
+    asked = search(tmp_path).ask(OWN)
+    assert asked is not None
+    ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), own=True)
+    asked.trial.set_user_attr("outcome", asdict(ended))
+    assert search(tmp_path).best() == (ended,)
+
+
+def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search suggests nothing but what was tried already."""
+    monkeypatch.setattr("orchestrator.experiments.sweep.search._AGAIN", 0)
+    knobs = (Knob(key="flags.chunk", values=tuple(range(200))), Knob(key="flags.running", values=tuple(range(100))))
+    asked = search(tmp_path, space=SearchSpace(knobs=knobs)).ask(None)
+    assert asked is not None
+    assert asked.point.keys() == {"flags.chunk", "flags.running"}
+
+
+@pytest.mark.parametrize("objective", [Objective.TOK_S, Objective.USD])
+def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path, objective: Objective) -> None:
+    goal = replace(GOAL, objective=objective)
+    found, higher = search(tmp_path, goal), goal.higher_is_better[0]
+
+    def asked() -> Proposed:
+        proposed = found.ask(None)
+        assert proposed is not None
+        return proposed
+
+    for number in range(1, 5):
+        other = asked()
+        assert not any(other.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+        found.tell(other, SweepTrial(number=number, point=other.point, outcome=TrialOutcome.MEASURED, values=(1.0,)))
+    same, less = asked(), asked()
+    assert not any(same.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+    assert [less.worse(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [False, True]
+
+
+def test_of_a_price_the_lowest_is_the_best(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(objective=Objective.USD, at_rps=None, ttft_p95_s=5.0))
+    go(found, 6)
+    assert found.best()[0].values[0] == min(trial.values[0] for trial in found.trials)
+
+
+def test_a_front_is_all_that_no_other_one_beats(tmp_path: Path) -> None:
+    found = search(tmp_path, Goal(objective=Objective.PARETO, at_rps=None, ttft_p95_s=5.0))
+    for values in ((10.0, 5.0), (20.0, 1.0), (9.0, 4.0)):
+        asked = found.ask(None)
+        assert asked is not None
+        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=values))
+    assert [trial.values for trial in found.best()] == [(20.0, 1.0), (10.0, 5.0)]
+
+
+@pytest.mark.parametrize("written", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
+def test_a_journal_of_others_is_told(tmp_path: Path, written: str) -> None:
+    (tmp_path / "journal.log").write_text(written)
+    with pytest.raises(UsageError, match="the journal cannot be read"):
+        search(tmp_path)
+
+
+def test_without_optuna_it_is_said_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UsageError, match="not installed") as error:
+        search(tmp_path)
+    assert "pip install 'deploy-sglang[sweep]'" in error.value.hint

@@ -1,0 +1,115 @@
+"""A space file becomes a finite set of points; what is wrong with it is told at its line."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.validation import read_model
+from orchestrator.experiments.sweep.space import LayoutChoice, SearchSpace, SpaceFile, default_space, space_of
+from orchestrator.planner.planning import load
+
+
+def space(tmp_path: Path, text: str) -> SearchSpace:
+    path = tmp_path / "space.yaml"
+    path.write_text(text)
+    return space_of(read_model(path, SpaceFile, "space.yaml"))
+
+
+def test_lists_ranges_and_layouts_are_knobs(tmp_path: Path) -> None:
+    found = space(
+        tmp_path,
+        """
+layouts: [{tp: 8}, {tp: 4, dp: 2}]
+flags:
+  chunked-prefill-size: {from: 2048, to: 32768, times: 4}
+  mem-fraction-static: {from: 0.8, to: 0.86, step: 0.02}
+  schedule-policy: [lpm, fcfs, null]
+env:
+  SGLANG_OPT_USE_TOPK_V2: ["false", "true"]
+""",
+    )
+    values = {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in found.knobs}
+    assert values == {
+        "layout": ["TP8", "TP4×DP2"],
+        "flags.chunked-prefill-size": ["2048", "8192", "32768"],
+        "flags.mem-fraction-static": ["0.8", "0.82", "0.84", "0.86"],
+        "flags.schedule-policy": ["lpm", "fcfs", "null"],
+        "env.SGLANG_OPT_USE_TOPK_V2": ["false", "true"],
+    }
+    assert found.size == 2 * 3 * 4 * 3 * 2 == len([*found.points()])
+    ordered = {knob.key for knob in found.knobs if knob.ordered}
+    assert ordered == {"flags.chunked-prefill-size", "flags.mem-fraction-static"}
+
+
+def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
+    found = space(
+        tmp_path, "layouts: [{tp: 4, dp: 2}]\nflags: {mem-fraction-static: [0.80], schedule-policy: [null]}\n"
+    )
+    [point] = found.points()
+    assert found.overrides(point) == (
+        "layout.tp=4",
+        "layout.dp=2",
+        "layout.ep=1",
+        "layout.dp_attention=false",
+        "flags.mem-fraction-static=0.8",
+        "flags.schedule-policy=null",
+    )
+    plan = load("mi355x-tp8", overrides=found.overrides(point)).plan
+    assert (plan.layout.tp, plan.layout.dp) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("flags:\n  a: {from: 1, to: 4}\n", 2, "`step` or `times`"),
+        ("flags:\n  a: {from: 4, to: 1, step: 1}\n", 2, "`from` below `to`"),
+        ("flags:\n  a: {from: 0, to: 9, times: 2}\n", 2, "above 0"),
+        ("flags:\n  a: {from: 1, to: 9000, step: 1}\n", 2, "more than 1000"),
+        (f"flags:\n  a: {{from: 0, to: 9, step: 0.{'0' * 320}1}}\n", 2, "more than 1000"),
+        ("flags:\n  a: {from: 1, to: 9, steps: 1}\n", 2, "unknown key `flags.a.steps`"),
+        ("flags:\n  a: 3\n", 2, "must be a list, found 3"),
+        ("flags:\n  a: []\n", 2, "`flags.a`"),
+        ("layouts:\n  - {tp: 0}\n", 2, "`layouts.0.tp`"),
+        ("objective: kne\nflags: {a: [1]}\n", 1, "'knee'"),
+        ("description: nothing\n", 1, "something that varies"),
+        ("flags: {a: [1]}\nrates_rps: [2, 1]\n", 1, "must rise"),
+    ],
+)
+def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        space(tmp_path, text)
+    [problem] = error.value.each()
+    assert said in problem.message
+    assert problem.where == f"space.yaml:{line}"
+
+
+def test_a_key_is_called_what_a_user_writes(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as error:
+        space(tmp_path, "flags:\n  a: {form: 1, from: 1, to: 9, step: 1}\n")
+    [problem] = error.value.each()
+    assert problem.hint == "did you mean `from`?"
+
+
+def test_the_profiles_own_point_is_known(tmp_path: Path) -> None:
+    profile = load("mi355x-tp8").profile
+    found = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
+    assert found.own(profile) == {"layout": 1, "flags.max-running-requests": 1}
+    assert space(tmp_path, "flags: {max-running-requests: [8]}\n").own(profile) is None
+    unset = space(tmp_path, "flags: {schedule-policy: [lpm, null]}\nenv: {OMP_NUM_THREADS: [2, 1]}\n")
+    assert unset.own(load("cpu-tiny").profile) == {"flags.schedule-policy": 1, "env.OMP_NUM_THREADS": 1}
+    off = space(tmp_path, "flags: {disable-radix-cache: [true, false], schedule-conservativeness: [0, 1]}\n")
+    assert off.own(profile) is None, "0 is a value, and the profile has none"
+    assert SearchSpace(knobs=off.knobs[:1]).own(profile) == {"flags.disable-radix-cache": 1}
+
+
+def test_the_default_space_is_around_the_profile() -> None:
+    loaded = load("mi355x-tp8")
+    found = default_space(loaded.profile, tuple(loaded.valid.table.flags))
+    values = {knob.key: knob.values for knob in found.knobs}
+    assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
+    assert values["flags.max-running-requests"] == (8, 16, 32)
+    assert found.own(loaded.profile) is not None
+    one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
+    assert default_space(one.profile, tuple(one.valid.table.flags)).own(one.profile) is not None
+    assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).knobs}

@@ -1,0 +1,50 @@
+"""Where the ladder of a trial ends: at its knee, or where it does worse than those before it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from measured_samples import tp8
+
+from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.core.paths import Home
+from orchestrator.experiments.sweep.run import Budget, SweepRequest, opened, plan_sweep
+from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.trial import _Ladder
+
+
+def cut(count: int, *, success: float = 1.0) -> BenchResult:
+    """A result after so many of its rates; of the last one this share was answered."""
+    points = tp8().points[:count]
+    last = replace(points[-1], success_share=success, sustained=points[-1].sustained and success > 0.99)
+    return replace(tp8(), points=(*points[:-1], last))
+
+
+def test_a_ladder_ends_at_its_knee_or_below_the_others(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text("flags: {max-running-requests: [4, 8, 16, 32, 64, 128]}\n")
+    request = SweepRequest(
+        profile="mi355x-tp8",
+        space=tmp_path / "space.yaml",
+        output=tmp_path / "out",
+        budget=Budget(),
+        workload="wafer-20k-1k",
+        at_rps=2.0,
+        objective="tok-s",
+    )
+    sweep = plan_sweep(request, Home(tmp_path))
+    with opened(sweep) as search:
+        for number in range(1, 5):
+            asked = search.ask(None)
+            assert asked is not None
+            ladder = _Ladder(sweep, asked)
+            assert [ladder(cut(count)) for count in (1, 2, 3)] == [None] * 3
+            measured = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.MEASURED, values=(1000.0,))
+            search.tell(asked, measured)
+        asked = search.ask(None)
+        assert asked is not None
+        worse = _Ladder(sweep, asked)
+        assert worse(cut(1)) is None
+        assert (worse(cut(2, success=0.5)), worse.stopped) == (BenchEnding.INTERRUPTED, True)
+        last = _Ladder(sweep, asked)
+        assert last(cut(4, success=0.5)) is None, "nothing is left to save"
+        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective="knee"), Home(tmp_path)), asked)
+        assert (knee(tp8()), knee.stopped) == (BenchEnding.COMPLETE, False)

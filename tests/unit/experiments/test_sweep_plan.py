@@ -1,0 +1,387 @@
+"""What a sweep would do, what it may cost, and what it writes. Nothing is started."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import save, spread, tp4dp2, tp8
+
+from orchestrator.bench.result import BenchResult, Point
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.errors import HostError, ProfileError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.experiments.sweep.confirm import to_confirm
+from orchestrator.experiments.sweep.files import Winner, best_of, tune_command, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.preview import affordable, dry_data, dry_text, look_at
+from orchestrator.experiments.sweep.run import (
+    JOURNAL,
+    Budget,
+    Sweep,
+    SweepRequest,
+    default_output,
+    opened,
+    plan_sweep,
+)
+from orchestrator.experiments.sweep.run import spent as spent_of
+from orchestrator.experiments.sweep.search import Confirmation, Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.winner import profile_path
+from orchestrator.planner.planning import load
+
+README = Path(__file__).parents[3] / "orchestrator/experiments/sweep/README.md"
+SPACE = """
+layouts: [{tp: 8}, {tp: 4, dp: 2}, {tp: 3}]
+flags: {max-running-requests: [16, 32]}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "home").mkdir()
+    return Home(tmp_path / "home")
+
+
+def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: object) -> Sweep:
+    folder = home.root.parent
+    (folder / "space.yaml").write_text(text)
+    plain = SweepRequest(profile=profile, space=folder / "space.yaml", output=folder / "out", budget=Budget())
+    return plan_sweep(replace(plain, **{"workload": "wafer-20k-1k", **more}), home)  # type: ignore[arg-type]
+
+
+def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
+    sweep = planned(home, usd_per_gpu_hour=2.0)
+    told = dry_text(sweep, look_at(sweep))
+    assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
+    assert "2 cannot fit: " in told
+    assert "do not divide by tp 3" in told
+    assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
+    assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
+    data = dry_data(sweep, look_at(sweep))
+    assert (data["points"], data["fitting"], data["trials"]) == (6, 4, 4)
+    assert data["space"] == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
+    assert not (home.root.parent / "out").exists()
+
+
+def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> None:
+    sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
+    told = dry_text(sweep, look_at(sweep))
+    assert "32, 64  16" in told
+    assert "`mi355x-tp8` as it is is not tried" in told
+    assert "is not tried" not in dry_text(planned(home), look_at(planned(home)))
+
+
+def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
+    page = README.read_text()
+    profile = page.partition("$ deploy sweep ")[2].partition(" ")[0]
+    sweep = planned(home, page.partition("```yaml\n")[2].partition("```")[0], profile=profile)
+    assert sweep.own is not None
+    assert sweep.refusal(sweep.own) == ""
+
+
+def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
+    """A warning of `up`, that requests will wait or memory may run out, is a refusal here; the profile's own is not."""
+    most = "flags: {max-running-requests: [16, 5000]}"
+    sweep = planned(home, most)
+    assert sweep.refusal({"flags.max-running-requests": 0}) == ""
+    assert "5,000 requests of `single-stream-10k-1.5k` at once need" in sweep.refusal({"flags.max-running-requests": 1})
+    own = planned(home, most, overrides=("flags.max-running-requests=5000",))
+    assert own.refusal({"flags.max-running-requests": 1}) == ""
+    short = planned(home, "flags: {context-length: [8192, 32768]}")
+    assert [short.refusal({"flags.context-length": index}) for index in (0, 1)] == [
+        "a request of the load has 21,000 tokens, and the context 8,192",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"objective": "usd-per-million"}, "needs a price"),
+        ({"budget": Budget(usd=5.0)}, "`--usd` needs what an hour costs"),
+        ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
+        ({"workload": "smoke-tinny"}, "there is no workload `smoke-tinny`"),
+        ({"objective": "kne"}, "`--objective kne` is not known"),
+        ({"rates_rps": (90.0,)}, "no knee would be found"),
+        ({"name": "No Name"}, "cannot be called"),
+        ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
+        ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
+        ({"usd_per_gpu_hour": 0.0}, "`--price 0` is no price"),
+        ({"budget": Budget(hours=float("inf"))}, "`--hours inf` is no budget"),
+        ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
+    ],
+)
+def test_what_no_trial_could_tell_is_refused_at_once(home: Home, more: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        profile_path(planned(home, **more))  # type: ignore[arg-type]
+
+
+def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> None:
+    text = "flags:\n  max-running-requests: [16]\n  schedule-polcy: [lpm, fcfs]\n  schedule-policy: [lpm, fcsf]\n"
+    with pytest.raises(ProfileError) as error:
+        planned(home, text)
+    option, value = error.value.each()
+    assert (option.where.rpartition("/")[2], option.hint) == ("space.yaml:3", "did you mean `schedule-policy`?")
+    assert "fcsf" in value.message
+    assert value.where.endswith("space.yaml:4")
+
+
+def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:
+    load = home.root.parent / "load.yaml"
+    load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, rates_rps: [1.0]}\n")
+    with pytest.raises(ProfileError, match="`text_file` cannot be read"):
+        planned(home, workload=str(load))
+
+
+def test_the_command_that_goes_on_says_all_that_was_asked_for(home: Home) -> None:
+    request = planned(home, at_rps=2.0, budget=Budget(hours=8.0), overrides=("server.port=31000",), beside=True).request
+    folder = home.root.parent
+    assert request.again == (
+        f"deploy sweep mi355x-tp8 --space {folder}/space.yaml --output {folder}/out --at 2.0 --workload wafer-20k-1k "
+        "--hours 8.0 --seed 1 --set server.port=31000 --resume"
+    )
+    assert "--output" not in replace(request, beside=False).again
+    assert default_output("mi355x-glm-4.7-flash") == Path("results/sweep-mi355x-glm-4.7-flash")
+    assert default_output("./own/house.yaml") == Path("results/sweep-house")
+
+
+def test_the_ladder_ends_at_the_rate_that_is_asked_for(home: Home) -> None:
+    sweep = planned(home, at_rps=1.7, objective="tok-s", ttft_p95_s=2.0)
+    assert sweep.workload.rates_rps == (0.5, 1.0, 1.5, 1.7)
+    assert (sweep.workload.climb, sweep.workload.limits.ttft_p95_s) == (None, 2.0)
+    assert sweep.goal.words == "output tok/s per node at 1.7 requests/s, with a TTFT p95 of at most 2 s"
+
+
+def test_a_closed_load_has_one_point(home: Home) -> None:
+    sweep = planned(home, workload=None)  # the profile's own
+    assert sweep.goal.words == "output tok/s per node"
+
+
+def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: float = 3600.0) -> SweepTrial:
+    return SweepTrial(number=number, point={}, outcome=outcome, seconds=seconds)
+
+
+def test_a_budget_is_of_all_calls_together(home: Home) -> None:
+    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
+    for budget, why in (
+        (Budget(trials=2), "2 trials were made"),
+        (Budget(trials=3), ""),
+        (Budget(hours=2.9), "one more trial would exceed 2.9 hours: 120 min were used"),
+        (Budget(hours=3.0), ""),
+        (Budget(usd=40.0), "one more trial would exceed $40: $32.00 were used"),
+        (Budget(usd=48.0), ""),
+    ):
+        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, confirm=0)) == why
+    for hours, confirmed, goes_on in ((3.9, 0.0, False), (4.0, 0.0, True), (4.0, 3600.0, False), (20.0, 0.0, True)):
+        kept = spent_of(two, planned(home, budget=Budget(hours=hours), confirm=2), confirmed=confirmed)
+        assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
+    assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
+    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
+    assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
+
+
+def test_servers_have_names_of_their_own(home: Home) -> None:
+    here, there = planned(home), planned(home, output=home.root.parent / "other")
+    assert here.server.startswith("mi355x-tp8-sweep-")
+    assert here.server != there.server
+
+
+def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[Winner, ...]:
+    """Tell the results of trials, the profile's own first, and write the winner."""
+    for number, result in results.items():
+        asked = search.ask(sweep.own)
+        assert asked is not None
+        save(result, sweep.request.output / f"trials/{number}")
+        values = sweep.goal.values(result)
+        assert values is not None
+        ended = SweepTrial(
+            number=number,
+            point=asked.point,
+            outcome=TrialOutcome.MEASURED,
+            values=values,
+            own=asked.own,
+            directory=f"trials/{number}",
+            answers="passed: all 3",
+            seconds=600.0,
+        )
+        search.tell(asked, ended)
+    asked = search.ask(None)
+    assert asked is not None
+    why = {"why": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
+    search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
+    return write_winners(sweep, search)
+
+
+def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
+    sweep = planned(home, overrides=("server.port=31000",))
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
+        report = write_sweep_report(sweep, search, (winner,), ended="3 trials were made")
+    assert winner.profile == home.root / "profiles/mi355x-tp8-swept.yaml"
+    loaded = load("mi355x-tp8-swept", catalogue=Catalogue.of(home))
+    assert loaded.plan.server.port == 31000
+    [running] = [flag for flag in loaded.plan.flags if flag.name == "max-running-requests"]
+    assert running.origin == "measured"
+    assert "knee, requests/s 2.4, 1.5 as `mi355x-tp8` is" in running.source
+    text = winner.profile.read_text()
+    assert "Answers: passed: all 3." in text
+    page, plain = report.read_text(), report.with_suffix(".md").read_text()
+    for said in ("Sought: knee, requests/s", "Best: layout", "3 trials were made", "gpu-out-of-memory"):
+        assert said in page
+        assert said.replace("-", "-") in plain.replace("\\", "")
+    assert "<early>" not in page
+    assert "Throughput and interactivity" in page
+    assert '<svg class="plot" id="pareto"' in page
+    lines = plain.splitlines()
+    assert lines[lines.index(next(line for line in lines if line.startswith("| trial |"))) + 1].startswith("|---|")
+
+
+def again(search: Search, number: int, value: float, seconds: float = 600.0) -> None:
+    search.confirm(Confirmation(number=number, values=(value,), seconds=seconds))
+
+
+def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
+        asked = []
+        for value in (1.4, 1.6, 1.7, 1.8):
+            trial = to_confirm(sweep, search)
+            assert trial is not None
+            asked.append(trial.number)
+            again(search, trial.number, value)
+        assert asked == [2, 2, 1, 1], "once it has been 1.4, the profile with its 1.5 may be as good"
+        assert to_confirm(sweep, search) is None
+        assert [best.number for best in best_of(sweep, search)] == [1], "1.5, 1.7 and 1.8 against 2.4, 1.4 and 1.6"
+        [winner] = write_winners(sweep, search)
+        report = write_sweep_report(sweep, search, (winner,), ended="x").with_suffix(".md").read_text()
+    assert "1.7 (median of 3 runs, 1.5 to 1.8)" in report.replace("\\", "")
+    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6; others were measured once." in report.replace("\\", "")
+
+
+def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp4dp2()})
+        for _ in range(2):
+            trial = to_confirm(sweep, search)
+            assert trial is not None
+            again(search, trial.number, 2.3)
+        assert to_confirm(sweep, search) is None
+        assert to_confirm(replace(sweep, confirm=0), search) is None
+        [winner] = write_winners(sweep, search)
+    assert winner.profile is not None
+    text = winner.profile.read_text()
+    assert "deploy sweep, 2026-11-20, trial 2: knee, requests/s 2.3 (median of 3 runs, 2.3 to 2.4), 1.5 as" in text
+    assert "3 runs: 2.4, 2.3, 2.3." in text
+    front = planned(home, objective="pareto", output=home.root.parent / "front")
+    with opened(front) as search:
+        won(front, search, {1: tp8(), 2: tp4dp2()})
+        assert to_confirm(front, search) is None
+
+
+def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
+    sweep = planned(home, f"description: how many at once\n{SPACE}", confirm=4)
+    told = dry_text(sweep, look_at(sweep))
+    assert told.startswith("how many at once\n")
+    assert "the best is measured 5 times before it is named" in told
+    assert dry_data(sweep, look_at(sweep))["confirm"] == 4
+    with opened(sweep) as search:
+        report = write_sweep_report(sweep, search)
+    assert "How many at once." in report.read_text()
+
+
+def test_the_profile_itself_may_win(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
+    assert (winner.trial.own, winner.profile) == (True, None)
+    assert not (home.root / "profiles").exists()
+
+
+def test_a_knee_of_0_wins_nothing(home: Home) -> None:
+    sweep = planned(home, "flags: {max-running-requests: [32, 64, 128]}")
+    none = replace(tp8(), knee_rps=None)
+    with opened(sweep) as search:
+        assert won(sweep, search, {1: none, 2: none}) == ()
+    assert not (home.root / "profiles").exists()
+
+
+def faster(point: Point) -> Point:
+    assert point.latency is not None
+    return replace(point, latency=replace(point.latency, tpot_s=spread(0.001, 0.002)))
+
+
+def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least(home: Home) -> None:
+    same = replace(tp8(), points=tuple(map(faster, tp8().points)))
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: same})
+        assert [best.number for best in best_of(sweep, search)] == [1]
+    other = planned(home, "flags: {max-running-requests: [32, 64, 128]}", output=home.root.parent / "other")
+    with opened(other) as search:
+        won(other, search, {1: tp8(), 2: same})
+        assert [best.number for best in best_of(other, search)] == [2]
+
+
+def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
+    own = home.root.parent / "house.yaml"
+    own.write_text("extends: mi355x-tp8\nflags: {max-running-requests: 16}\n")
+    sweep = planned(home, profile=str(own))
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
+    assert winner.profile is not None
+    assert f"extends: {own}" in winner.profile.read_text()
+    assert load(str(winner.profile), catalogue=Catalogue.of(home)).plan.profile == "house-swept"
+
+
+def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
+    (home.root / "profiles").mkdir()
+    (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
+    with pytest.raises(UsageError, match="there is a profile `mine` already"):
+        profile_path(planned(home, name="mine"))
+
+
+def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> None:
+    sweep = planned(home)
+    with pytest.raises(UsageError, match="nothing to resume"), opened(planned(home, resume=True)):
+        pass
+    with opened(sweep):
+        pass
+    with pytest.raises(UsageError, match="a sweep already"), opened(sweep):
+        pass
+    again = planned(home, resume=True)
+    with opened(again), pytest.raises(HostError, match="another `deploy sweep`"), opened(again):
+        pass
+    with opened(planned(home, resume=True, overrides=("server.port=31000",))):
+        pass
+    with pytest.raises(UsageError, match="another host"), opened(planned(home, resume=True, host="ssh://node")):
+        pass
+    with pytest.raises(UsageError, match="another objective"), opened(planned(home, resume=True, objective="tok-s")):
+        pass
+
+
+def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8()})
+    journal = sweep.request.output / JOURNAL
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
+    with opened(planned(home, resume=True)) as search:
+        assert len(search.trials) == 2
+    with opened(planned(home, resume=True)) as search:
+        assert len(search.trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("misses", "said"),
+    [
+        ([{"token": "64"}, {"token": "8"}], "deploy kernels tune mi355x-tp8 --tokens 8,64` measures them"),
+        (["E=33,N=1024.json"], "1 MoE shape has no tuned kernel under this load: `deploy kernels tune mi355x-tp8`"),
+        ([], None),
+    ],
+)
+def test_the_kernels_that_were_missed_are_to_be_tuned_first(home: Home, misses: list[object], said: str | None) -> None:
+    result = tp8()
+    gate: dict[str, object] = {"misses": misses}
+    run = replace(result.run, provenance=replace(result.run.provenance, kernel_gate=gate))
+    told = tune_command(planned(home), Winner(trial=trial(1), profile=None), replace(result, run=run))
+    assert (said in told) if said and told else told is said

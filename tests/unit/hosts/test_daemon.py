@@ -1,0 +1,50 @@
+"""Which Docker daemon is meant: the image has to be built where its container is started."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts import daemon as module
+from orchestrator.hosts.daemon import DEFAULT, docker_endpoint
+from orchestrator.images.client import Docker
+from orchestrator.runtimes.docker.host import DockerHost
+
+REMOTE = "ssh://amd@GPU-Node1"
+
+
+@pytest.fixture
+def contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """An environment in which the docker command's context `node` is chosen."""
+
+    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+        assert timeout > 0
+        code = 0 if argv[-1] == "node" else 1
+        return ProgramResult(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
+
+    monkeypatch.setattr(module, "attempt", attempt)
+    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "node"}))
+    return {"DOCKER_CONFIG": str(tmp_path)}
+
+
+def test_who_is_asked_first(contexts: dict[str, str]) -> None:
+    assert docker_endpoint(None, {"HOME": "/nowhere"}) == DEFAULT
+    assert docker_endpoint(None, contexts) == REMOTE
+    assert docker_endpoint(None, {**contexts, "DOCKER_CONTEXT": "default"}) == DEFAULT
+    assert docker_endpoint(None, {**contexts, "DOCKER_HOST": "unix:///x"}) == "unix:///x"
+    assert docker_endpoint("ssh://other", {**contexts, "DOCKER_HOST": "unix:///x"}) == "ssh://other"
+
+
+def test_the_sdk_starts_where_the_command_builds(contexts: dict[str, str], tmp_path: Path) -> None:
+    """With a chosen context the command built on one machine and the SDK started on another."""
+    command = Docker(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
+    assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts)._url == REMOTE
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{", '{"currentContext": 1}'])
+def test_a_configuration_that_cannot_be_read_chooses_nothing(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert docker_endpoint(None, {"DOCKER_CONFIG": str(tmp_path)}) == DEFAULT

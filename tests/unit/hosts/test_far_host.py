@@ -1,0 +1,36 @@
+"""Which machine an `ssh://` URL means."""
+
+import pytest
+
+from orchestrator.core.errors import UsageError
+from orchestrator.hosts.ssh import FarHost, over_ssh
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "port", "socket"),
+    [
+        ("ssh://node", "node", None, "/var/run/docker.sock"),
+        ("ssh://amd@node:2222", "amd@node", 2222, "/var/run/docker.sock"),
+        ("ssh://GPU-Node1", "GPU-Node1", None, "/var/run/docker.sock"),  # an alias of the ssh configuration
+        ("ssh://amd@[fe80::1%eth0]:22", "amd@fe80::1%eth0", 22, "/var/run/docker.sock"),
+        ("ssh://amd@node/run/user/1000/docker.sock", "amd@node", None, "/run/user/1000/docker.sock"),
+    ],
+)
+def test_url(url: str, address: str, port: int | None, socket: str) -> None:
+    assert FarHost.parse(url) == FarHost(address=address, port=port, socket=socket)
+
+
+@pytest.mark.parametrize(
+    "url", ["ssh://", "ssh://node:99999", "ssh://node:abc", "ssh://-oProxyCommand=id", "ssh://a b"]
+)
+def test_what_is_not_a_far_host_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="is not a far host"):
+        FarHost.parse(url)
+    with pytest.raises(UsageError, match="is not a far host"):
+        over_ssh(url)
+
+
+def test_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError) as caught:
+        FarHost.parse("ssh://amd:secret@node")
+    assert "secret" not in f"{caught.value}{caught.value.hint}"

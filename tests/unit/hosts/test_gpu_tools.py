@@ -1,0 +1,104 @@
+"""What the vendors' tools print, read."""
+
+import pytest
+from machine_samples import survey_of
+
+from orchestrator.hosts.gpus.amd import read_amd
+from orchestrator.hosts.gpus.inventory import GIB, MIB, GpuInventory, holders
+from orchestrator.hosts.gpus.nvidia import read_nvidia
+from orchestrator.hosts.survey import Section, Survey
+
+
+def amd(machine: str) -> GpuInventory:
+    inventory = read_amd(survey_of(machine))
+    assert inventory is not None
+    return inventory
+
+
+def test_a_healthy_mi355x_node() -> None:
+    node = amd("mi355x-healthy")
+    assert (node.tool, node.driver, node.toolkit, node.faults) == ("amd-smi", "6.16.13", "7.2.0", ())
+    assert [gpu.index for gpu in node.gpus] == list(range(8))
+    first = node.gpus[0]
+    assert (first.arch, first.compute_units, first.vram_bytes, first.vram_used) == (
+        "gfx950", 256, 294896 * MIB, 283 * MIB,
+    )  # fmt: skip
+    assert node.processes == ()
+
+
+def test_the_process_that_holds_vram_is_named_with_its_gpu() -> None:
+    node = amd("mi355x-held")
+    assert holders(node, [2]) == ("python3 (pid 48213, gpu 2, 243.9 GiB)",)
+    assert holders(node, [0, 1]) == ()
+
+
+def test_bare_lists_and_bare_numbers_of_older_releases() -> None:
+    node = amd("mi300x-rocm-6.2")
+    assert [(gpu.arch, gpu.vram_bytes, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 196592 * MIB, 285 * MIB)] * 2
+    assert [(p.pid, p.gpu, p.vram_bytes) for p in node.processes] == [(1177, 0, 512 * MIB)]
+
+
+def test_rocm_smi_is_completed_from_the_driver_s_topology() -> None:
+    node = amd("mi300x-rocm-smi")
+    assert (node.tool, node.driver, node.toolkit) == ("rocm-smi", "6.2.4", "5.7.1")
+    assert [(gpu.arch, gpu.compute_units) for gpu in node.gpus] == [("gfx942", 304)] * 2
+    assert node.gpus[0].vram_used == 98784247808
+    assert holders(node, [0]) == ("python3 (pid 2213, 91.7 GiB)",)
+
+
+def test_lines_before_the_json_do_no_harm() -> None:
+    assert amd("mi355x-warnings") == amd("mi355x-healthy")
+
+
+def test_what_cannot_be_read_is_said_and_hides_nothing_else() -> None:
+    node = amd("mi355x-truncated")
+    assert node.gpus == ()
+    assert len(node.faults) == 1
+    assert node.faults[0].startswith("`amd-smi static` printed no JSON")
+    assert "driver not initialized" in amd("mi355x-no-driver").faults[0]
+
+
+def test_a_tool_that_hangs_is_told_apart() -> None:
+    node = read_amd(Survey({"amd-smi static": Section(124, "")}))
+    assert node is not None
+    assert "`amd-smi static` did not answer in 30 s" in node.faults
+
+
+def test_a_driver_without_a_tool_still_tells_gfx_and_cus() -> None:
+    node = read_amd(Survey({"kfd": survey_of("mi300x-rocm-smi")["kfd"]}))
+    assert node is not None
+    assert [(gpu.arch, gpu.compute_units, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 304, None)] * 2
+    assert "VRAM use is not known" in node.faults[0]
+
+
+@pytest.mark.parametrize("value", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]"])
+def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(value: str) -> None:
+    text = f'{{"gpu_data": [{{"gpu": 0, "asic": {value}, "vram": {{"size": {value}}}}}]}}'
+    node = read_amd(Survey({"amd-smi static": Section(0, text)}))
+    assert node is not None
+    assert (node.gpus[0].arch, node.gpus[0].vram_bytes, node.gpus[0].used_share) == (None, None, None)
+
+
+def test_an_h200_idle_and_held() -> None:
+    idle, held = read_nvidia(survey_of("h200-idle")), read_nvidia(survey_of("h200-held"))
+    assert idle is not None
+    assert held is not None
+    assert (idle.driver, idle.toolkit, idle.gpus[0].arch) == ("580.159.04", "13.0", "sm90")
+    assert idle.gpus[0].vram_bytes == 143771 * MIB
+    assert (idle.gpus[0].used_share, idle.processes) == (0.0, ())
+    assert round(held.gpus[0].used_share or 0, 2) == 0.29
+    assert holders(held, [0]) == ("python3 (pid 412, gpu 0, 40.6 GiB)",)
+    assert (held.processes[0].vram_bytes or 0) > 40 * GIB
+
+
+def test_nvidia_smi_without_a_driver() -> None:
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+    node = read_nvidia(Survey({"nvidia gpus": Section(9, said)}))
+    assert node is not None
+    assert node.gpus == ()
+    assert "couldn't communicate" in node.faults[0]
+
+
+def test_a_machine_without_gpus_has_none() -> None:
+    assert read_amd(Survey({})) is None
+    assert read_nvidia(Survey({})) is None

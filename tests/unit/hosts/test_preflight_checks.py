@@ -1,0 +1,322 @@
+"""Preflight over recorded machines: what is ready, what is not, and what mends it."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sections
+from plan_samples import plan_of
+
+from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.checks import preflight
+from orchestrator.hosts.context import Access, Space, Subject
+from orchestrator.hosts.gpu_checks import carries, image_toolkit
+from orchestrator.hosts.machine import Machine
+from orchestrator.hosts.machine_checks import bound_cpus, ports
+from orchestrator.hosts.report import Finding, Level, PreflightReport
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes import runtime_kind
+
+GIB = 1 << 30
+
+
+def look(
+    machine: str,
+    plan: Plan | None = None,
+    *,
+    spaces: tuple[Space, ...] = (),
+    docker: Callable[[Sequence[str]], ProgramResult] = READY_DOCKER,
+    checkpoint: Callable[[], tuple[str, int]] | None = None,
+    **changed: str,
+) -> PreflightReport:
+    plan = plan or plan_of("mi355x-tp8")
+    kind = runtime_kind(plan.runtime)
+    access = Access(
+        runner=runner_of(sections(machine, **changed), docker=docker),
+        environ={"PATH": os.defpath},
+        spaces=spaces,
+        checkpoint=checkpoint,
+        contained=kind.contained,
+    )
+    return preflight(plan, access, kind.checks)
+
+
+def only(report: PreflightReport, check: str) -> Finding:
+    (finding,) = (item for item in report.findings if item.check == check)
+    return finding
+
+
+def raised(report: PreflightReport) -> set[str]:
+    return {item.check for item in report.findings if item.level is not Level.INFO}
+
+
+def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
+    plan = plan_of("cpu-tiny", "server.port=30010")
+    inode = "41234"
+    line = f"   0: 0100007F:753A 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
+
+    def runner(argv: Sequence[str]) -> ProgramResult:
+        told = {"/proc/net/tcp": line, "/proc/48213/cmdline": "\0".join(["/opt/env/bin/python3", "-m", *["word"] * 40])}
+        text = "/proc/48213/fd/7\n" if argv[0] == "find" else told[argv[1]]
+        return ProgramResult(argv=tuple(argv), code=0, stdout=text, stderr="")
+
+    def port_finding(server_on: Callable[[int], str | None]) -> Finding:
+        access = Access(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False, server_on=server_on)
+        machine = cast("Machine", SimpleNamespace(listening=frozenset({30010})))
+        (finding,) = ports(Subject(plan=plan, machine=machine, access=access))
+        return finding
+
+    ours = port_finding(lambda port: "owl" if port == 30010 else None)
+    assert (ours.found, ours.hint) == ("held by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
+    stranger = port_finding(lambda _port: None)
+    assert stranger.hint == "`kill 48213`, or `--set server.port=30011`"
+    assert re.fullmatch(r"held by python3 -m( word)+ … \(pid 48213\)", stranger.found)
+    assert len(stranger.found) < 90
+
+
+def test_a_healthy_node_is_ready() -> None:
+    report = look("mi355x-healthy")
+    assert raised(report) == set()
+    assert only(report, "gpu arch").found == "8 x gfx950"
+    assert only(report, "vram").found == "8 x 288.0 GiB"
+    report.require()
+
+
+def test_a_node_that_still_drains_says_which_gpus_and_how_much() -> None:
+    finding = only(look("mi355x-half-drained"), "vram in use")
+    assert finding.level is Level.FAIL
+    assert finding.found.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; held by no process")
+
+
+def test_who_holds_vram_is_named_and_how_to_stop_it() -> None:
+    finding = only(look("mi355x-held"), "vram in use")
+    assert "python3 (pid 48213, gpu 2, 243.9 GiB)" in finding.found
+    assert "`kill 48213`" in finding.hint
+
+
+def test_gpus_that_the_plan_does_not_take_may_be_busy() -> None:
+    plan = plan_of("mi355x-tp8")
+    four = replace(plan, layout=replace(plan.layout, tp=4))
+    assert only(look("mi355x-half-drained", four), "vram in use").level is Level.INFO
+    assert only(look("mi355x-half-drained", plan), "vram in use").level is Level.FAIL
+
+
+def test_a_gpu_is_missing() -> None:
+    assert only(look("mi355x-gpu-missing"), "gpus").level is Level.FAIL
+    plan = plan_of("mi355x-tp8")
+    four = replace(plan, layout=replace(plan.layout, tp=4))
+    assert only(look("mi355x-gpu-missing", four), "gpus").level is Level.WARN
+
+
+def test_other_gpus_are_told_by_gfx_and_cus() -> None:
+    plan = plan_of("mi355x-tp8")
+    two = replace(plan, layout=replace(plan.layout, tp=2))
+    report = look("mi300x-rocm-6.2", two)
+    assert only(report, "gpu arch").level is Level.FAIL
+    assert only(report, "gpu arch").found == "2 x gfx942"
+    assert only(report, "compute units").found == "2 x 304"
+    assert only(report, "vram").level is Level.FAIL
+
+
+def test_a_tool_that_prints_half_its_json_is_not_taken_for_no_gpus() -> None:
+    report = look("mi355x-truncated")
+    assert only(report, "gpus").level is Level.FAIL
+    assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").found
+
+
+def test_a_machine_without_gpus_says_so() -> None:
+    nvidia = look("h200-idle")
+    assert only(nvidia, "gpus").found == "no AMD GPU (1 of NVIDIA)"
+    with pytest.raises(HostError) as caught:
+        nvidia.require()
+    assert caught.value.exit_code == 4
+    assert "gpus: no AMD GPU" in caught.value.problems[0].message
+
+
+def test_a_cpu_plan_looks_for_no_gpu() -> None:
+    report = look("h200-idle", plan_of("cpu-tiny"))
+    assert report.ready
+    assert only(report, "gpus").found == "not looked for"
+
+
+def test_an_nvidia_node() -> None:
+    plan = plan_of("b200-tp8")
+    one = replace(
+        plan,
+        layout=replace(plan.layout, tp=1),
+        hardware=replace(plan.hardware, gpus=1, arch="sm90", vram_bytes=140 * GIB),
+    )
+    assert raised(look("h200-idle", one)) == set()
+    assert only(look("h200-idle", one), "driver").needed == "CUDA 13.0 in the image"
+    assert "python3 (pid 412, gpu 0, 40.6 GiB)" in only(look("h200-held", one), "vram in use").found
+
+
+@pytest.mark.parametrize(
+    ("section", "text", "check", "hint"),
+    [
+        ("numa_balancing", "1\n", "numa balancing", "echo 0 | sudo tee /proc/sys/kernel/numa_balancing"),
+        ("kernel_options", "root=/dev/sda1 iommu=pt\n", "kernel options", "pci=realloc=off"),
+        ("devices", "", "devices", "sudo modprobe amdgpu"),
+        ("shm", "F B U A C M\ntmpfs 65536 0 65536 0% /dev/shm\n", "shared memory", "remount,size=16G"),
+        ("cpus_allowed", "Cpus_allowed_list:\t64-127\n", "cpu affinity", "SGLANG_SET_CPU_AFFINITY=0"),
+    ],
+)
+def test_around_the_gpus(section: str, text: str, check: str, hint: str) -> None:
+    report = look("mi355x-healthy", **{section: text})
+    assert raised(report) == {check}
+    assert hint in only(report, check).hint
+
+
+def test_a_process_needs_open_devices_and_locked_memory() -> None:
+    plan = plan_of("mi355x-tp8", runtime="process")
+    closed = "/dev/kfd 109 render closed\n/dev/dri/renderD128 109 render closed\n"
+    report = look("mi355x-healthy", plan, devices=closed, memlock="8192\n", user="1000\namd\n")
+    assert "`sudo usermod -aG render amd`" in only(report, "device access").hint
+    assert only(report, "memlock").level is Level.WARN
+    assert raised(look("mi355x-healthy", plan)) == set()
+
+
+def test_the_cpus_sglang_binds_each_rank_to() -> None:
+    assert bound_cpus(1, 8, cores=128, cpus=256) == set(range(16, 32)) | set(range(144, 160))
+    assert bound_cpus(5, 4, cores=128, cpus=128) == set(range(32, 64))
+    assert bound_cpus(3, 8, cores=2, cpus=2) == set()
+
+
+def test_room_is_summed_over_what_shares_a_file_system() -> None:
+    disk = "F B U A C M\n/dev/nvme0n1 500000000 0 {} 0% /\n"
+    spaces = (
+        Space(purpose="weights", directory="/a", size=408 * GIB),
+        Space(purpose="image", directory="/b", size=64 * GIB),
+    )
+    node = {**sections("mi355x-healthy"), "disk /a": disk.format(450 << 20), "disk /b": disk.format(450 << 20)}
+    access = Access(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, contained=True)
+    finding = only(preflight(plan_of("mi355x-tp8"), access), "disk")
+    assert (finding.level, finding.found) == (Level.FAIL, "450.0 GiB free on /")
+    assert finding.needed == "472.0 GiB for weights and image"
+
+
+def test_a_port_that_is_taken() -> None:
+    line = "   0: 0100007F:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
+    table = "  sl\n" + line.format(30000) + line.format(30001)
+    finding = only(look("mi355x-healthy", sockets=table), "port 30000")
+    assert finding.level is Level.FAIL
+    assert "`--set server.port=30002`" in finding.hint
+
+
+def test_the_image() -> None:
+    plan = plan_of("mi355x-tp8")
+    pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
+
+    a, b, c = ("sha256:" + letter * 64 for letter in "abc")
+    alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
+    gone = look("mi355x-healthy", alone, docker=docker_told())
+    replaced = only(look("mi355x-healthy", plan, docker=docker_told()), "image")
+    assert (replaced.level, "is tried in its place" in replaced.hint) == (Level.WARN, True)
+    assert only(look("mi355x-healthy", pinned, docker=docker_told()), "image").level is Level.FAIL
+    moved = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b)))
+    same = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(a)))
+    assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
+    platforms = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b, c)))
+    assert only(platforms, "image").level is Level.WARN
+    unknown = only(
+        look("mi355x-healthy", plan, docker=docker_told(missing="dial tcp: lookup hub: no such host")), "image"
+    )
+    assert (unknown.level, unknown.found) == (Level.WARN, "the registry cannot be asked: no such host")
+
+
+def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
+    def lacking() -> str:
+        problems = [Problem(f"`model-{n}.safetensors` is missing") for n in range(5)]
+        raise WeightsError("the checkpoint is incomplete", problems=problems)
+
+    plan = plan_of("mi355x-tp8")
+    gated = replace(plan, model=replace(plan.model, gated=True))
+    report = look("mi355x-healthy", gated, checkpoint=lacking)
+    assert only(report, "checkpoint").found == "`model-0.safetensors` is missing, and 4 more"
+    assert only(report, "token").hint == "`export HF_TOKEN=…`"
+    whole = look("mi355x-healthy", gated, checkpoint=lambda: ("92 shards", gated.model.weight_bytes))
+    assert whole.ready
+
+
+def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
+    """A fresh node is asked before anything is downloaded to it."""
+
+    def nothing() -> str:
+        raise NoWeightsError("there is no checkpoint of `glm-5.2-mxfp4`")
+
+    plan = plan_of("mi355x-tp8")
+    fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
+    assert (fresh.level, fresh.found) == (Level.WARN, "not staged yet")
+    assert fresh.hint == "`deploy stage PROFILE`"
+    gated = replace(plan, model=replace(plan.model, gated=True))
+    assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
+    share = replace(plan, model=replace(plan.model, source=replace(plan.model.source, kind="directory")))
+    unmounted = only(look("mi355x-healthy", share, checkpoint=nothing), "checkpoint")
+    assert (unmounted.level, unmounted.found) == (Level.FAIL, "there is no checkpoint of `glm-5.2-mxfp4`")
+
+
+def test_an_api_key_that_is_named_must_be_there() -> None:
+    plan = plan_of("mi355x-tp8")
+    keyed = replace(plan, server=replace(plan.server, api_key_env="SGLANG_KEY"))
+    assert only(look("mi355x-healthy", keyed), "api key").level is Level.FAIL
+
+
+@pytest.mark.parametrize(
+    ("vendor", "host", "image", "runs"),
+    [
+        ("amd", "7.0.2", "7.2", True),
+        ("amd", "6.3.1", "7.2", False),
+        ("amd", "7.2.0", "6.3", True),
+        ("amd", "7.14.0", "7.2", True),  # newer than any table: nothing is known against it
+        ("nvidia", "13.0", "12.9", True),
+        ("nvidia", "12.8", "13.0", False),
+    ],
+)
+def test_which_driver_carries_which_image(vendor: str, host: str, image: str, *, runs: bool) -> None:
+    assert carries(vendor, host, image) is runs
+
+
+def test_the_toolkit_stands_in_the_tag() -> None:
+    assert image_toolkit(plan_of("mi355x-tp8")) == "7.2"
+    assert image_toolkit(plan_of("b200-tp8")) == "13.0"
+    assert image_toolkit(plan_of("cpu-tiny")) is None
+
+
+def test_the_report_reads_the_same_for_people_and_programs() -> None:
+    report = look("mi355x-held")
+    assert report.to_dict()["ready"] is False
+    text = report.to_text()
+    assert "fail  vram in use" in text
+    assert "vram in use: stop them: `kill 48213`" in text
+
+
+def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
+    plan = plan_of("mi355x-tp8")
+    smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
+    assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "whole, 438.0 GB")
+    assert "correct `weights`" in smaller.hint
+    tiny = plan_of("cpu-tiny")  # 1 MB, and in truth a little less
+    assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO
+
+
+def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
+    """Four of a node whose last four still drain: the second half is looked at, and the first is not."""
+    second = plan_of("mi355x-tp8", "layout.tp=4", "flags.base-gpu-id=4", "hardware.gpus=8")
+    assert list(second.gpus) == [4, 5, 6, 7]
+    assert only(look("mi355x-half-drained", second), "vram in use").level is Level.FAIL
+    first = plan_of("mi355x-tp8", "layout.tp=4")
+    assert only(look("mi355x-half-drained", first), "vram in use").level is Level.INFO
+
+
+def test_where_part_of_a_node_is_rented_the_setting_is_named() -> None:
+    plan = plan_of("h200-tiny")
+    part = only(look("h200-idle", plan), "gpus")
+    assert part.level is Level.WARN
+    assert "`--set hardware.gpus=1`" in part.hint
+    whole = only(look("h200-idle", plan_of("h200-tiny", "hardware.gpus=1")), "gpus")
+    assert whole.level is Level.INFO

@@ -1,0 +1,68 @@
+"""The one script that looks at a machine, and what is read from its output."""
+
+from collections.abc import Sequence
+
+import pytest
+from machine_samples import runner_of, sections
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.machine import cpu_list, listening_ports, read_machine
+from orchestrator.hosts.ssh import over_ssh
+from orchestrator.hosts.survey import MACHINE_SECTIONS, Section, parse, script, survey
+
+
+def test_each_command_is_fenced_by_name_and_exit_code() -> None:
+    assert script({"a b": "true"}).splitlines()[-1] == ("printf '\\036%s\\n' 'a b'; ( true ) 2>&1; printf '\\037%d' $?")
+
+
+def test_sections_come_back_and_a_cut_one_is_left_out() -> None:
+    assert parse("\x1ea b\nline\nline\n\x1f0\x1ec\n\x1f127\x1ed\nhalf") == {
+        "a b": Section(0, "line\nline\n"),
+        "c": Section(127, ""),
+    }
+
+
+def test_a_machine_that_cannot_be_looked_at() -> None:
+    refused = ProgramResult(
+        argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
+    )
+    with pytest.raises(HostError, match="Connection refused"):
+        survey(lambda _argv: refused, MACHINE_SECTIONS)
+
+
+def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+        assert timeout > 0
+        seen.append(tuple(argv))
+        return ProgramResult(argv=(), code=0, stdout="", stderr="")
+
+    monkeypatch.setattr("orchestrator.hosts.ssh.attempt", attempt)
+    over_ssh("ssh://amd@node:2222")(("cat", "/proc/a b"))
+    (argv,) = seen
+    assert "BatchMode=yes" in argv
+    assert argv[-5:] == ("-p", "2222", "--", "amd@node", "cat '/proc/a b'")
+
+
+def test_a_node_as_values() -> None:
+    disk = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 100 60 40 60% /data\n"
+    node = {**sections("mi355x-healthy"), "disk /data/models": disk, "memlock": "8192\n"}
+    machine = read_machine(survey(runner_of(node), {}))
+    assert machine.user == "root"
+    assert [device.path for device in machine.devices][:2] == ["/dev/kfd", "/dev/dri/renderD128"]
+    assert machine.memlock == 8192 * 1024
+    assert machine.disks["/data/models"].free == 40 * 1024
+    assert (len(machine.cpus_allowed), machine.cores, machine.numa_balancing) == (256, 128, False)
+
+
+def test_the_kernel_s_lists() -> None:
+    assert cpu_list("0-2,8\n") == {0, 1, 2, 8}
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue\n"
+        "   0: 0100007F:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
+        "   1: 0100007F:7531 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 641 1\n"
+        "   0: 00000000000000000000000000000000:7532 00000000000000000000000000000000:0000 0A 00000000:00000000 00:0\n"
+    )
+    assert listening_ports(table) == {30000, 30002}

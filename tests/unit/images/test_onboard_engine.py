@@ -1,0 +1,247 @@
+"""`deploy onboard engine`: what a wheel or an image says is written with its source, all else is asked for."""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kernel_samples import FUSED_TP8, every_bucket
+from typer.testing import CliRunner, Result
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import BuildError, DeployError, KernelsError, ProfileError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.validation import read_model
+from orchestrator.images.config import ImageConfig
+from orchestrator.images.facts import ImageFacts
+from orchestrator.images.patch_check import PatchState, SourceChecker
+from orchestrator.images.receipt import SourceRecord
+from orchestrator.kernels.disk.image import ImageTables
+from orchestrator.kernels.plan_coverage import RowSources, cover
+from orchestrator.planner import flag_tables
+from orchestrator.planner.add import engine_sources
+from orchestrator.planner.planning import load
+from orchestrator.profiles.schema import EngineFile
+
+IMAGE = "registry.example/sglang:v0.5.20-rocm720-mi35x"
+DIGEST = f"sha256:{'1' * 64}"
+COMMIT = "4ad99832823dde2315b361cbd3b54b1c5c12acd5"
+GIVEN = ("--set", "platform=rocm", "--set", f"image={IMAGE}")
+FACTS = ImageFacts(
+    sglang=SourceRecord(root="/sgl-workspace/sglang/python/sglang", version="0.5.20", commit=None),
+    aiter=SourceRecord(root="/sgl-workspace/aiter/aiter", version=None, commit=COMMIT),
+    platform="rocm",
+    platform_from="/torch/version.py: hip = '7.2'",
+)
+STATES = (
+    PatchState(id="one", state="needed", evidence=("a.py:1: x",)),
+    PatchState(id="two", state="conflict", evidence=("-",)),
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home with a wheel of 0.5.20 in it that says its version and no more."""
+    home = Home(tmp_path / "home")
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    monkeypatch.setattr(SourceChecker, "check_wheel", lambda *_: STATES[:1])
+    wheel(home.root / "wheels/sglang-0.5.20-py3-none-any.whl", "0.5.20")
+    return home
+
+
+@pytest.fixture
+def image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image, on a docker host that nobody needs."""
+    found = ImageConfig(reference=IMAGE, digest=DIGEST, env={}, labels={})
+    monkeypatch.setattr(engine_sources, "find_docker", lambda _: None)
+    monkeypatch.setattr(engine_sources, "docker_config", lambda _, name: replace(found, reference=name))
+    monkeypatch.setattr(SourceChecker, "check_image", lambda *_: STATES)
+    serves(monkeypatch, FACTS)
+
+
+def serves(monkeypatch: pytest.MonkeyPatch, facts: ImageFacts) -> None:
+    rows = tuple(every_bucket(FUSED_TP8))[1:]  # no row for one token
+    tables = ImageTables(rows=rows, files=2, digest=DIGEST, aiter_commit=COMMIT)
+    monkeypatch.setattr(engine_sources, "read_facts", lambda *_: facts)
+    monkeypatch.setattr(engine_sources, "read_image", lambda *_: tables)
+
+
+def wheel(path: Path, version: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("sglang/_version.py", f"__version__ = version = '{version}'\n")
+    return path
+
+
+def deploy(*line: str) -> Result:
+    return CliRunner().invoke(app, [*line])
+
+
+def refused(*line: str, fault: type[DeployError] = ProfileError) -> Sequence[str]:
+    """What is said of a command that writes nothing."""
+    error = deploy("onboard", "engine", *line).exception
+    assert isinstance(error, fault), error
+    return [f"{each.message} | {each.hint}" for each in error.each()]
+
+
+def written(home: Home) -> list[str]:
+    return sorted(
+        str(path.relative_to(home.root)) for path in home.root.rglob("*") if path.is_file() and path.suffix != ".whl"
+    )
+
+
+def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = "ERROR: … sglang==0.5.21 (from versions: 0.5.20, 0.5.22)"
+    monkeypatch.setattr(
+        "orchestrator.images.patch_check.run", lambda _: ProgramResult(argv=(), code=1, stdout="", stderr=stderr)
+    )
+    [only] = refused("0.5.21", fault=UsageError)
+    assert only.startswith("the package index has no sglang 0.5.21 | the nearest it has: `0.5.20`, `0.5.22`")
+    assert written(home) == []
+
+
+def test_a_wheel_is_asked_for_what_it_does_not_say(home: Home) -> None:
+    platform, image = refused("0.5.20")
+    assert "`platform` could not be read: the wheel is the same for each | give it: `--set platform=rocm`" in platform
+    assert image.startswith("`image` could not be read")
+    assert "`deploy onboard engine IMAGE`" in image
+    [only] = refused("0.5.20", "--set", "platform=cpu")
+    assert "`--set requirements=FILE`" in only
+    assert written(home) == []
+
+
+def test_the_file_says_behind_each_fact_what_says_so(home: Home) -> None:
+    done = deploy("onboard", "engine", "v0.5.20", *GIVEN, "--name", "own")
+    assert done.exit_code == 0, done.stderr
+    assert (
+        (home.root / "profiles/engines/own.yaml").read_text()
+        == f"""\
+# yaml-language-server: $schema=../engine.schema.json
+# own, as `deploy onboard engine` read its wheel, sglang 0.5.20: behind each fact stands what says so.
+# patch one: needed
+source: sglang wheel 0.5.20
+version: 0.5.20  # sglang/_version.py in its wheel
+platform: rocm  # --set
+image: "{IMAGE}"  # --set
+template: sglang-rocm  # that of its platform
+"""
+    )
+    assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
+    assert done.stderr.splitlines()[-1] == "next: `deploy show mi355x-tp4dp2 --set engine=own`"
+    assert "its aiter is not known" in done.stderr
+
+
+def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path: Path) -> None:
+    [named] = refused("0.5.20", "--set", "platform=rocm", "--set", "image=a/sglang:v0.5.19-rocm720-mi35x")
+    assert named.startswith("`version` is 0.5.20, and `a/sglang:v0.5.19-rocm720-mi35x` is named after sglang 0.5.19")
+    other = wheel(tmp_path / "sglang-0.5.19-py3-none-any.whl", "0.5.19")
+    [of_another] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
+    assert "calls itself 0.5.19, not 0.5.20" in of_another
+    other.write_text("no archive")
+    [broken] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
+    assert "is not a wheel" in broken
+    [release] = refused("0.5.20", *GIVEN, "--set", "version=0.5.18", fault=UsageError)
+    assert release.startswith("`version` is 0.5.18, and what is read is the wheel of 0.5.20 | `deploy onboard engine")
+    [far] = refused("0.5.20", *GIVEN, "--host", "ssh://node", fault=UsageError)
+    assert far.startswith("`--host` is for an image")
+    [no_wheel] = refused(IMAGE, "--wheel", str(other), fault=UsageError)
+    assert no_wheel.startswith(f"`--wheel` is for a version, and `{IMAGE}` is an image")
+    [unknown] = refused("0.5.20", *GIVEN, "--name", "own", "--set", "aiter_comit=1")
+    assert "unknown key `aiter_comit` | did you mean `aiter_commit`?" in unknown
+    assert written(home) == []
+
+
+def test_a_name_that_is_taken_is_kept() -> None:
+    [shipped] = refused("0.5.20", *GIVEN, fault=UsageError)
+    assert shipped.startswith("there is an engine `sglang-0.5.20-rocm` already")
+    for again in ((), ("--replace",)):
+        assert deploy("onboard", "engine", "0.5.20", *GIVEN, "--name", "own", *again).exit_code == 0
+        [ours] = refused("0.5.20", *GIVEN, "--name", "own", fault=UsageError)
+        assert "`--replace` writes over it" in ours
+    [none] = refused("0.5.20", *GIVEN, "--name", "../own", fault=UsageError)
+    assert none.startswith("`../own` cannot be the name of an engine")
+
+
+def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(home.root / "wheels/sglang-0.5.99-py3-none-any.whl", "0.5.99")
+    table = '{"sglang": "0.5.99", "flags": {"port": {"takes_value": true}}}\n'
+    monkeypatch.setattr(flag_tables, "run", lambda _: ProgramResult(argv=(), code=0, stdout=table, stderr=""))
+    line = ("onboard", "engine", "0.5.99", "--set", "platform=rocm", "--set", "image=own:1", "--python", "python3")
+    said = json.loads(deploy(*line, "--dry-run", "--json").stdout)
+    assert (said["options"]["count"], said["options"]["made"], said["written"], written(home)) == (1, True, False, [])
+    assert deploy(*line).exit_code == 0
+    assert written(home) == ["profiles/engines/flags/0.5.99.json", "profiles/engines/sglang-0.5.99-rocm.yaml"]
+    monkeypatch.setattr(flag_tables, "run", lambda _: ProgramResult(argv=(), code=1, stdout="", stderr="no torch"))
+    assert not json.loads(deploy(*line, "--dry-run", "--json", "--replace").stdout)["options"]["made"]
+
+
+@pytest.mark.usefixtures("image")
+def test_an_image_says_all_of_it(home: Home) -> None:
+    said = json.loads(deploy("onboard", "engine", IMAGE, "--name", "own", "--json").stdout)
+    engine = read_model(home.root / "profiles/engines/own.yaml", EngineFile, "own")
+    assert (engine.version, engine.platform, engine.template) == ("0.5.20", "rocm", "sglang-rocm")
+    assert (engine.image, engine.image_digest) == (IMAGE, DIGEST)
+    assert (engine.aiter_dir, engine.aiter_commit) == ("/sgl-workspace/aiter", COMMIT)
+    assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in said["facts"]
+    assert said["tuned_kernels"]["gpus"] == ["gfx950 with 256 CUs"]
+    assert [patch["state"] for patch in said["patches"]] == ["needed", "conflict"]
+    assert any("patch `two`, which fits nowhere" in note for note in said["notes"])
+
+
+@pytest.mark.usefixtures("image")
+def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> None:
+    """An aiter that is not among those known here: its image was read once."""
+    choice = ("engine=own",)
+    assert deploy("onboard", "engine", IMAGE, "--name", "own").exit_code == 0
+    plan = load("mi355x-tp8", overrides=choice).plan
+    found = cover(plan, RowSources(), home)
+    assert found.known
+    assert f"those of `registry.example/sglang@{DIGEST}`, as `deploy onboard engine` read them" in found.tables
+    assert [key.token for key in found.found.keys[0].missing] == [1]
+    moved = cover(load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home)
+    assert not moved.known, "another image by the same name"
+
+
+@pytest.mark.usefixtures("image")
+def test_what_an_image_does_not_say_is_asked_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    between = replace(FACTS.sglang, version="0.5.21.dev7+gc610c40399")
+    serves(monkeypatch, replace(FACTS, sglang=between, platform=None, platform_from=""))
+    version, platform = refused(IMAGE)
+    assert "its sources call themselves `0.5.21.dev7+gc610c40399` | give the release" in version
+    assert "it has no torch | give it: `--set platform=rocm`" in platform
+    [named] = refused(IMAGE, "--set", "version=0.5.19", "--set", "platform=rocm")
+    assert named.startswith(f"`version` is 0.5.19, and `{IMAGE}` is named after sglang 0.5.20")
+    assert written(home) == []
+    assert (
+        deploy(
+            "onboard", "engine", IMAGE, "--set", "version=0.5.20", "--set", "platform=rocm", "--name", "own"
+        ).exit_code
+        == 0
+    )
+
+
+@pytest.mark.usefixtures("image")
+def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> ImageTables:
+        raise KernelsError("`it` has no tuned fused-MoE table")
+
+    monkeypatch.setattr(engine_sources, "read_image", none)
+    said = json.loads(deploy("onboard", "engine", IMAGE, "--name", "own", "--json").stdout)
+    assert said["tuned_kernels"] is None
+    assert "`it` has no tuned fused-MoE table: nothing is known of its tuned kernels" in said["notes"]
+
+
+@pytest.mark.usefixtures("image")
+def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
+    [said] = refused("0.5", fault=BuildError)
+    assert (
+        said
+        == "there is no image `0.5` on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
+    )
+    assert written(home) == []

@@ -1,0 +1,287 @@
+"""What is known of a plan's tuned kernels before anything is downloaded, and what is refused for it."""
+
+import json
+import os
+from inspect import signature
+from pathlib import Path
+
+import pytest
+from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
+from quark_samples import Tiny, write_tiny
+from typer.testing import CliRunner
+
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.cli.kernels import tune
+from orchestrator.cli.main import app
+from orchestrator.cli.reproduce import reproduce
+from orchestrator.cli.server import up
+from orchestrator.core.errors import KernelsError, ProfileError
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import Home
+from orchestrator.kernels.coverage import load_buckets
+from orchestrator.kernels.disk.store import Store
+from orchestrator.kernels.keys import buckets
+from orchestrator.kernels.plan_coverage import (
+    TABLE_PATCH,
+    TUNING_HOURS,
+    RowSources,
+    cover,
+    note_coverage,
+    require_covered,
+    require_fusion_told,
+    with_fusion_told,
+)
+from orchestrator.kernels.plan_table import make_table
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, planned
+from orchestrator.runtimes.base import Place
+
+
+def plan_of(profile: str, *overrides: str) -> Plan:
+    return load(profile, overrides=overrides).plan
+
+
+@pytest.mark.parametrize(
+    ("profile", "missing", "met"),
+    [
+        ("mi355x-tp8", (), ()),
+        ("mi355x-tp4dp2", (), ()),
+        ("mi355x-tp8-july", (1, 2, 4, 8, 32, 128, 256, 512), (8, 32, 128)),
+        ("mi355x-tp4dp2-july", (1, 2, 8), (8,)),
+    ],
+)
+def test_what_each_pin_covers_is_known(
+    profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = cover(plan_of(profile), RowSources(), Home(tmp_path)).found
+    for key in found.keys:
+        assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.served) == missing
+    assert found.missed_by_load == met
+
+
+def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
+    line = capsys.readouterr().err
+    assert "TP8, fused 257/9: 8 tuned, 0 re-keyed, 1 borrowed, 8 missing of 17;" in line
+    assert "unfused 256/8: 0 tuned, 9 re-keyed, 0 borrowed, 8 missing of 17;" in line
+    assert "its load meets 8, 16, 32, 64, 128, 131072; without a tuned kernel: 8, 32, 128" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "buckets"),
+    [
+        ({"speculative_algorithm": "EAGLE", "speculative_num_steps": "5", "max_running_requests": "1"}, (8,)),
+        ({"speculative_algorithm": "EAGLE", "max_running_requests": "2"}, (4, 8)),
+        ({"max_running_requests": "3"}, (1, 2, 4)),
+        ({"speculative_algorithm": "EAGLE"}, (4, 8, 16, 32, 64, 128, 256)),
+    ],
+)
+def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, str], buckets: tuple[int, ...]) -> None:
+    assert load_buckets(glm_plan(chunked_prefill_size="8192", **flags)) == (*buckets, 8192)
+
+
+def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="meets batches without a tuned MoE kernel: 8 tokens") as caught:
+        require_covered(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
+    ways_out = (
+        "`--set engine=sglang-0.5.16-rocm`",
+        "`deploy kernels tune PROFILE` on a node of this kind: hours, 12 at most",
+        "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
+        "`--accept-untuned`",
+    )
+    for way_out in ways_out:
+        assert way_out in caught.value.hint
+    assert signature(tune).parameters["hours"].default == TUNING_HOURS
+    require_covered(plan_of("mi355x-tp4dp2"), Home(tmp_path))
+    require_covered(plan_of("cpu-tiny"), Home(tmp_path))
+
+
+def test_a_dry_run_refuses_what_its_up_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asking in ("planner.image_env", "planner.estimate"):
+        monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
+    with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
+        up(profile="mi355x-tp8-july", dry_run=True)
+    assert "without a tuned kernel: 8, 32, 128; `deploy up` refuses that" in capsys.readouterr().err
+    up(profile="mi355x-tp8-july", dry_run=True, accept_untuned=True)
+
+
+def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
+        reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
+    assert "--accept-untuned" not in caught.value.hint, "it has no such option"
+
+
+def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a table would hold is nothing that its server reads."""
+    plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
+    note_coverage(plan, Home(tmp_path))
+    require_covered(plan, Home(tmp_path))
+    assert not make_table(plan, Home(tmp_path), Place(home=Home(tmp_path)), accept_untuned=False)
+    assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
+
+
+def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
+    require_covered(unknown, Home(tmp_path))
+    note_coverage(unknown, Home(tmp_path))
+    assert "tuned kernels of `mi355x-tp8`: not known for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
+    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` looks into its image" in told
+
+
+def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the aiter's own tables were not read, too: an aiter that promises rows for MXFP4 is none of them."""
+    for commit, told in (
+        (
+            "4ad99832823dde2315b361cbd3b54b1c5c12acd5",
+            "not known for aiter 4ad99832823d; `deploy kernels coverage mi325x",
+        ),
+        (
+            "9127c94a18e4398e1eba91f6639e910f0994ad02",
+            "0 tuned, 0 re-keyed, 0 borrowed, 17 missing of 17; its load meets 4",
+        ),
+    ):
+        plan = plan_of("mi325x-tp8", f"engine.aiter_commit={commit}")
+        require_covered(plan, Home(tmp_path))
+        note_coverage(plan, Home(tmp_path))
+        said = capsys.readouterr().err
+        assert told in said
+        assert "on the way" not in said
+        assert "refuses" not in said
+
+
+C16D44B, B9127C94 = "c16d44b93a528b2a4bfd6d8d3409116d465872a9", "9127c94a18e4398e1eba91f6639e910f0994ad02"
+EVERY = (*buckets(32768), 131072)
+
+
+@pytest.mark.parametrize(
+    ("profile", "choices", "commit", "missing"),
+    [
+        ("mi325x-tp8", (), C16D44B, (32768, 131072)),
+        ("mi325x-tp8", ("flags.disable-shared-experts-fusion=true",), C16D44B, tuple({*EVERY} - {4, 8})),
+        ("mi300x-tp8", (), C16D44B[:12], (32768,)),  # whose chunks are smaller
+        ("mi325x-tp8", (), B9127C94, EVERY),
+        ("mi355x-tp8", ("model=glm-5.2-fp8",), B9127C94, ()),  # 131072 borrows from 32768
+        ("mi355x-tp8", ("model=glm-5.2-fp8",), C16D44B, ()),
+        ("mi355x-tp4dp2", ("model=glm-5.2-fp8",), C16D44B, buckets(32768)),  # another width: no row of it
+    ],
+)
+def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
+    profile: str, choices: tuple[str, ...], commit: str, missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """By GPU and shape, as its repository has them at that commit."""
+    found = cover(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
+    assert found.known
+    assert f"those that come with aiter {commit[:12]}, as its repository has them" in found.tables
+    assert {key.token for key in found.found.missing} == {*missing}
+    assert "kernel names are not checked" not in found.to_text()
+
+
+def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:
+    plan, home = plan_of("mi355x-tp8-july"), Home(tmp_path)
+    store = Store.of(home, plan)
+    store._write(store._measured, [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)])
+    require_covered(plan, home)
+
+
+def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:
+    """With the table of another layout every key would miss."""
+    home = Home(tmp_path)
+    whole = plan_of("mi355x-tp8")
+    Store.of(home, whole).write(whole, every_bucket(FUSED_TP8))
+    assert set(planned("mi355x-tp8", (), home)[1]) == {"moe-table"}
+    assert planned("mi355x-tp8", ("layout.tp=4", "layout.dp=2"), home)[1] == {}
+    assert planned("mi355x-tp4dp2", (), home)[1] == {}
+
+
+def test_a_table_older_than_what_was_measured_is_built_anew(tmp_path: Path) -> None:
+    plan = glm_plan()
+    store = Store.of(Home(tmp_path), plan)
+    assert not store.is_fresh(plan)
+    path = store.write(plan, every_bucket(FUSED_TP8))
+    assert store.is_fresh(plan)
+    store._write(store._measured, every_bucket(UNFUSED_TP8))
+    os.utime(store._measured, (path.stat().st_atime, path.stat().st_mtime + 1))
+    assert not store.is_fresh(plan)
+
+
+def staged(home: Home, plan: Plan, *exclude: str) -> None:
+    """A checkpoint's config, with these entries of its exclude list."""
+    folder = checkpoint_directory(plan.model, home)
+    folder.mkdir(parents=True)
+    config = {
+        "num_hidden_layers": 78, "num_nextn_predict_layers": 1, "hidden_size": 6144, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "quantization_config": {"quant_method": "quark", "exclude": list(exclude)},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+BF16_SHARED = "model.layers.3.mlp.shared_experts.up_proj"
+
+
+def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_engine(tmp_path: Path) -> None:
+    plan = plan_of("mi355x-tp8-july")
+    staged(Home(tmp_path), plan, "lm_head", BF16_SHARED)
+
+    with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps apart") as caught:
+        require_fusion_told(plan, Home(tmp_path))
+
+    override = caught.value.hint.partition("`--set ")[2].partition("`")[0]
+    require_fusion_told(plan_of("mi355x-tp8-july", override), Home(tmp_path))
+
+    told = with_fusion_told(plan, Home(tmp_path))
+    (added,) = set(told.flags) - set(plan.flags)
+    assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
+    assert f"exclude entry `{BF16_SHARED}`" in added.source
+    assert [flag.name for flag in told.flags] == sorted(flag.name for flag in told.flags)
+    assert with_fusion_told(told, Home(tmp_path)) is told
+
+
+def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: Path) -> None:
+    config, header = Tiny(experts=256).quantised("glm5")
+    lost = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
+    folder = write_tiny(tmp_path / "lacking", config, lost)
+    shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(folder)])
+    assert "lacking: layer 2 has not the 256 experts" in shown.stderr
+    assert "routed ones as U8" in shown.stderr
+    assert "shared expert: not fused: dtype" in shown.stdout
+    bare = tmp_path / "config-alone"
+    bare.mkdir()
+    (bare / "config.json").write_text((folder / "config.json").read_text())
+    assert "warning" not in CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(bare)]).stderr
+
+
+@pytest.mark.parametrize("profile", ["mi355x-tp8-july", "mi355x-tp8", "b200-tp8"])
+@pytest.mark.parametrize(("recipe", "shared"), [("sharedfp8", "F8_E4M3"), ("wafer", "BF16"), ("amd52", "")])
+def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
+    recipe: str, shared: str, profile: str, tmp_path: Path
+) -> None:
+    plan, home = plan_of(profile), Home(tmp_path)
+    write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantised(recipe))
+    told = with_fusion_told(plan, home)
+    assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
+    if shared:
+        added = next(flag for flag in told.flags if flag.name == "disable-shared-experts-fusion")
+        assert added.source == f"dtype: the checkpoint stores its shared experts as {shared}, its routed ones as U8"
+
+
+def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for_nothing(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of("mi355x-tp8-july")
+    require_fusion_told(plan, Home(tmp_path / "empty"))
+    staged(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
+    require_fusion_told(plan, Home(tmp_path))
+    other = Home(tmp_path / "other")
+    staged(other, plan, BF16_SHARED)
+    looking = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    require_fusion_told(plan_of("mi355x-tp8", *looking), other)
+    require_fusion_told(plan_of("cpu-tiny"), other)

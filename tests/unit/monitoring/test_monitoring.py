@@ -1,0 +1,272 @@
+"""`deploy metrics`: which server is meant, what is expected of it, what its version of sglang does not export."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster_samples import CASES, MONITORED, all_objects, cluster_plan, objects
+from run_samples import past_run
+
+from orchestrator.cli.main import app
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import DeployError, ProfileError, StartError, UsageError
+from orchestrator.core.paths import Home, data_root
+from orchestrator.engine.flags import read_flags
+from orchestrator.engine.metrics import Metric
+from orchestrator.monitoring.alerts import omitted
+from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.request import MonitoringRequest, monitored
+from orchestrator.monitoring.series import Expected, Monitored
+
+NOTHING = MonitoringRequest(
+    name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
+)
+
+SLURM = ("runtime=slurm", "server.api_key_env=OWL_KEY")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def of_profile(home: Home, **asked: object) -> Monitored:
+    return monitored(replace(NOTHING, **{"profile": "mi355x-tp4dp2", **asked}), home)  # type: ignore[arg-type]
+
+
+def alerts(server: Monitored) -> dict[str, dict[str, object]]:
+    texts = {file.path: file.content for file in monitoring_files(server)}
+    groups = yaml.safe_load(texts[f"{server.name}.rules.yml"])["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+@pytest.mark.parametrize("version", Catalogue.shipped().names(Kind.FLAGS))
+def test_every_version_has_the_metrics_that_are_read_here(version: str) -> None:
+    assert set(Metric) <= (read_flags(version, Catalogue.shipped()).metrics or set())
+
+
+def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
+    server = of_profile(home)
+    assert server.expected == {
+        "ttft_p95_s": Expected(value=5.0, source="`limits.ttft_p95_s` of workload `wafer-20k-1k`"),
+        "hit_share": Expected(value=0.6, source="`cached_share` of workload `wafer-20k-1k`"),
+    }
+    late = alerts(server)["DeployTtftHigh"]
+    assert str(late["expr"]).endswith(" > 5")
+    assert late["annotations"]["limit"] == "5 s: `limits.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
+    assert of_profile(home, workload="single-stream-10k-1.5k").expected.keys() == {"ttft_p95_s"}
+
+
+def test_what_is_given_goes_before_the_load(home: Home) -> None:
+    server = of_profile(home, expected=("hit_share=0.9", "accept_length=3.6"))
+    assert str(alerts(server)["DeployHitShareLow"]["expr"]).endswith("< 0.72")
+    assert str(alerts(server)["DeployAcceptLengthLow"]["expr"]).endswith("< 2.88")
+    assert server.expected["hit_share"].source == "`--expect hit_share=0.9`"
+    assert not any("Accept" in text for text in omitted(server))
+
+
+@pytest.mark.parametrize("pair", ["hit_share=1.5", "hit_share=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"])
+def test_an_expectation_that_cannot_be_is_refused(home: Home, pair: str) -> None:
+    with pytest.raises(UsageError):
+        of_profile(home, expected=(pair,))
+
+
+def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None:
+    server = of_profile(home)
+    server = replace(server, exported=server.exported - {Metric.CACHED_TOKENS})
+    assert "DeployHitShareLow" not in alerts(server)
+    assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployHitShareLow"}
+    assert "hit_share" not in monitoring_files(server)[0].content.decode()
+    said = list(omitted(server))
+    version = server.plan.engine.version
+    assert f"no deploy:hit_share:rate: sglang {version} has no `sglang:cached_tokens_total`" in said
+    assert "no alert DeployHitShareLow: deploy:hit_share:rate is not recorded" in said
+
+
+def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home) -> None:
+    past_run(home, 1, "server.port=31999")
+    server = monitored(replace(NOTHING, name="owl"), home)
+    assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
+    assert server.expected["hit_share"].source == "`cached_share` of workload `smoke-tiny`"
+    past_run(home, 2, "workload=null")
+    server = monitored(replace(NOTHING, name="owl"), home)
+    assert any("no alert DeployTtftHigh: nothing is expected" in text for text in omitted(server))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "said"),
+    [
+        ({}, UsageError, "which server"),
+        ({"name": "owls"}, StartError, "nothing was started as `owls`"),
+        ({"name": "../owl"}, UsageError, "cannot be called"),
+        ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "not started"),
+        ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),
+        ({"profile": "cpu-tiny", "overrides": SLURM}, UsageError, "reaches `cpu-tiny` in its cluster is not known"),
+        ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "no address"),
+        ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "no address"),
+        ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` is 2 servers"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(
+    home: Home, asked: dict[str, object], kind: type[DeployError], said: str
+) -> None:
+    past_run(home, 1)
+    with pytest.raises(kind, match=said):
+        monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
+
+
+def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> None:
+    asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
+    assert monitored(asked, home).targets == ("n0:30010",)
+
+
+def test_several_servers_and_their_gateway_are_scraped_each_by_itself(home: Home) -> None:
+    server = of_profile(home, profile="mi355x-tp4x2", gpu_exporter="node:5000")
+    files = {file.path: file.content for file in monitoring_files(server)}
+    targets = yaml.safe_load(files["mi355x-tp4x2.targets.yml"])
+    gateway = server.plan.gateway
+    assert gateway is not None
+    assert [(group["targets"], group["labels"].get("replica"), group["labels"].get("job")) for group in targets] == [
+        ([f"127.0.0.1:{gateway.ports[0]}"], "replica-1", None),
+        ([f"127.0.0.1:{gateway.ports[1]}"], "replica-2", None),
+        ([f"127.0.0.1:{gateway.metrics_port}"], None, "deploy-gateway"),
+        (["node:5000"], None, "deploy-gpus"),
+    ]
+    assert (
+        files["prometheus.yml"]
+        == {file.path: file.content for file in monitoring_files(of_profile(home))}["prometheus.yml"]
+    )
+    assert alerts(server).keys() - alerts(of_profile(home, gpu_exporter="x:1")).keys() == {
+        "DeployReplicaDown", "DeployGatewayDown", "DeployReplicaLeftOut", "DeployGatewayFails",
+    }  # fmt: skip
+
+
+# Fields of prometheus-operator 0.93.0's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
+RELABELING = {"action", "modulus", "regex", "replacement", "separator", "sourceLabels", "targetLabel"}
+ENDPOINT = {
+    "authorization", "basicAuth", "bearerTokenSecret", "enableHttp2", "filterRunning", "followRedirects", "honorLabels",
+    "honorTimestamps", "interval", "metricRelabelings", "oauth2", "params", "path", "port", "portNumber", "proxyUrl",
+    "relabelings", "scheme", "scrapeTimeout", "targetPort", "tlsConfig", "trackTimestampsStaleness",
+}  # fmt: skip
+GROUP = {"interval", "labels", "limit", "name", "partial_response_strategy", "query_offset", "rules"}
+RULE = {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "record"}
+DURATION = re.compile(r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$")
+
+
+def in_cluster(home: Home, **asked: object) -> tuple[Monitored, dict[str, str]]:
+    """A server that is to run in one, and its files."""
+    settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    server = of_profile(home, overrides=settings, **asked)
+    return server, {file.path: file.content.decode() for file in monitoring_files(server)}
+
+
+def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home) -> None:
+    server, files = in_cluster(home)
+    assert sorted(files) == ["mi355x-tp4dp2.dashboard.json", "mi355x-tp4dp2.monitor.yml"]
+    monitor, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
+    for each in (monitor, rules):
+        assert each["apiVersion"] == "monitoring.coreos.com/v1"
+        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("deploy-mi355x-tp4dp2", "serving")
+        assert each["metadata"].keys() <= {"name", "namespace", "labels"}
+    assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint.keys() <= ENDPOINT
+    assert all(each.keys() <= RELABELING for each in (*endpoint["relabelings"], *endpoint["metricRelabelings"]))
+    assert {"targetLabel": "server", "replacement": server.name} in endpoint["relabelings"], "as every rule selects it"
+    assert {"targetLabel": "job", "replacement": "deploy"} in endpoint["relabelings"]
+    assert rules["kind"] == "PrometheusRule"
+    for group in rules["spec"]["groups"]:
+        assert group.keys() <= GROUP
+        for rule in group["rules"]:
+            assert rule.keys() <= RULE
+            assert ("alert" in rule) != ("record" in rule)
+            assert all(DURATION.match(rule.get(key, "0s")) for key in ("for", "keep_firing_for"))
+
+
+def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> None:
+    _, files = in_cluster(home)
+    monitor = next(iter(yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])))
+    plan = cluster_plan("mi355x-tp4dp2", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    template = objects(plan)["Deployment"]["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (server,) = template["spec"]["containers"]
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in server["ports"]}
+
+
+def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart(home: Home) -> None:
+    settings = ("runtime=kubernetes", *CASES["mi355x-tp4x2"])
+    server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
+    text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml"))
+    monitor, gateway, rules = yaml.safe_load_all(text)
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
+    pods = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
+    taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
+    assert [labels["deploy.part"] for labels in taken] == ["replica-1", "replica-2"]
+    (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.part"] == "gateway")
+    assert gateway["spec"]["selector"]["matchLabels"].items() <= front["metadata"]["labels"].items()
+    (endpoint,) = gateway["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in front["spec"]["containers"][0]["ports"]}
+    assert {"targetLabel": "job", "replacement": "deploy-gateway"} in endpoint["relabelings"]
+    assert "DeployGatewayDown" in {rule.get("alert") for group in rules["spec"]["groups"] for rule in group["rules"]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {"sourceLabels": ["__meta_kubernetes_pod_label_deploy_part"], "targetLabel": "replica"} in endpoint[
+        "relabelings"
+    ]
+
+
+def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: Home) -> None:
+    settings = ("runtime=kubernetes", *(word for word in CASES["mi355x-tp4x2"] if word != MONITORED))
+    server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
+    assert any("see `kubernetes.metrics_from`" in text for text in omitted(server))
+    text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml")).decode()
+    assert ("DeployReplicaDown" in text, "DeployGateway" in text, text.count("kind: PodMonitor")) == (True, False, 1)
+
+
+def test_the_rules_are_the_same_for_a_prometheus_of_ones_own(home: Home) -> None:
+    _, files = in_cluster(home, target="node:30000")
+    assert {"prometheus.yml", "mi355x-tp4dp2.targets.yml", "mi355x-tp4dp2.monitor.yml"} <= set(files)
+    _, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
+    assert rules["spec"] == yaml.safe_load(files["mi355x-tp4dp2.rules.yml"])
+
+
+def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -> None:
+    version = "0.5.14"
+    table = json.loads((data_root() / f"profiles/engines/flags/{version}.json").read_text())
+    own = home.root / f"profiles/engines/flags/{version}.json"
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps({key: value for key, value in table.items() if key != "metrics"}))
+    with pytest.raises(ProfileError, match="does not tell its metrics") as caught:
+        monitored(replace(NOTHING, profile="cpu-tiny"), home)
+    assert caught.value.hint == f"`deploy flags {version}` makes it anew"
+
+
+def test_the_command_writes_the_files_and_says_what_it_left_out(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    words = ["metrics", "-p", "cpu-tiny", "--workload", "smoke-tiny", "--output", str(tmp_path / "out"), "--json"]
+    app(words, standalone_mode=False)
+    written = json.loads(capsys.readouterr().out)
+    assert [Path(file).name for file in written["files"]] == [
+        "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "cpu-tiny.targets.yml", "prometheus.yml",
+    ]  # fmt: skip
+    assert all(Path(file).is_file() for file in written["files"])
+    assert "the log alone" in written["left_out"][-1]
+
+
+def test_two_servers_share_a_folder_and_a_prometheus(home: Home) -> None:
+    with_gpus = of_profile(home, gpu_exporter="node:5000")
+    one, other = (
+        {file.path: file.content for file in monitoring_files(each)}
+        for each in (with_gpus, of_profile(home, profile="cpu-tiny"))
+    )
+    assert one.keys() & other.keys() == {"prometheus.yml"}
+    assert one["prometheus.yml"] == other["prometheus.yml"]
+    targets = yaml.safe_load(one["mi355x-tp4dp2.targets.yml"])
+    assert [(group["targets"], group["labels"].get("job")) for group in targets] == [
+        ([*with_gpus.targets], None), (["node:5000"], "deploy-gpus"),
+    ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""The claim on a name, and the directories of its runs: they are their owner's, and a lock harms no file."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError, NameTakenError
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import RunDir, claim, open_run, read_plan
+
+pytestmark = pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays_whole(home: Home, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("x" * 100)
+    (home.make_runs("tiny") / ".lock").symlink_to(precious)
+
+    with pytest.raises(HostError), claim(home, "tiny"):
+        pass
+
+    assert precious.read_text() == "x" * 100
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_is_a_sentence(home: Home, make: object) -> None:
+    make(home.make_runs("tiny") / ".lock")  # type: ignore[operator]
+
+    with pytest.raises(HostError), claim(home, "tiny"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("below", [".", "tiny"])
+def test_a_directory_of_another_user_is_refused(home: Home, below: str) -> None:
+    home.make_runs("tiny")
+    os.chown(home.runs / below, 65534, 65534)
+
+    with pytest.raises(HostError, match="it belongs to another user"), claim(home, "tiny"):
+        pass
+
+
+def test_run_directories_are_made_and_kept_their_owners_alone(home: Home) -> None:
+    home.runs.mkdir(parents=True)
+    home.runs.chmod(0o777)
+    before = os.umask(0)
+    try:
+        run = open_run(home, "tiny", load("cpu-tiny").plan)
+    finally:
+        os.umask(before)
+
+    assert [path.stat().st_mode & 0o777 for path in (home.root, home.runs, run.path.parent, run.path)] == [
+        0o755,
+        0o700,
+        0o700,
+        0o700,
+    ]
+
+
+def test_the_holder_of_a_name_is_told_and_a_full_disk_takes_no_claim_away(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claim(home, "tiny"), pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"), claim(home, "tiny"):
+        pass
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with claim(home, "tiny"):
+        pass
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.write_text("[" * 100_000)])
+def test_files_of_a_run_that_are_none_are_read_as_missing(tmp_path: Path, make: object) -> None:
+    make(tmp_path / "plan.json")  # type: ignore[operator]
+
+    assert read_plan(RunDir(tmp_path)) is None
+    assert RunDir(tmp_path).read("plan.json") == {}

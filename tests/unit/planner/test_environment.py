@@ -1,0 +1,90 @@
+"""The image's own environment: shown where it is known, said where it is not, and what is wrong in it is told."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.plan.plan import Plan
+from orchestrator.planner import image_env
+from orchestrator.planner.image_env import image_hazards, image_variables, keep_config, note_environment
+from orchestrator.planner.planning import load
+
+CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
+IMAGE = "lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728"
+# sglang docker/rocm.Dockerfile, "Performance environment variable"; and the cast, which is sglang's default
+ENV = {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8", CAST: "1", "NCCL_MIN_NCHANNELS": "112", "HSA_NO_SCRATCH_RECLAIM": "1"}
+
+
+@pytest.fixture(autouse=True)
+def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_env, "local_config", lambda _: None)
+
+
+def config(**env: str) -> ImageConfig:
+    return ImageConfig(reference=IMAGE, digest="", env={"PATH": "/bin", **ENV, **env}, labels={})
+
+
+def plan_of(*overrides: str) -> Plan:
+    return load("mi355x-tp8", overrides=overrides).plan
+
+
+def test_what_the_image_sets_is_shown_with_what_the_plan_sets_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_config(config(), Home(tmp_path))
+    note_environment(plan_of(), Home(tmp_path))
+    said = capsys.readouterr().err
+    assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in said
+    assert f"{CAST}=0 (the image says 1; sgl-project/sglang#40084)" in said
+    assert "ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in said
+    assert "PATH" not in said
+    assert "warning" not in said
+
+
+def test_without_a_network_it_is_said_that_it_is_not_known_and_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unit tests open no connection: whoever asks one fails."""
+    began = time.perf_counter()
+    note_environment(plan_of(), Home(tmp_path))
+    assert time.perf_counter() - began < 0.5
+    assert f"the environment of `{IMAGE}` is not known here; `deploy inspect {IMAGE}`" in capsys.readouterr().err
+
+
+def test_a_process_has_no_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note_environment(load("cpu-tiny").plan, Home(tmp_path))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path)
+    keep_config(config(), home)
+    [kept] = home.images.iterdir()
+    kept.write_text("{")
+    note_environment(plan_of(), home)
+    assert "is not known here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env", "told"),
+    [
+        ((), {}, []),
+        ((f"env.{CAST}=1",), {}, ["quick-reduce-cast"]),
+        ((f"env.{CAST}=1",), {"ROCM_QUICK_REDUCE_QUANTIZATION": "NONE"}, []),
+        ((f"env.{CAST}=1", "env.ROCM_QUICK_REDUCE_QUANTIZATION=NONE"), {}, []),
+    ],
+)
+def test_a_setting_of_the_image_that_is_wrong_is_told_unless_the_plan_overrides_it(
+    overrides: tuple[str, ...], env: dict[str, str], told: list[str]
+) -> None:
+    assert [hazard.id for hazard in image_hazards(plan_of(*overrides), config(**env))] == told
+
+
+def test_the_shipped_hardware_overrides_it_with_its_source() -> None:
+    found = {variable.name: variable for variable in image_variables(plan_of(), config())}
+    own = found[CAST].plan
+    assert own is not None
+    assert (own.value, own.source) == ("0", "sgl-project/sglang#40084")

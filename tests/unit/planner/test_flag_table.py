@@ -1,0 +1,81 @@
+"""`deploy flags`: a table is written whole or not at all."""
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.planner import flag_tables
+
+GOOD = '{"sglang": "0.5.17", "flags": {"port": {"takes_value": true}}}\n'
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    wheel = tmp_path / "sglang-0.5.17-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sglang/__init__.py", "")
+    monkeypatch.setattr(flag_tables, "fetch_wheel", lambda *_: wheel)
+    return Home(tmp_path / "home")
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, code: int = 0) -> None:
+    result = ProgramResult(argv=(), code=code, stdout=stdout, stderr="ImportError: no torch")
+    monkeypatch.setattr(flag_tables, "run", lambda _: result)
+
+
+def tables(home: Home) -> list[str]:
+    return sorted(path.name for path in home.root.rglob("*") if path.is_file())
+
+
+def test_what_the_parser_says_is_kept_in_the_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, GOOD)
+    path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    assert path == home.root / "profiles/engines/flags/0.5.17.json"
+    assert path.read_text() == GOOD
+
+
+@pytest.mark.parametrize(("stdout", "code"), [("", 1), (GOOD, 1), ("", 0), ("noise", 0), ('{"sglang": "0.5.16"}', 0)])
+def test_a_run_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyPatch, stdout: str, code: int) -> None:
+    answer(monkeypatch, stdout, code)
+    with pytest.raises(BuildError) as caught:
+        flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    assert "ImportError" in caught.value.details
+    assert tables(home) == []
+
+
+def test_a_write_that_fails_leaves_the_old_table_whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    answer(monkeypatch, GOOD)
+    path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    answer(monkeypatch, GOOD.replace("port", "host"))
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    assert path.read_text() == GOOD
+    assert tables(home) == ["0.5.17.json"]
+
+
+def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "some.whl").write_text("no zip")
+    for name in ("some.whl", "none.whl"):
+        with pytest.raises(UsageError, match="cannot be unpacked as a wheel"):
+            flag_tables.write_flag_table("0.5.17", home, wheel=tmp_path / name, python=Path("python3"))
+    assert tables(home) == []
+
+
+@pytest.mark.parametrize("version", ["*", "../x", "main", "0.5"])
+def test_what_is_no_version_is_refused(home: Home, version: str) -> None:
+    with pytest.raises(UsageError, match="is not a version"):
+        flag_tables.write_flag_table(version, home, python=Path("python3"))
+
+
+def test_the_generator_is_where_an_installed_tool_has_it() -> None:
+    assert flag_tables.GENERATOR.is_file()

@@ -1,0 +1,334 @@
+"""`deploy lock` and `up --locked`: what is locked is what is started, or each line that differs is told."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from run_samples import past_run, request_of
+from typer.testing import CliRunner
+
+from orchestrator import __version__
+from orchestrator.checkpoints.hub import Hub, HubFile, Listing
+from orchestrator.checkpoints.receipt import CheckpointReceipt, stamps, write_receipt
+from orchestrator.cli.main import app
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import BuildError, DeployError, ProfileError, UsageError, WeightsError
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.images.registry import Registry
+from orchestrator.planner import lock as command
+from orchestrator.planner.lock import home_of_run, kept_files, lock_of_start, locked, read_lock, resolve, write_lock
+from orchestrator.planner.planning import load
+from orchestrator.report.diff import diff, diff_text, side_of
+from orchestrator.servers.rollback import decided_before
+from orchestrator.servers.start.up import preview
+
+GLM = "mi355x-tp8"
+COMMIT = "c0ffee" + "0" * 34
+DIGEST = "sha256:" + "d" * 64
+FILES = {"config.json": HubFile(size=2, identity="aa"), "model.safetensors": HubFile(size=5, identity="bb")}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "list_files", answered)
+    monkeypatch.setattr(command, "local_config", lambda _: None)
+    monkeypatch.setattr(
+        Registry, "config", lambda _, name: ImageConfig(reference=name, digest=DIGEST, env={}, labels={})
+    )
+    return Home(tmp_path / "home")
+
+
+def answered(repository: str, _revision: str | None, _hub: Hub) -> Listing:
+    return Listing(repository=repository, commit=COMMIT, files=FILES)
+
+
+def written(home: Home, profile: str, *overrides: str) -> Path:
+    path = home.root.parent / "x.lock.yaml"
+    write_lock(path, resolve(profile, overrides, home, {}))
+    return path
+
+
+def edit(path: Path, old: str, new: str) -> int:
+    """Exchange a text; the line it stands in."""
+    lines = path.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if old in line)
+    lines[at] = lines[at].replace(old, new)
+    path.write_text("\n".join(lines) + "\n")
+    return at + 1
+
+
+def test_everything_that_moves_is_resolved(home: Home) -> None:
+    found = resolve(GLM, ("layout.ep=2",), home, {"HF_TOKEN": "hf_secret0123456789"})
+    plan = load(GLM, overrides=found.overrides).plan
+    assert found.overrides[0] == "layout.ep=2"
+    assert (plan.model.source.revision, plan.engine.image_digest) == (COMMIT, plan.engine.image_digest)
+    assert found.plan["model.source.revision"] == COMMIT
+    assert found.plan["engine.image_digest"].startswith("sha256:")
+    assert found.plan["engine.aiter_commit"] == plan.engine.aiter_commit
+    assert found.plan["engine.version"] == plan.engine.version
+    assert found.checkpoint == {"commit": COMMIT, "config.json": "2 aa", "model.safetensors": "5 bb"}
+    assert found.patches.keys() == {use.id for use in plan.patches}
+    assert found.files.keys() == {"sglang-rocm.Dockerfile.j2"}
+    assert (found.tool, set(found.unknown)) == (__version__, {"patches.aiter-fp4-moe-table.input_sha256"})
+    assert "hf_secret" not in found.text
+
+
+ON_SLURM = ("runtime=slurm", "server.allow_public=true")
+
+
+def test_the_image_of_a_cluster_is_pinned_where_its_registry_tells_the_digest(home: Home) -> None:
+    image = "slurm.image=docker://registry.example/house/sglang:1"
+    found = resolve("cpu-tiny", (*ON_SLURM, "slurm.container=apptainer", image), home, {})
+    pinned = f"docker://registry.example/house/sglang@{DIGEST}"
+    assert found.plan["slurm.image"] == load("cpu-tiny", overrides=found.overrides).plan.slurm.image == pinned
+    assert "slurm.image" not in found.unknown
+    assert resolve("cpu-tiny", found.overrides, home, {}).plan == found.plan
+
+
+@pytest.mark.parametrize(
+    ("container", "image"), [("apptainer", "/shared/sglang.sif"), ("pyxis", "registry.example#house/sglang:1")]
+)
+def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
+    home: Home, tmp_path: Path, container: str, image: str
+) -> None:
+    settings = (*ON_SLURM, f"slurm.container={container}", f"slurm.image={image}")
+    found = resolve("cpu-tiny", settings, home, {})
+    assert found.plan["slurm.image"] == image
+    assert found.unknown["slurm.image"] == f"{container} takes `{image}` as it is, and its digest is not known"
+    plan = load("cpu-tiny", overrides=settings).plan
+    assert f"{container} takes" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
+
+
+def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
+    own = {"smg-1.13.0.txt", "launch_gateway.py"}
+    assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
+    kept = kept_files(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
+    assert {file.path for file in kept} >= {f"kept/images/{name}" for name in own}
+    assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
+
+
+def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> Listing:
+        raise WeightsError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
+
+    monkeypatch.setattr(command, "list_files", silent)
+    monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
+    found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
+    assert found.unknown["checkpoint"] == "the hub cannot be asked: https://mirror/?token=[REDACTED]"
+    assert "no registry knows it" in found.unknown["engine.image_digest"]
+    assert found.checkpoint == {}
+
+
+def test_a_lock_is_read_back_as_it_was_written(home: Home) -> None:
+    path = written(home, "cpu-tiny", "server.port=31000")
+    assert read_lock(path)[0] == resolve("cpu-tiny", ("server.port=31000",), home, {})
+
+
+def test_what_is_locked_is_started(home: Home) -> None:
+    path = written(home, "cpu-tiny", "server.port=31000")
+    assert locked(path, home)[0] == load("cpu-tiny", overrides=["server.port=31000"]).plan
+    asked = decided_before(request_of(profile=str(path)), home, run=None, locked=True)
+    assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
+    assert "--port 31000" in preview(asked, home).files
+    assert asked.command("owl") == f"deploy up --locked {path} --name owl"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("flags.device: cpu", "flags.device: cuda"), ("overrides: []", "overrides: [a=b]"), ("cpu-tiny", "x")],
+)
+def test_a_lock_that_was_edited_is_refused_with_its_line(home: Home, old: str, new: str) -> None:
+    path = written(home, "cpu-tiny")
+    line = edit(path, old, new)
+    with pytest.raises(ProfileError, match="not as it was written") as caught:
+        locked(path, home)
+    assert [problem.where for problem in caught.value.problems] == [f"{path}:{line}"]
+
+
+def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) -> None:
+    path = written(home, "cpu-tiny")
+    lines = path.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  flags.device:"))
+    path.write_text("\n".join([*lines[:at], *lines[at + 1 :]]) + "\n")
+    with pytest.raises(ProfileError) as caught:
+        locked(path, home)
+    [problem] = caught.value.problems
+    assert problem.message == "`plan` has lost 1 of its lines"
+    assert problem.where == f"{path}:{lines.index('plan:') + 1}"
+
+
+@pytest.mark.parametrize(("old", "new"), [("lock: 1", "lock: 2"), (f"tool: {__version__}", "tool: 99.0")])
+def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str, new: str) -> None:
+    path = written(home, "cpu-tiny")
+    line = edit(path, old, new)
+    with pytest.raises(ProfileError) as caught:
+        locked(path, home)
+    assert caught.value.where == f"{path}:{line}"
+
+
+def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home: Home) -> None:
+    profile = home.root / "profiles" / "owl.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("extends: cpu-tiny\nserver: {port: 31000}\n")
+    path = written(home, "owl")
+    profile.write_text("extends: cpu-tiny\nserver: {port: 31001}\nflags: {device: null}\n")
+    with pytest.raises(ProfileError) as caught:
+        locked(path, home)
+    lines = path.read_text().splitlines()
+    said = {problem.message: lines[int(problem.where.rpartition(":")[2]) - 1] for problem in caught.value.problems}
+    assert said == {
+        "`server.port` is `31000` in the lock, and `31001` now": "  server.port: '31000'",
+        "`flags.device` is `cpu` in the lock, and `nothing` now": "  flags.device: cpu",
+    }
+    profile.unlink()
+    with pytest.raises(ProfileError, match="no profile `owl`"):
+        locked(path, home)
+
+
+def test_a_patch_or_a_file_of_other_content_ends_with_the_code_of_a_build(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(home, GLM)
+    monkeypatch.setattr(command, "patch_digest", lambda *_: "0" * 64)
+    with pytest.raises(BuildError) as caught:
+        locked(path, home)
+    assert len(caught.value.problems) == len(read_lock(path)[0].patches)
+    assert all(str(path) in problem.where for problem in caught.value.problems)
+
+
+def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home: Home) -> None:
+    path = written(home, GLM)
+    directory = command.checkpoint_directory(load(GLM).plan.model, home)
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{ }")
+    receipt = CheckpointReceipt(
+        location="amd/GLM-5.2-MXFP4",
+        revision="1" * 40,
+        mtp_layer=78,
+        shards=1,
+        tensors=1,
+        files=stamps(directory),
+        differences=(),
+        accepted=False,
+    )
+    write_receipt(directory, receipt)
+    with pytest.raises(WeightsError) as caught:
+        locked(path, home)
+    assert {problem.message.split("`")[1] for problem in caught.value.problems} == {"commit", "config.json"}
+    assert "3 bytes here, and 2 in the lock" in caught.value.problems[1].message
+
+
+def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr(command, "list_files", asked)
+    monkeypatch.setattr(Registry, "config", asked)
+    run = home.root / "runs/owl/1"
+    run.mkdir(parents=True)
+    (home.root.parent / "mine.yaml").write_text("extends: cpu-tiny\n")
+    file = lock_of_start(load("mine.yaml").plan, "mine.yaml", (), home, run)
+    (run / file.path).write_bytes(file.content)
+    assert locked(run / file.path, home)[0] == load("mine.yaml").plan
+    kept = yaml.safe_load(lock_of_start(load(GLM).plan, GLM, (), home, run).content)
+    assert "checkpoint" in kept["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"profile": ""}, "which lock"),
+        ({"profile": "cpu-tiny"}, "no lock `cpu-tiny.lock.yaml`"),
+        ({"profile": "x.lock.yaml", "image": "x"}, "without"),
+    ],
+)
+def test_a_lock_that_cannot_be_meant_is_refused(home: Home, asked: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        decided_before(request_of(**asked), home, run=None, locked=True)
+
+
+def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    assert (done := CliRunner().invoke(app, ["lock", "cpu-tiny", "--json"])).exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"lock": "cpu-tiny.lock.yaml", "unknown": {}}
+    assert CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run"]).exit_code == 0
+    refused = CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run", "--set", "server.port=1"])
+    assert isinstance(refused.exception, UsageError)
+
+
+def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no name of a lock") as refused:
+        app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
+    assert "lock.yaml" in refused.value.hint
+
+
+def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_once_more(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = past_run(home, 1)
+    plan = load("cpu-tiny").plan
+    run.write([lock_of_start(plan, "cpu-tiny", (), home, run.path)])
+    again = request_of(run=str(run.path))
+    preview(again, home)
+    assert "another one now" not in capsys.readouterr().err
+    monkeypatch.setattr(command, "_files", lambda *_: {"sglang-cpu-0.5.14.txt": "0" * 64, "tiny_model.py": "0" * 64})
+    preview(again, home)
+    said = capsys.readouterr().err
+    assert f"`sglang-cpu-0.5.14.txt` is another one now than when `{run.path.name}` was started" in said
+
+
+def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rolled back, it came up with the packages of today: that they are others was told, and no more."""
+    run, plan = past_run(home, 1), load("cpu-tiny").plan
+    lock = lock_of_start(plan, "cpu-tiny", (), home, run.path)
+    run.write([lock, *kept_files(plan, home)])
+    own = home.root / "images" / "sglang-cpu-0.5.14.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("sglang==0.5.23\n")
+
+    repeated = home_of_run(run.path, home)
+    found = Catalogue.of(repeated).find(Kind.IMAGE_FILE, own.name)
+    assert found is not None
+    assert found.read_text() != own.read_text()
+    assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
+    assert {file.path for file in kept_files(plan, repeated)} >= {f"kept/images/{own.name}"}
+    preview(request_of(run=str(run.path)), home)
+    assert "another one now" not in capsys.readouterr().err
+    assert Catalogue.of(home).find(Kind.IMAGE_FILE, own.name) == own
+
+    found.write_text("sglang==0.5.10\n")  # by hand: its lock tells
+    assert home_of_run(run.path, home) == home
+    preview(request_of(run=str(run.path)), home)
+    assert f"`{own.name}` is another one now" in capsys.readouterr().err
+
+
+def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
+    path = written(home, "cpu-tiny", "server.port=31000")
+    found = diff(side_of(str(path), home), side_of("cpu-tiny", home))
+    assert [(area, each.key, each.values) for area, each in found.differences] == [
+        ("configuration", "server.port", ("31000", "30010"))
+    ]
+    run = past_run(home, 1)
+    (run.path / "lock.yaml").write_bytes(
+        dataclasses.replace(resolve("cpu-tiny", (), home, {}), files={"tiny_model.py": "0"}).text.encode()
+    )
+    told = diff_text(diff(side_of(str(path), home), side_of(str(run.path), home)))
+    assert "locked.file.tiny_model.py" in told
+    assert "its locked" not in told
+
+
+def test_no_error_of_a_damaged_lock_is_a_fault_of_the_tool(home: Home) -> None:
+    path = written(home, "cpu-tiny")
+    text = path.read_text()
+    for cut in range(0, len(text), 97):
+        path.write_text(text[:cut])
+        with pytest.raises(DeployError):
+            locked(path, home)

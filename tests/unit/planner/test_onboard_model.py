@@ -1,0 +1,185 @@
+"""`deploy onboard model`: the file it writes says what the shipped files say, and is one that plans are made from."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from config_samples import GLM_52, LLAMA_33_70B, QUARK_MXFP4, write_config, write_public
+from quark_samples import Tiny, write_tiny
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import ProfileError, UsageError, WeightsError
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_model
+from orchestrator.planner.add.file import OnboardedFile
+from orchestrator.planner.add.model import onboard_model
+from orchestrator.profiles.schema import ModelFile
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> OnboardedFile:
+    return onboard_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
+
+
+def written(found: OnboardedFile) -> ModelFile:
+    return read_model(found.path, ModelFile, found.path.name)
+
+
+def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
+    with pytest.raises(ProfileError) as caught:
+        onboarded(directory, home, *overrides)
+    assert not (home.root / "profiles").exists(), "something was written"
+    return [f"{problem.message} | {problem.hint}" for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("shipped", "quantised"),
+    [
+        ("glm-5.2-fp8", {"quant_method": "fp8"}),
+        ("glm-5.2-mxfp4", QUARK_MXFP4),
+        ("glm-5.2-nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    ],
+)
+def test_the_facts_are_those_of_the_shipped_file(
+    shipped: str, quantised: dict[str, object], home: Home, tmp_path: Path
+) -> None:
+    """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
+    expected = read_model(Catalogue.shipped().path(Kind.MODEL, shipped), ModelFile, shipped)
+    config = {**GLM_52, "quantization_config": quantised}
+    found = written(onboarded(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
+    for key in ModelFile.model_fields:
+        if key not in {"origin", "source", "served_name", "questions", "flags", "env", "mtp_weights"}:
+            assert getattr(found, key) == getattr(expected, key), key
+    for flag in ("reasoning-parser", "tool-call-parser"):
+        assert found.flags[flag].value == expected.flags[flag].value
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For a line that is wrapped where the path in it is long."""
+    with TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Path) -> None:
+    found = onboarded(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
+    assert (found.name, found.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
+    assert (
+        found.path.read_text().splitlines()
+        == f"""\
+# yaml-language-server: $schema=../model.schema.json
+# glm-4.7-flash, as `deploy onboard model` read its checkpoint: behind each fact stands what says so.
+source: config.json and safetensors headers of the checkpoint
+origin: {{kind: directory, location: {short_path}/GLM-4.7-Flash}}
+served_name: glm-4.7-flash  # by its file; another with `--set`
+weights: 62500000000  # bytes of 4 files that model.safetensors.index.json names
+quantisation: bf16  # config.json: dtype
+context_length: 202752  # config.json: max_position_embeddings
+layers: 47  # config.json: num_hidden_layers
+attention_heads: 20  # config.json: num_attention_heads
+mtp_layer: 47  # config.json: num_nextn_predict_layers; its tensors are there
+mtp_weights: 2625536  # tensors of `layers.47.`, by the headers of the safetensors files
+moe:
+  hidden_size: 2048  # config.json: hidden_size
+  intermediate_size: 1536  # config.json: moe_intermediate_size
+  routed_experts: 64  # config.json: n_routed_experts
+  shared_experts: 1  # config.json: n_shared_experts
+  experts_per_token: 4  # config.json: num_experts_per_tok
+cache:
+  kv_lora_rank: 512  # config.json: kv_lora_rank
+  qk_rope_head_dim: 64  # config.json: qk_rope_head_dim
+flags:
+  reasoning-parser: {{value: glm45, origin: recipe, source: sglang cookbook GLM-4.7-Flash.mdx}}
+  tool-call-parser: {{value: glm47, origin: recipe, source: sglang cookbook GLM-4.7-Flash.mdx}}
+""".splitlines()
+    )
+
+
+def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_path: Path) -> None:
+    config = {
+        key: value for key, value in LLAMA_33_70B.items() if key not in {"max_position_embeddings", "torch_dtype"}
+    }
+    folder = write_config(tmp_path / "llama", config)
+    assert [line.partition("--set ")[2] for line in refused(folder, home)] == [
+        "quantisation=WORD`",
+        "context_length=N`",
+    ]
+    found = onboarded(folder, home, "context_length=8192", "quantisation=bf16", "flags.reasoning-parser=qwen3")
+    assert written(found).context_length == 8192
+    assert "context_length: 8192  # --set" in found.path.read_text()
+    assert written(found).flags["reasoning-parser"].origin == "user"
+
+
+def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
+    (said,) = refused(folder, home)
+    assert "`OwnForCausalLM` is not known here" in said
+    assert written(onboarded(folder, home, "cache=null")).cache is None
+    found = written(onboarded(folder, home, "cache.head_dim=128", replace=True))
+    assert found.cache is not None
+    assert found.cache.head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("layer=80", "unknown key `layer` | did you mean `layers`?"),
+        ("layers=many", "`layers` must be a whole number"),
+        ("cache.index_head_dim=128", "`index_head_dim`"),
+    ],
+)
+def test_what_is_given_is_checked_as_a_file_is(override: str, message: str, home: Home, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "llama", LLAMA_33_70B)
+    assert any(message in said for said in refused(folder, home, override)), refused(folder, home, override)
+
+
+def test_a_name_that_is_taken_is_not_written_over_without_being_asked(home: Home, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "llama", LLAMA_33_70B)
+    found = onboarded(folder, home)
+    found.path.write_text("mine\n")
+    with pytest.raises(UsageError, match="there is a model `llama` already") as caught:
+        onboarded(folder, home)
+    assert "--replace" in caught.value.hint
+    assert found.path.read_text() == "mine\n"
+    assert written(onboarded(folder, home, replace=True)).layers == 80
+    with pytest.raises(UsageError, match="there is a model `tiny` already") as caught:  # a shipped one would be hidden
+        onboarded(folder, home, name="tiny")
+    assert "the shipped one" in caught.value.hint
+
+
+def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "a b\n# c", LLAMA_33_70B)
+    with pytest.raises(UsageError, match="cannot be the name of a model") as caught:
+        onboarded(folder, home)
+    assert "--name NAME" in caught.value.hint
+    with pytest.raises(ProfileError, match="not every fact is known"):  # a path of several lines stands in no file
+        onboarded(folder, home, name="fine")
+
+
+def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="a directory has no revision"):
+        onboarded(tmp_path, home, revision="main")
+    for where in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
+        with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
+            onboard_model(where, home, environ={})
+    with pytest.raises(WeightsError, match=r"there is no `config\.json`"):
+        onboarded(tmp_path, home, name="empty")
+
+
+def test_what_no_sglang_loads_of_a_checkpoint_is_told(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensors of MXFP4 that the config leaves unquantised; the facts of the file are right all the same."""
+    config, header = Tiny().quantised("amd52")
+    config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
+    found = onboarded(write_tiny(tmp_path / "odd", config, header), home)
+    assert written(found).quantisation == "quark-mxfp4"
+    said = capsys.readouterr().err
+    assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantised" in said
+    assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in said

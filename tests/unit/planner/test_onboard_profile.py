@@ -1,0 +1,217 @@
+"""`deploy onboard profile`: the smallest layout that fits, with its reasons, or the figures of why none does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from config_samples import PUBLIC as PUBLIC_CHECKPOINTS
+from config_samples import write_config, write_public
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.profile import ProfileRequest, Proposal, next_command, propose_profile, write_proposal
+from orchestrator.planner.planning import load
+
+PUBLIC = ("GLM-5.2-FP8", "GLM-4.7-Flash", "Kimi-K2-Instruct", "gpt-oss-120b", "Llama-3.3-70B-Instruct")
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home with models that were onboarded."""
+    folder = tmp_path_factory.mktemp("known")
+    home = Home(folder / "home")
+    for name in PUBLIC:
+        onboard_model(str(write_public(folder / name, name)), home, name=f"own-{name.lower()}", environ={})
+    return home
+
+
+@pytest.fixture
+def home(known: Home, tmp_path: Path) -> Home:
+    """The same models; what a test writes is its own."""
+    (tmp_path / "home/profiles").mkdir(parents=True)
+    (tmp_path / "home/profiles/models").symlink_to(known.root / "profiles/models")
+    return Home(tmp_path / "home")
+
+
+def proposed(home: Home, model: str, hardware: str, name: str | None = None, **more: str | int) -> Proposal:
+    request = replace(ProfileRequest(model=f"own-{model}", hardware=hardware), **more)  # type: ignore[arg-type]
+    return propose_profile(request, home, name=name)
+
+
+def why(proposal: Proposal, key: str) -> str:
+    return next(each.why for each in proposal.decisions if each.key == key)
+
+
+def test_the_layout_is_the_smallest_that_holds_a_whole_context(home: Home) -> None:
+    found = proposed(home, "glm-5.2-fp8", "mi355x")
+    assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (8, 1)
+    assert "the weights need 378.0 GB a GPU" in why(found, "tp 2")
+    assert why(found, "tp 4") == (
+        "189.0 GB of weights a GPU leave a cache of 997,952 tokens, and a request may have 1,048,576"
+    )
+    assert "1,941,504" in why(found, "layout.tp")
+
+
+def test_the_gpus_that_are_left_are_replicas(home: Home) -> None:
+    layout = proposed(home, "kimi-k2-instruct", "mi355x").valid.profile.layout
+    assert (layout.tp.value, layout.dp.value) == (4, 2)
+    layout = proposed(home, "llama-3.3-70b-instruct", "mi355x").valid.profile.layout
+    assert (layout.tp.value, layout.dp.value) == (1, 8)
+
+
+def test_a_shorter_request_takes_fewer_gpus(home: Home) -> None:
+    found = proposed(home, "glm-5.2-fp8", "mi355x", context=131072)
+    assert found.valid.profile.layout.tp.value == 4
+    assert found.valid.profile.flags["context-length"].value == 131072
+
+
+def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Home) -> None:
+    """No hazard of capacity: its fraction is a safe one, and the requests that may run fit at once."""
+    found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
+    write_proposal(found, home)
+    loaded = load(found.name, catalogue=Catalogue.of(home))
+    assert not [hazard for hazard in loaded.plan.hazards if hazard.id.startswith("capacity")]
+    assert {setting.origin for setting in loaded.profile.flags.values() if setting.note} == {"inferred"}
+    capacity = loaded.valid.capacity
+    assert capacity.memory is not None
+    assert capacity.memory.fraction == capacity.memory.safe_fraction
+    assert capacity.served is not None
+    assert capacity.served.running is not None
+    assert capacity.served.running <= (capacity.served.at_once or 0)
+    for key, setting in loaded.profile.flags.items():
+        assert setting.note or setting.source, key
+
+
+def test_what_cannot_fit_is_refused_with_the_figures_of_each_layout(home: Home) -> None:
+    with pytest.raises(ProfileError, match="`own-kimi-k2-instruct` does not fit on `h200`") as caught:
+        proposed(home, "kimi-k2-instruct", "h200")
+    said = [problem.message for problem in caught.value.problems]
+    assert [line.partition(":")[0] for line in said] == ["tp 1", "tp 2", "tp 4", "tp 8"]
+    assert said[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens, and a request may have 131,072"
+    context = int(caught.value.hint.split("--context ")[1].split("`")[0])
+    assert proposed(home, "kimi-k2-instruct", "h200", context=context).valid.profile.layout.tp.value == 8
+    with pytest.raises(ProfileError):
+        proposed(home, "kimi-k2-instruct", "h200", context=context + 1)
+
+
+def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
+    """20 heads, and weights that only eight GPUs would hold."""
+    home = Home(tmp_path / "home")
+    checkpoint = write_config(tmp_path / "wide", PUBLIC_CHECKPOINTS["GLM-4.7-Flash"].config, weights=900_000_000_000)
+    onboard_model(str(checkpoint), home, name="own-wide", environ={})
+    with pytest.raises(ProfileError, match="does not fit") as caught:
+        proposed(home, "wide", "h200")
+    assert caught.value.problems[-1].message == "tp 8: 20 attention heads do not divide by tp 8"
+
+
+def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
+    found = proposed(home, "glm-4.7-flash", "mi355x", like="mi355x-tp4dp2")
+    flags = found.valid.profile.flags
+    assert flags["kv-cache-dtype"].note == "as `mi355x-tp4dp2` has it"
+    assert "speculative-algorithm" in flags
+    assert not any(flag.startswith("dsa-") for flag in flags)
+    assert why(found, "flags.dsa-prefill-backend") == "the model has no sparse attention"
+    assert found.valid.profile.env["SGLANG_TIMEOUT_KEEP_ALIVE"].value == "900"
+    assert found.valid.profile.workload == "wafer-20k-1k"
+    assert flags["reasoning-parser"].source == "sglang cookbook GLM-4.7-Flash.mdx"  # the model's own
+    plain = proposed(home, "llama-3.3-70b-instruct", "mi355x", like="mi355x-tp4dp2")
+    assert why(plain, "flags.speculative-algorithm") == "the checkpoint has no layer that drafts"
+    assert "SGLANG_USE_AITER" not in [key for section, _, key in _settings(plain.text) if section == "env"]
+
+
+def _settings(text: str) -> list[tuple[str, str, str]]:
+    section, found = "", []
+    for line in text.splitlines():
+        key = line.strip().partition(":")[0]
+        section = key if not line.startswith(" ") else section
+        found.append((section, "", key))
+    return found
+
+
+def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path) -> None:
+    linear = {"architectures": ["Qwen3NextForCausalLM"], "moe_intermediate_size": 2880}
+    checkpoint = write_public(tmp_path / "linear", "gpt-oss-120b", **linear)
+    model = onboard_model(str(checkpoint), home, name="own-linear", environ={})
+    assert "# `Qwen3NextForCausalLM` has linear attention in some of its layers" in model.path.read_text()
+    found = proposed(home, "linear", "h200")
+    assert found.valid.profile.layout.tp.value == 1
+    assert "does not say what its cache holds" in why(found, "layout.tp")
+
+
+def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
+    found = proposed(home, "llama-3.3-70b-instruct", "cpu", like="cpu-tiny", context=32768)
+    flags = found.valid.profile.flags
+    assert flags["max-total-tokens"].value == 65536
+    assert flags["mem-fraction-static"].note == "as `cpu-tiny` has it"
+    assert found.valid.profile.runtime == "process"
+    assert "GPU" not in found.valid.profile.description
+
+
+def engine_of(proposal: Proposal) -> str:
+    return proposal.valid.composed.names["engine"]
+
+
+def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home) -> None:
+    catalogue = Catalogue.of(home)
+    newest = max(
+        (tuple(map(int, name.split("-")[1].split("."))), name)
+        for name in catalogue.names(Kind.ENGINE)
+        if name.endswith("-rocm")
+    )[1]
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) == newest
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.14-rocm")) == "sglang-0.5.14-rocm"
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", like="mi355x-tp8-july")) == "sglang-0.5.14-rocm"
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x")).endswith("mi30x")  # the newest is compiled for others
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", like="mi355x-tp4dp2")).endswith("mi30x")
+
+
+def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    (home.root / "profiles/engines").mkdir()
+    (home.root / "profiles/engines/main.yaml").write_text("version: main\nplatform: rocm\ntemplate: sglang-rocm\n")
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) != "main"
+    said = capsys.readouterr().err
+    assert "engine `main` is left out: `version`" in said
+    assert "main.yaml:1" in said
+
+
+def test_what_no_size_mends_is_said_once(home: Home) -> None:
+    with pytest.raises(ProfileError, match=r"no profile of `own-glm-.*` on `mi355x` can be planned") as caught:
+        proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.16-cu130")
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].message == "an engine for cuda does not run on amd hardware"
+
+
+def test_a_checkpoint_that_its_gpus_have_no_kernels_for_is_not_proposed(home: Home) -> None:
+    with pytest.raises(ProfileError) as caught:
+        propose_profile(ProfileRequest(model="glm-5.2-nvfp4", hardware="mi300x"), home, name=None)
+    assert any(
+        "`modelopt_fp4 quantization is currently not supported in ROCm`" in each.message
+        for each in caught.value.problems
+    )
+
+
+@pytest.mark.parametrize("part", ["model", "hardware", "engine", "like", "workload"])
+def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) -> None:
+    request = replace(
+        ProfileRequest(model="own-glm-4.7-flash", hardware="h200"),
+        **{part: {"hardware": "h20", "model": "own-glm-4.7-flas", "workload": "smoke-tin"}.get(part, "cpu-tin")},
+    )
+    with pytest.raises(ProfileError, match="there is no "):
+        propose_profile(request, home, name=None)
+
+
+def test_a_name_that_is_taken_is_kept(home: Home) -> None:
+    write_proposal(proposed(home, "glm-4.7-flash", "h200"), home)
+    with pytest.raises(UsageError, match=r"there is a profile `h200-own-glm-4\.7-flash` already"):
+        proposed(home, "glm-4.7-flash", "h200")
+    with pytest.raises(UsageError, match="there is a profile `cpu-tiny` already"):
+        proposed(home, "glm-4.7-flash", "h200", name="cpu-tiny")
+    with pytest.raises(UsageError, match="a profile cannot be called `No`"):
+        proposed(home, "glm-4.7-flash", "h200", name="No")
+
+
+def test_the_next_command_names_a_node_that_holds_it(home: Home) -> None:
+    command = next_command("own-kimi-k2-instruct", home)
+    assert command == "deploy onboard profile --model own-kimi-k2-instruct --hardware mi355x"

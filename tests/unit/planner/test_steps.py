@@ -1,0 +1,88 @@
+"""What an `up` says that it would do, before anything is done."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from kernel_samples import FUSED_TP8, every_bucket
+
+from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.kernels.disk.store import Store
+from orchestrator.planner import estimate
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import Place
+
+ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
+
+
+def shown(place: Place) -> dict[str, tuple[str, float]]:
+    return {step.name: (step.what, step.about) for step in estimate.steps_of(ARTIFACTS, place)}
+
+
+@pytest.fixture(autouse=True)
+def images(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The images that are here."""
+    here: set[str] = set()
+
+    def config(reference: str) -> ImageConfig | None:
+        found = any(reference.startswith(name) for name in here)
+        return ImageConfig(reference=reference, digest="", env={}, labels={}) if found else None
+
+    monkeypatch.setattr(estimate, "local_config", config)
+    return here
+
+
+def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
+    found = shown(Place(home=Home(tmp_path)))
+    assert list(found) == ["image", "checkpoint", "table", "start"]  # the engine judges the arguments first
+    assert found["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
+    assert found["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
+    assert found["image"][0].endswith("pulled and patched: up to 96 GiB of disk")
+    assert all(about > 0 for _, about in found.values())
+
+
+def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
+    tiny, place = render_artifacts(load("cpu-tiny").plan), Place(home=Home(tmp_path))
+    made = Home(tmp_path).models / "tiny"
+    generator = Catalogue.shipped().path(Kind.IMAGE_FILE, tiny.plan.model.source.location)
+    before = estimate.steps_of(tiny, place)[0]
+    made.mkdir(parents=True)
+    (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
+    after = estimate.steps_of(tiny, place)[0]
+    assert (before.what, before.about) == (f"{made}: made here", 5)
+    assert (after.what, after.about) == (str(made), 0)
+
+
+def test_what_is_there_is_not_done_again(tmp_path: Path, images: set[str]) -> None:
+    home = Home(tmp_path)
+    Store.of(home, ARTIFACTS.plan).write(ARTIFACTS.plan, every_bucket(FUSED_TP8))
+    images.add("lmsysorg/sglang-rocm:")
+    base = shown(Place(home=home))
+    images.add("deploy/mi355x-tp8:")
+    built = shown(Place(home=home))
+    assert (base["table"][1], base["image"]) == (0, ("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728 patched", 30))
+    assert built["image"][1] == 0
+
+
+def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    directory = write_checkpoint(home.models / "glm-5.2-mxfp4", mtp_layer=78)
+    part = directory / ".parts/abc/model-00009.safetensors.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    with part.open("wb") as file:
+        file.truncate(338 * 10**9)  # sparse
+    assert shown(Place(home=home))["checkpoint"][0].startswith(
+        "100.0 GB left of 438.0 of amd/GLM-5.2-MXFP4 to download"
+    )
+
+
+def test_on_a_far_node_it_is_done_there(tmp_path: Path, images: set[str]) -> None:
+    images |= {"deploy/", "lmsysorg/"}  # of this machine
+    found = shown(Place(home=Home(tmp_path), far="ssh://node"))
+    assert "438.0 GB of amd/GLM-5.2-MXFP4 on ssh://node" in found["checkpoint"][0]
+    assert "pulled and patched on ssh://node" in found["image"][0]
+    assert min(found["checkpoint"][1], found["image"][1]) > 900

@@ -1,0 +1,58 @@
+"""YAML as we read it."""
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.yaml_document import read_document
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"), ("yes", "yes"), ("on", "on"), ("Off", "Off"), ("012", "012"), ("0x10", "0x10"), ("1e3", "1e3"),
+        ("22:30", "22:30"), ("2026-07-03", "2026-07-03"), ("0.5.14", "0.5.14"), ("~", "~"), (".inf", ".inf"),
+        ("true", True), ("false", False), ("null", None), ("", None), ("12", 12), ("-3", -3), ("0.85", 0.85),
+        ('"12"', "12"), ("'true'", "true"), ("0", 0), ("1_000", 1000),
+    ],
+)  # fmt: skip
+def test_only_what_looks_like_a_number_is_one(text: str, value: object) -> None:
+    assert read_document(f"key: {text}", "f.yaml").data == {"key": value}
+
+
+def test_every_key_remembers_its_line() -> None:
+    document = read_document("a: 1\nb:\n  c: [1, 2]\n  d:\n    e: x\n", "f.yaml")
+    assert document.place(("a",)) == "f.yaml:1"
+    assert document.place(("b", "c", 1)) == "f.yaml:3"
+    assert document.place(("b", "d", "e")) == "f.yaml:5"
+    assert document.place(("b", "d", "missing")) == "f.yaml:4"
+
+
+def test_all_faults_are_shown_at_once() -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_document("a: 1\na: 2\nb: &x 3\nc: *x\nd: !!set {}\n", "f.yaml")
+    problems = {problem.where: problem.message for problem in caught.value.problems}
+    assert problems == {
+        "f.yaml:2": "`a` is given twice",
+        "f.yaml:3": "anchors and aliases are not used here",
+        "f.yaml:4": "anchors and aliases are not used here",
+        "f.yaml:5": "the tag `tag:yaml.org,2002:set` is not used here",
+    }
+
+
+@pytest.mark.parametrize("text", ["a: [1,\n", "a: b: c", "\tx: 1", "- 1\n- 2\n", "just text"])
+def test_what_is_no_mapping_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_document(text, "f.yaml")
+    places = [caught.value.where, *(problem.where for problem in caught.value.problems)]
+    assert any(place.startswith("f.yaml:") for place in places)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(ProfileError, match="not text"):
+        read_document("a: \x00", "f.yaml")
+
+
+def test_a_fault_is_shown_once_a_line() -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_document("layout: &x [*x]\n", "f.yaml")
+    assert [problem.where for problem in caught.value.problems] == ["f.yaml:1"]

@@ -1,0 +1,209 @@
+"""Whatever is written in a file or after `--set` ends in a plan or in a message, never in a traceback, and soon."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.errors import DeployError, ProfileError
+from orchestrator.core.yaml_document import read_document
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
+
+GOOD = "hardware: cpu\nmodel: tiny\nengine: sglang-0.5.14-cpu\nruntime: process\nlayout: {tp: 1}\n"
+
+
+def refused(tmp_path: Path, text: str) -> ProfileError:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load(str(path))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "server.port=3_",
+        "server.port=1__0",
+        "server.port=" + "9" * 5000,
+        "flags.max-total-tokens=abc",
+        "flags.mem-fraction-static=nan",
+        "flags.mem-fraction-static=inf",
+        "flags.mem-fraction-static=" + "9" * 400 + ".0",
+        "model.weights=" + "9" * 400 + "TiB",
+        "waiting.silence=99999999999999999999",
+        "flags.tokenizer-path=--trust-remote-code",
+        "description=two\nlines",
+        "description=\udcff",
+        "env.A=two\nlines",
+        "env.A B=1",
+        "env.A.value=[1,2]",
+        "hardware=../hardware/cpu",
+        "model=" + "m" * 5000,
+        "engine.version=../../x",
+        "a." * 30_000 + "b=1",
+        "layout.tp.value.x=1",
+        "layout=1",
+        "flags=1",
+        "flags.preferred-sampling-params=" + "[" * 10_000,
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words(override: str) -> None:
+    with pytest.raises(ProfileError):
+        load("cpu-tiny", overrides=[override])
+
+
+def test_a_number_of_steps_that_is_none_is_refused() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=["flags.speculative-num-steps=abc"])
+    [problem] = caught.value.problems
+    assert problem.message == "`--speculative-num-steps` of sglang 0.5.16 takes a whole number, found `abc`"
+    assert problem.where == "--set flags.speculative-num-steps"
+
+
+def test_an_alias_is_refused_and_never_followed(tmp_path: Path) -> None:
+    assert refused(tmp_path, GOOD.replace("{tp: 1}", "&x [*x]")).problems
+    names = zip("abcdefgh", "bcdefghi", strict=True)
+    rows = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in names]
+    began = time.process_time()
+    assert refused(tmp_path, "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(rows)).problems
+    assert time.process_time() - began < 5
+
+
+def test_twenty_thousand_keys_are_read_in_no_time(tmp_path: Path) -> None:
+    """Held to CPU time, of which they take 0.3 s; work that grows with the square of the keys takes 11 s."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD + "env:\n" + "\n".join(f"  NO_{number}: {number}" for number in range(20_000)))
+    began = time.process_time()
+    assert len(load(str(path)).plan.env) > 20_000
+    assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize("section", ["flags", "server"])
+def test_twenty_thousand_faults_are_not_all_looked_up(section: str, tmp_path: Path) -> None:
+    """The nearest name of each takes a millisecond."""
+    keys = "\n".join(f"  no-such-{number}: {number}" for number in range(20_000))
+    began = time.process_time()
+    problems = refused(tmp_path, f"{GOOD}{section}:\n{keys}\n").problems
+    assert time.process_time() - began < 6
+    assert [problem.message for problem in problems[100:]] == ["there is more: these are the first 100"]
+
+
+STAIRS = "a:\n" + "".join(f"{' ' * step}b:\n" for step in range(1, 40))
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 20_000, STAIRS])
+def test_what_is_nested_too_deep_is_refused_at_its_line(text: str, tmp_path: Path) -> None:
+    assert "nested deeper than" in refused(tmp_path, text).message
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "1e999", "9" * 400, "9" * 5000, "9" * 400 + ".5", "-" + "9" * 400])
+def test_what_is_no_number_of_ours_is_text(text: str) -> None:
+    assert read_document(f"key: {text}", "f.yaml").data == {"key": text}
+
+
+def test_a_second_document_and_a_key_that_is_no_text_are_refused(tmp_path: Path) -> None:
+    messages = {problem.message for problem in refused(tmp_path, GOOD + "? [a, b]\n: c\n---\nd: 1\n").problems}
+    assert messages == {"a key must be text", "a second document begins here"}
+
+
+def test_a_text_that_ends_in_rendered_files_is_one_line(tmp_path: Path) -> None:
+    text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
+    places = {problem.where.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
+    assert places == {"6", "7"}
+
+
+@pytest.mark.parametrize("hidden", ["\\r", "\\0", "\\e", "\\x7f", "\\x9b", "\\u2028", "\\u202e", "\\u2066"])
+@pytest.mark.parametrize(
+    "line", ["description: '{}'", "'{}': 1", "server:\n  host: '{}'", "flags:\n  device: [a, '{}']"]
+)
+def test_what_is_no_text_is_refused_in_every_file_at_its_line(line: str, hidden: str, tmp_path: Path) -> None:
+    text = GOOD + line.format(f"a{hidden}b").replace("'", '"') + "\n"
+    (problem,) = refused(tmp_path, text).problems
+    assert problem.message.startswith("a text holds no")
+    assert problem.where.endswith(f":{len(text.splitlines())}")
+
+
+HOSTILE_TEXTS = ["--privileged", "a b", "a\nRUN touch /x", "a\\", "$(id)", "a;b", '"', ""]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+@pytest.mark.parametrize(
+    "key", ["engine.image", "engine.source_dir", "engine.aiter_dir", "engine.requirements", "engine.template"]
+)
+def test_a_path_or_a_reference_of_a_dockerfile_is_one_word(key: str, text: str) -> None:
+    with pytest.raises(DeployError):
+        rendered_files(render_artifacts(load("mi355x-tp8", overrides=[f"{key}={text}"]).plan))
+
+
+@pytest.mark.parametrize("key", ["devices", "groups", "security_opt", "cap_add"])
+@pytest.mark.parametrize("text", ["--privileged", "a b", "a\tb"])
+def test_what_a_container_is_given_is_no_option_of_docker(key: str, text: str) -> None:
+    with pytest.raises(ProfileError):
+        load("mi355x-tp8", overrides=[f"hardware.container.{key}=[{text}]"])
+
+
+# What a user may have meant and mistyped, of the keys and values that the tool looks at most.
+KEYS = st.sampled_from(
+    ["flags.device", "flags.max-total-tokens", "flags.mem-fraction-static", "env.A", "layout.tp", "layout.dp_attention",
+     "server.port", "server.host", "model.weights", "model.moe", "hardware.container.ulimits.x", "waiting.silence",
+     "without_patches", "accept_known_bad", "description", "runtime", "engine.image", "hardware", "engine.version",
+     "flags.speculative-num-steps", "flags.context-length", "flags.chunked-prefill-size", "layout", "flags", "env"]
+)  # fmt: skip
+LEAVES = st.sampled_from(["", "", ".value", ".origin", ".source", ".soft", ".x"])
+VALUES = st.one_of(
+    st.text(max_size=12),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.lists(st.text(max_size=3), max_size=3).map(lambda items: f"[{','.join(items)}]"),
+    st.sampled_from(
+        ["true", "false", "null", "[]", "[1,2]", "{}", "3_", "-1", "~", "1e5", "0x1", "128k", "=", "[null]"]
+    ),
+)
+
+
+@given(st.lists(st.tuples(KEYS, LEAVES, VALUES).map(lambda parts: f"{parts[0]}{parts[1]}={parts[2]}"), max_size=4))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_no_override_ends_in_a_traceback(overrides: list[str]) -> None:
+    with suppress(DeployError):
+        rendered_files(render_artifacts(load("mi355x-tp8", overrides=overrides).plan))
+
+
+SECTIONS = st.sampled_from(["flags", "env", "layout", "server", "waiting", "model", "accept_known_bad"])
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.sampled_from(["*x", "&x", "!!int 1"])
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=300)
+def test_any_text_is_a_document_or_a_fault(text: str) -> None:
+    with suppress(ProfileError):
+        read_document(text, "f.yaml")
+
+
+@given(section=SECTIONS, tree=TREES)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_no_section_of_a_file_ends_in_a_traceback(tmp_path: Path, section: str, tree: object) -> None:
+    path = tmp_path / "mine.yaml"
+    text = GOOD.replace("layout: {tp: 1}\n", "") if section == "layout" else GOOD
+    path.write_text(text + f"{section}: {_flow(tree)}\n", encoding="utf-8", errors="replace")
+    with suppress(DeployError):
+        load(str(path))
+
+
+def _flow(tree: object) -> str:
+    """The tree in flow style; texts as they are, quoted only where they would end the line."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{_flow(key)}: {_flow(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(_flow(item) for item in tree) + "]"
+    return str(tree).lower() if isinstance(tree, bool) else "null" if tree is None else str(tree)

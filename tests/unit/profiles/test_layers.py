@@ -1,0 +1,131 @@
+"""Layers: hardware, model, engine, profile, --set."""
+
+import pytest
+
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.yaml_document import Document, read_document
+from orchestrator.profiles.layers import Composed, Override, choose_parts, compose
+
+HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
+MODEL = read_document("layers: 2\n", "model.yaml")
+ENGINE = "version: 0.5.14\n"
+DATED = (
+    "version: 1\nimage: x/sglang:v1\nimage_digest: sha256:1\nimage_fallbacks: [y]\naiter_commit: abc\nsource: a list\n"
+)
+
+
+def composed(profile: str, *overrides: str, engine: str = ENGINE) -> Composed:
+    layers = [read_document("hardware: hw\nmodel: m\nengine: e\n", "base.yaml"), read_document(profile, "p.yaml")]
+    given = [Override.parse(text) for text in overrides]
+    choices = choose_parts(layers, given)
+    files = {"hardware": HARDWARE, "model": MODEL, "engine": read_document(engine, "engine.yaml")}
+    return compose(
+        choices,
+        parts={part: file for part, file in files.items() if choices[part].file},
+        names={"hardware": "hw", "model": "m", "engine": "e"},
+        profiles=layers,
+        overrides=given,
+    )
+
+
+def test_facts_of_a_part_stand_below_its_name_and_flags_at_the_top() -> None:
+    result = composed("hardware: hw\nmodel: m\nengine: e\n")
+    assert result.data["hardware"] == {"gpus": 8}
+    assert result.place(("hardware", "gpus")) == "hw.yaml:1"
+    assert result.place(("flags", "a")) == "hw.yaml:3"
+
+
+def test_a_setting_is_replaced_whole_so_its_origin_cannot_outlive_its_value() -> None:
+    result = composed("flags:\n  a: {value: 2}\n")
+    assert result.data["flags"] == {"a": {"value": 2}, "b": {"value": 1}}
+    assert result.place(("flags", "a", "value")) == "p.yaml:2"
+
+
+def test_null_removes() -> None:
+    assert composed("flags: {a: null}\n").data["flags"] == {"b": {"value": 1}}
+    assert composed("flags: {}\n", "flags.a=null").data["flags"] == {"b": {"value": 1}}
+
+
+def test_set_comes_last_and_says_so() -> None:
+    result = composed("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
+    assert result.data["flags"] == {
+        "a": {"value": 3, "origin": "user", "source": "--set flags.a"},
+        "b": {"value": 1},
+    }
+    assert result.data["engine"] == {"version": "0.5.16"}
+    assert result.data["list"] == ["a", 2]
+    assert result.place(("flags", "a")) == "--set flags.a"
+
+
+def test_a_layer_is_not_changed_by_those_above_it() -> None:
+    before = dict(HARDWARE.data)
+    composed("flags: {a: {value: 9}}\n", "hardware.gpus=1")
+    assert HARDWARE.data == before
+    assert HARDWARE.data["gpus"] == 8
+
+
+@pytest.mark.parametrize("text", ["", "a", "=1", ".a=1", "a..b=1"])
+def test_an_override_has_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(UsageError, match="has no key and value"):
+        Override.parse(text)
+
+
+def test_missing_parts_are_named_together() -> None:
+    with pytest.raises(ProfileError) as caught:
+        choose_parts([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
+    assert [problem.message for problem in caught.value.problems] == [
+        "`hardware` must name a file, found `3`",
+        "`model` must name a file, found nothing",
+        "`engine` must name a file, found nothing",
+    ]
+
+
+def test_a_profile_says_single_values_over_the_file_of_a_part() -> None:
+    result = composed("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
+    assert result.data["engine"] == {"version": "0.5.16"}
+    assert result.place(("engine", "version")) == "p.yaml:3"
+    assert result.place(("flags", "c")) == "p.yaml:4"
+    assert result.data["flags"] == {"a": 5, "b": {"value": 1}, "c": 1}
+
+
+def test_without_a_file_it_speaks_over_what_the_extended_profile_named() -> None:
+    result = composed("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
+    assert result.data["model"] == {"layers": 3, "moe": {"experts": 5}}
+    assert dict(result.overlaid) == {("model", "layers"): "", ("model", "moe", "experts"): ""}
+
+
+def test_a_part_may_stand_in_the_profile() -> None:
+    choice = choose_parts([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
+    assert [choice[part].file for part in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
+    assert [document.name for document in choice["hardware"].over] == ["p.yaml"]
+
+
+def test_a_name_starts_anew() -> None:
+    """What was said over one file is not said over another."""
+    assert composed("engine: {version: 2}\n", "engine=other").data["engine"] == {"version": "0.5.14"}
+    assert composed("engine: {version: 2}\n", "engine.use=other").data["engine"] == {"version": 2}
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [("", ["engine.image=z/sglang:v1"]), ("engine: {image: 'z/sglang:v1'}\n", [])],
+    ids=["set", "profile"],
+)
+def test_another_image_keeps_nothing_that_was_said_of_the_old_one(profile: str, overrides: list[str]) -> None:
+    result = composed(profile, *overrides, engine=DATED)
+    assert result.data["engine"] == {"version": 1, "image": "z/sglang:v1", "source": "a list"}
+    assert result.names["engine"] == "z/sglang:v1"
+    assert result.place(("engine", "aiter_commit")) == result.place(("engine",))
+
+
+def test_what_is_said_with_another_image_is_true_of_it() -> None:
+    result = composed("", "engine.image=z/sglang:v1", "engine.aiter_commit=abc", engine=DATED)
+    assert result.data["engine"] == {
+        "version": 1,
+        "image": "z/sglang:v1",
+        "aiter_commit": "abc",
+        "source": "a list",
+    }
+    same = composed("", "engine.image=x/sglang:v1", engine=DATED)
+    assert same.names["engine"] == "e"
+    assert "image_digest" in str(same.data["engine"])

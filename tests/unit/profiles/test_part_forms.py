@@ -1,0 +1,82 @@
+"""A part of a profile: the name of a file, its path, single values over it, or the part itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import data_root
+from orchestrator.planner.explain import explained
+from orchestrator.planner.planning import load
+from orchestrator.profiles.json_schema import json_schema
+
+ENGINE = (data_root() / "profiles/engines/sglang-0.5.14-cpu.yaml").read_text()
+HEAD = "hardware: cpu\nmodel: tiny\nruntime: process\nlayout: {tp: 1}\n"
+
+
+def profile(folder: Path, text: str) -> str:
+    (folder / "mine.yaml").write_text(HEAD + text)
+    return str(folder / "mine.yaml")
+
+
+def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "ours.yaml").write_text(ENGINE)
+    loaded = load(profile(tmp_path, "engine: engines/ours.yaml\n"))
+    assert loaded.plan.engine.name == "ours"
+    assert loaded.composed.place(("engine", "version")) == f"{tmp_path}/engines/ours.yaml:3"
+    monkeypatch.chdir(tmp_path / "engines")
+    assert load("cpu-tiny", overrides=["engine=./ours.yaml"]).plan.engine.name == "ours"
+    (tmp_path / "engines" / "no name.yaml").write_text(ENGINE)
+    with pytest.raises(ProfileError) as caught:
+        load(profile(tmp_path, "engine: ./no.yaml\n"))
+    assert caught.value.problems[0].message == f"there is no file `{tmp_path}/no.yaml`"
+    assert caught.value.problems[0].where.endswith("mine.yaml:5")
+    with pytest.raises(ProfileError) as caught:
+        load(profile(tmp_path, "engine: engines/no name.yaml\n"))
+    assert caught.value.problems[0].message == "`no name` cannot be the name of a part"
+
+
+def test_a_part_that_stands_in_the_profile_bears_its_name(tmp_path: Path) -> None:
+    whole = "".join(f"  {line}\n" for line in ENGINE.splitlines())
+    loaded = load(profile(tmp_path, f"engine:\n{whole}  source: our own list\n"))
+    assert loaded.plan.engine.name == "mine"
+    rows = {row.key: row for row in explained(loaded)}
+    assert (rows["engine.version"].source, rows["engine.version"].origin) == ("our own list", "")
+    assert rows["engine.version"].place.endswith("mine.yaml:8")
+
+
+def test_values_over_a_file_are_the_users_or_their_source_s(tmp_path: Path) -> None:
+    text = "engine: {use: sglang-0.5.14-cpu, template: sglang-cpu, flags: {log-level: info}}\n"
+    rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
+    assert (rows["engine.template"].origin, rows["engine.template"].source) == ("user", "")
+    assert (rows["engine.version"].origin, rows["engine.version"].place) == (
+        "",
+        "profiles/engines/sglang-0.5.14-cpu.yaml:3",
+    )
+    assert rows["flags.log-level"].origin == "user"
+    text = text.replace("use:", "source: a list, use:")
+    rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
+    assert (rows["engine.template"].origin, rows["engine.template"].source) == ("", "a list")
+    assert rows["engine.version"].source == ""
+
+
+def test_an_unknown_key_is_told_at_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load(profile(tmp_path, "engine:\n  use: sglang-0.5.14-cpu\n  imag: x\n"))
+    (problem,) = caught.value.problems
+    assert (problem.message, problem.hint) == ("unknown key `engine.imag`", "did you mean `image`?")
+    assert problem.where.endswith("mine.yaml:7")
+
+
+def test_an_editor_knows_every_form() -> None:
+    """A text, or a mapping whose keys are all known and none of which has to be there: a file may say the rest."""
+    schema = json.loads(json_schema("profile"))
+    name, keys = schema["properties"]["model"]["anyOf"]
+    assert name["type"] == "string"
+    assert keys["additionalProperties"] is False
+    assert {"use", "layers", "flags"} <= set(keys["properties"])
+    assert "required" not in keys
+    assert "required" not in schema["$defs"]["ModelOrigin"]
+    assert schema["$defs"]["QuestionSection"]["required"] == ["question", "answer"]

@@ -1,0 +1,139 @@
+"""Faults of a profile, each at its file and line."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.validation import read_file
+from orchestrator.planner.planning import load
+
+GOOD = """\
+hardware: cpu
+model: tiny
+engine: sglang-0.5.14-cpu
+runtime: process
+layout: {tp: 1}
+"""
+
+
+def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load(str(path))
+    found = {
+        problem.message: (problem.where.removeprefix(f"{path}:"), problem.hint) for problem in caught.value.problems
+    }
+    return found or {caught.value.message: (caught.value.where.removeprefix(f"{path}:"), caught.value.hint)}
+
+
+def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD + "flags: {max-total-tokens: 1024}\n")
+    flag = next(flag for flag in load(str(path)).plan.flags if flag.name == "max-total-tokens")
+    assert (flag.values, flag.origin) == (("1024",), "user")
+
+
+def test_unknown_keys_lead_to_the_nearest(tmp_path: Path) -> None:
+    assert faults(tmp_path, GOOD + "serve: {}\nserver: {prot: 1}\n") == {
+        "unknown key `serve`": ("6", "did you mean `server`?"),
+        "unknown key `server.prot`": ("7", "did you mean `port`?"),
+    }
+
+
+def test_an_unknown_key_hides_nothing_else() -> None:
+    settings = ["no.such=key", "model.layrs=3", "layout.tp=8", "flags.nsa-prefil-backend=tilelang"]
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp4dp2", overrides=settings)
+    assert [(problem.message, problem.where) for problem in caught.value.problems] == [
+        ("unknown key `model.layrs`", "--set model.layrs"),
+        ("unknown key `no`", "--set no.such"),
+        ("tp 8 x dp 2 needs 16 GPUs, the node has 8", "--set layout.tp"),
+        ("sglang 0.5.16 has no option `--nsa-prefil-backend`", "--set flags.nsa-prefil-backend"),
+    ]
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=["no.such=key", "server.port=http"])
+    assert len(caught.value.problems) == 2
+
+
+def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
+    found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\nwaiting: 3\ndescription: [a]\n")
+    assert found == {
+        "`server.port` must be a whole number, found `http`": ("7", ""),
+        "`server.host` must be text, found 12": ("8", ""),
+        "`waiting` must be a mapping, found 3": ("9", ""),
+        "`description` must be text, found ['a']": ("10", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.origin.location=relative/x", "expected an absolute path: a server is started in another directory"),
+        ("model.origin.location=./x", "expected an absolute path: a server is started in another directory"),
+        ("model.weights=0", "`model.weights`: should be greater than or equal to 1, found 0"),
+        ("model.served_name=ti\u200bny", "a text of one line holds no '\\u200b'"),
+        ("hardware.product=MI\ufeff355X", "a text of one line holds no '\\ufeff'"),
+        ("engine.image=UPPER/Repo:tag", "`UPPER/Repo:tag` is not the name of an image"),
+        ("engine.image=a/../b", "`a/../b` is not the name of an image"),
+    ],
+)
+def test_a_value_that_no_server_can_be_given_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=["model.origin.kind=directory", "model.origin.location=/x", setting])
+    (problem,) = caught.value.problems
+    assert message in problem.message
+
+
+def test_an_image_that_takes_anothers_place_may_be_pinned(tmp_path: Path) -> None:
+    engine = "engine: {use: sglang-0.5.14-cpu, image_fallbacks: ['%s']}"
+    text, pinned = GOOD.replace("engine: sglang-0.5.14-cpu", engine), "x/sglang:v0.5.14@sha256:" + 64 * "a"
+    path = tmp_path / "pinned.yaml"
+    path.write_text(text % pinned)
+    assert load(str(path)).plan.engine.image_fallbacks == (pinned,)
+    for wrong in (pinned[:-1], pinned + "@" + pinned, pinned + " x"):
+        assert any("image_fallbacks" in fault for fault in faults(tmp_path, text % wrong))
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
+
+
+def test_every_part_that_does_not_exist_is_named_with_the_nearest(tmp_path: Path) -> None:
+    text = GOOD.replace("cpu\n", "cpo\n", 1).replace("tiny", "tyni")
+    assert faults(tmp_path, text) == {
+        "there is no hardware `cpo`": ("1", "did you mean `cpu`?"),
+        "there is no model `tyni`": ("2", "did you mean `tiny`?"),
+    }
+
+
+def test_a_published_value_names_its_source(tmp_path: Path) -> None:
+    text = GOOD + "flags:\n  device: {value: cpu, origin: published}\n"
+    [(message, (line, _))] = faults(tmp_path, text).items()
+    assert "names its source" in message
+    assert line == "7"
+
+
+def test_sizes_read_as_people_write_them() -> None:
+    assert load("mi355x-tp8").plan.hardware.vram_bytes == 288 * 1024**3
+    assert load("b200-tp8").plan.model.weight_bytes == 440 * 1000**3
+
+
+@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.parametrize("endless", ["fifo", "zero"])
+def test_a_file_without_end_is_not_read(tmp_path: Path, endless: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/odd.yaml").symlink_to(tmp_path / endless)
+    with pytest.raises(ProfileError, match="cannot be read: it is not a file"):
+        read_file(tmp_path / "hardware/odd.yaml", "odd.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"description: \xe4\n")
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load(str(path))

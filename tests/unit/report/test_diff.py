@@ -1,0 +1,211 @@
+"""`deploy diff`: two of whatever has a plan or figures, side by side."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import save, tp4dp2, tp8
+from run_samples import past_run
+
+from orchestrator.core.errors import DeployError, StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.plan.diff import changes
+from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, side_of
+from orchestrator.report.history import measured_below
+from orchestrator.runs.run_dir import RunDir
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def between(home: Home, a: str, b: str, results: Path | None = None) -> Differences:
+    measured = [*measured_below(results)] if results else []
+    return diff(side_of(a, home, measured), side_of(b, home, measured))
+
+
+def told(found: Differences) -> dict[str, tuple[str, str, str]]:
+    return {each.key: (area, *each.values) for area, each in found.differences}  # type: ignore[misc]
+
+
+def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> None:
+    a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", proven=False)
+    for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "present upstream")):
+        checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
+        found = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
+        run.save("host.json", {"findings": [{"check": key, "found": text} for key, text in found.items()]})
+        run.save("image.json", {"id": f"sha256:{version}"})
+        run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
+    found = between(home, f"owl/{a.path.name}", b.path.name)
+    assert told(found) == {
+        "flags.max-total-tokens": ("configuration", "65536", "32768"),
+        "server.port": ("configuration", "30010", "2"),
+        "image": ("image", "sha256:7.0", "sha256:7.2"),
+        "patched.mtp": ("image", "applied", "present upstream"),
+        "weights": ("weights", "1 shards, 21 tensors", "2 shards, 21 tensors"),
+        "host.driver": ("host", "7.0", "7.2"),
+        "outcome.smoke.checks that failed": ("outcome", "", "stream agrees"),
+        "outcome.smoke.failed": ("outcome", "", "1"),
+        "outcome.smoke.passed": ("outcome", "2", "1"),
+    }
+    assert found.unknown == ()
+    assert [area for area, _ in found.differences] == [
+        *("configuration", "configuration", "image", "image", "weights", "host", "outcome", "outcome", "outcome")
+    ]
+
+
+def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
+    found = between(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
+    reasons = {key: (each.a, each.b) for each in found.reasons for key in each.keys}
+    was, now = reasons["flags.dsa-decode-backend"]
+    assert (was.startswith("recipe: "), now.startswith("recipe: sglang #39106; 16 heads")) == (True, True)
+    assert reasons["env.SGLANG_OPT_USE_TOPK_V2"][0] == ""
+    assert "InferenceX #3117" in reasons["env.SGLANG_OPT_USE_TOPK_V2"][1]
+    assert "sglang PR 40570" in reasons["engine.image"][1]
+    text = diff_text(found, width=120)
+    assert max(map(len, text.splitlines())) <= 160  # an image by its digest is not folded
+    assert "\n    B: recipe: sglang #39106; 16 heads a rank: 1.5 to 2.7 x as fast" in text
+    assert json.loads(json.dumps(found.to_dict()))["reasons"][0]["keys"]
+
+
+def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
+    past_run(home, 1, "flags.max-total-tokens=32768")
+    found = between(home, "owl", "cpu-tiny")
+    [reason] = [each for each in found.reasons if "flags.max-total-tokens" in each.keys]
+    assert reason.a.startswith("user")
+    assert reason.b != reason.a
+    same = between(home, "mi355x-tp8", "mi355x-tp8-july")
+    assert all(each.a or each.b for each in same.reasons)
+
+
+def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> None:
+    a, b = past_run(home, 1), past_run(home, 2)
+    a.save("host.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
+    b.save("host.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
+    assert told(between(home, str(a.path), str(b.path))) == {}
+    assert "nothing differs" in diff_text(between(home, str(a.path), str(b.path)))
+
+
+def test_what_a_plan_of_another_version_does_not_know_is_no_difference_where_it_is_nothing(home: Home) -> None:
+    a, b = past_run(home, 1), past_run(home, 2)
+    a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "ready_image"})
+    assert told(between(home, str(a.path), str(b.path))) == {}
+
+
+def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> None:
+    save(tp4dp2(), tmp_path / "a")
+    save(tp8(), tmp_path / "b")
+    found = between(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
+    assert told(found)["layout.tp"] == ("configuration", "4", "8")
+    rows = {(row.figure, row.load): (row.a, row.b, row.change) for row in found.figures}
+    assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
+    assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
+    assert "One run each: whether a change is more than noise is not known." in diff_text(found)
+    assert json.loads(json.dumps(found.to_dict()))["figures"][0]["workload"] == "wafer-20k-1k"
+
+
+def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: Home, tmp_path: Path) -> None:
+    def measure(run: RunDir, at: str, workload: str, folder: str) -> None:
+        base = tp8()
+        stood = replace(base.run.provenance, name="owl", plan_digest=run.digest + "0" * 56)
+        points = base.points if folder != "late" else base.points[:1]
+        changed = replace(base.run, provenance=stood, started_at=at, workload_name=workload)
+        save(replace(base, run=changed, points=points), tmp_path / "results" / folder)
+
+    a, b = past_run(home, 1), past_run(home, 2, "server.port=2")
+    measure(a, "2026-07-01T01:00:00Z", "x", "early")
+    measure(a, "2026-07-01T02:00:00Z", "x", "late")
+    measure(b, "2026-07-02T01:00:00Z", "x", "other")
+    measure(b, "2026-07-02T01:00:00Z", "y", "alone")
+    found = between(home, str(a.path), str(b.path), tmp_path / "results")
+    assert {row.workload for row in found.figures} == {"x"}
+    assert [row.a for row in found.figures if row.figure == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
+    found = between(home, str(a.path), "cpu-tiny", tmp_path / "results")
+    assert "no measurement of B is known" in found.unknown
+
+
+def test_what_only_one_side_can_know_is_said_and_is_no_difference(home: Home) -> None:
+    past_run(home, 1, "server.port=2")
+    found = between(home, "cpu-tiny", "owl")
+    assert told(found) == {"server.port": ("configuration", "30010", "2")}
+    assert found.unknown == ("A does not tell its host", "A does not tell its outcome")
+
+
+def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_path: Path) -> None:
+    result = tp8()
+    bare = replace(result.run.provenance, plan=None, plan_digest=None, patch_receipt=None, host=None)
+    save(replace(result, run=replace(result.run, provenance=bare)), tmp_path / "a")
+    save(result, tmp_path / "b")
+    found = between(home, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert not [key for key in told(found) if key.startswith(("layout", "flags"))]
+    assert "A does not tell its plan" in found.unknown
+
+
+def test_up_says_the_same_as_diff(home: Home) -> None:
+    """There was a second way from two plans to what differs."""
+    a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
+    refused = changes(a.read("plan.json"), b.read("plan.json")).splitlines()
+    [(_, each)] = [pair for pair in between(home, str(a.path), str(b.path)).differences if pair[0] != "outcome"]
+    assert refused == [f"- {each.key}: {each.values[0]}", f"+ {each.key}: {each.values[1]}"]
+
+
+def test_questions_are_told_apart_by_their_place() -> None:
+    """All of a model's questions had the key `None`, and the last one stood for all."""
+    asked = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    found = changes({"questions": asked}, {"questions": [{**asked[0], "answer": "3"}, asked[1]]})
+    assert found == "- questions.1.answer: 1\n+ questions.1.answer: 3"
+
+
+def test_what_is_nothing_of_ours_is_refused_with_what_is(home: Home) -> None:
+    past_run(home, 1)
+    with pytest.raises(UsageError, match="`owls` is nothing") as caught:
+        side_of("owls", home)
+    assert "`owl`" in caught.value.hint
+
+
+def without_plan(run: RunDir) -> str:
+    (run.path / "plan.json").write_text("{")
+    return str(run.path)
+
+
+def fifo_plan(run: RunDir) -> str:
+    (run.path / "plan.json").unlink()
+    os.mkfifo(run.path / "plan.json")
+    return f"owl/{run.path.name}"
+
+
+def linked_plan(run: RunDir) -> str:
+    (run.path / "plan.json").rename(run.path / "other")
+    (run.path / "plan.json").symlink_to(run.path / "other")
+    return str(run.path)
+
+
+def fifo_result(run: RunDir) -> str:
+    os.mkfifo(run.path / "a.json")
+    return str(run.path / "a.json")
+
+
+def damaged_result(run: RunDir) -> str:
+    (run.path / "result.json").write_text("{")
+    return str(run.path / "result.json")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [without_plan, fifo_plan, linked_plan, fifo_result, damaged_result])
+def test_what_cannot_be_read_is_an_error_at_once(home: Home, make: Callable[[RunDir], str]) -> None:
+    with pytest.raises(DeployError) as caught:
+        side_of(make(past_run(home, 1)), home)
+    assert isinstance(caught.value, StartError | UsageError) or caught.value.exit_code == 10
+
+
+def test_the_words_of_a_hostile_plan_are_text(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    run = past_run(home, 1)
+    run.save("plan.json", {"layout": {"tp": "\x1b]0;x\x07"}, "flags": [7, {"name": "x"}, []], "patches": {"a": [[[]]]}})
+    side = side_of(str(run.path), home)
+    assert isinstance(side, DiffSide)
+    assert diff_text(diff(side, side_of("cpu-tiny", home)))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,162 @@
+"""The engine's verdict on arguments: what becomes of it, and what is kept. Answers are those of sglang 0.5.14."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError, ProfileError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.planner.planning import load, read_profile, render_artifacts
+from orchestrator.runtimes.base import EnginePython, Place
+from orchestrator.servers.start.argument_check import engine_files, require_accepted
+
+ACCEPTED = {"accepted": "validated"}
+NO_EPLB = {
+    "refused": {
+        "kind": "AssertionError",
+        "message": "AssertionError",
+        "place": "server_args.py:5383",
+        "line": "assert self.ep_size > 1",
+        "options": ["enable-eplb"],
+    }
+}
+SETTINGS = ("flags.enable-eplb=true",)
+
+
+class Answers:
+    """An engine's Python whose answers are given; it notes what it is asked."""
+
+    def __init__(self, *verdicts: Mapping[str, object], code: int = 0, stderr: str = "") -> None:
+        self.asked: list[dict[str, object]] = []
+        self.printed = json.dumps({"sglang": "0.5.14", "verdicts": verdicts}) if code == 0 else ""
+        self.code, self.stderr = code, stderr
+
+    def engine(self, identity: str | None = "an engine") -> EnginePython:
+        return EnginePython(identity=identity, run=self._run)
+
+    def _run(self, _program: str, question: str) -> ProgramResult:
+        self.asked.append(json.loads(question))
+        return ProgramResult(argv=(), code=self.code, stdout=self.printed, stderr=self.stderr)
+
+
+def judge(
+    answers: Answers, home: Path, *, identity: str | None = "an engine", settings: tuple[str, ...] = SETTINGS
+) -> None:
+    locate = read_profile("cpu-tiny", overrides=settings).composed.place
+    artifacts = render_artifacts(load("cpu-tiny", overrides=settings).plan)
+    require_accepted(artifacts, answers.engine(identity), Home(home), {"config.json": "{}"}, locate)
+
+
+def test_a_refusal_is_an_error_of_the_profile_at_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as caught:
+        judge(Answers(NO_EPLB), tmp_path)
+    assert caught.value.exit_code == 3
+    assert caught.value.message == "sglang 0.5.14 refuses arguments of `cpu-tiny`"
+    [problem] = caught.value.each()
+    assert (problem.message, problem.where) == (
+        "`assert self.ep_size > 1` (server_args.py:5383)",
+        "--set flags.enable-eplb",
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ("argument --tp-size/--tensor-parallel-size: invalid int value: 'x'", "layout.tp"),
+        ("argument --attention-backend: invalid choice: 'y'", "profiles/hardware/cpu.yaml:"),
+    ],
+)
+def test_a_refusal_is_located_wherever_the_setting_was_written(tmp_path: Path, message: str, where: str) -> None:
+    refused = {"kind": "argparse", "message": message, "place": "", "line": "", "options": []}
+    with pytest.raises(ProfileError) as caught:
+        judge(Answers({"refused": refused}), tmp_path, settings=("layout.tp=1",))
+    [problem] = caught.value.each()
+    assert problem.message == message
+    assert where in problem.where
+
+
+def test_a_refusal_of_no_single_option_has_a_hint(tmp_path: Path) -> None:
+    refused = {"kind": "ValueError", "message": "ValueError: no", "place": "a.py:1", "line": "raise", "options": []}
+    with pytest.raises(ProfileError) as caught:
+        judge(Answers({"refused": refused}), tmp_path)
+    [problem] = caught.value.each()
+    assert (problem.message, problem.where) == ("ValueError: no (a.py:1)", "")
+    assert "`deploy show cpu-tiny`" in problem.hint
+
+
+@pytest.mark.parametrize("verdict", [ACCEPTED, NO_EPLB])
+def test_a_verdict_is_asked_for_once(tmp_path: Path, verdict: Mapping[str, object]) -> None:
+    answers = Answers(verdict)
+    said = []
+    for _ in range(2):
+        try:
+            judge(answers, tmp_path)
+            said.append("")
+        except ProfileError as error:
+            said.append(error.each()[0].message)
+    assert said[0] == said[1]
+    assert len(answers.asked) == 1
+    judge(Answers(ACCEPTED), tmp_path, identity="another engine")
+    assert len(list((tmp_path / "argument-checks").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (Answers({"unchecked": "OSError: no draft model"}), "arguments not checked by sglang: OSError: no draft model"),
+        (
+            Answers(code=1, stderr="Traceback\nImportError: no name"),
+            "arguments not checked by sglang: ImportError: no name",
+        ),
+    ],
+)
+def test_what_keeps_it_from_judging_is_said_and_not_kept(
+    tmp_path: Path, answers: Answers, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge(answers, tmp_path)
+    judge(answers, tmp_path)
+    assert capsys.readouterr().err.count(said) == 2
+    assert len(answers.asked) == 2
+    assert not (tmp_path / "argument-checks").exists()
+
+
+def test_a_python_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(_program: str, _question: str) -> ProgramResult:
+        raise HostError("there is no program `/shared/python` on this machine")
+
+    artifacts = render_artifacts(load("cpu-tiny").plan)
+    require_accepted(artifacts, EnginePython(identity=None, run=missing), Home(tmp_path), None, lambda _: "")
+    assert "arguments not checked by sglang: there is no program" in capsys.readouterr().err
+
+
+def test_an_engine_that_may_change_is_asked_each_time(tmp_path: Path) -> None:
+    answers = Answers(ACCEPTED)
+    judge(answers, tmp_path, identity=None)
+    judge(answers, tmp_path, identity=None)
+    assert len(answers.asked) == 2
+
+
+def test_every_replica_is_judged_and_a_common_refusal_told_once(tmp_path: Path) -> None:
+    answers = Answers(NO_EPLB, NO_EPLB)
+    with pytest.raises(ProfileError) as caught:
+        judge(answers, tmp_path, settings=(*SETTINGS, "replicas=2"))
+    assert len(answers.asked[0]["argv"]) == 2  # type: ignore[arg-type]
+    assert len(caught.value.each()) == 1
+
+
+def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judge(Answers({"accepted": "parsed"}), tmp_path)
+    assert "without config.json of `tiny` it did not validate them" in capsys.readouterr().err
+
+
+def test_the_files_of_a_model_are_those_that_tell_its_shape(tmp_path: Path) -> None:
+    place, plan = Place(home=Home(tmp_path)), load("cpu-tiny").plan
+    assert engine_files(plan, place, fetch=True) is None  # it is generated: no hub has it
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "modeling_own.py", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    assert engine_files(plan, place, fetch=True) == {"config.json": "{}", "modeling_own.py": "{}"}

@@ -1,0 +1,366 @@
+"""A start that fails, in whatever way: nothing of it stays, unless it is to be looked at."""
+
+import errno
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError
+from orchestrator.core.paths import Home
+from orchestrator.core.signals import ENDING, held
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes.base import Handle, Prepared, ServerState, Status
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start import launch, up, verify
+from orchestrator.verify.report import SmokeReport
+
+
+class Recording:
+    """A runtime that starts nothing and notes what is asked of it."""
+
+    def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
+        self.servers: list[Handle] = []
+        self.asked: list[str] = []
+        self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
+        self.stops = stops
+
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Handle:
+        self.servers = [
+            Handle(
+                runtime="process",
+                name=name,
+                profile="cpu-tiny",
+                plan_digest="d",
+                url="http://127.0.0.1:1",
+                run_dir=str(run_dir),
+                identity="1",
+            )
+        ]
+        return self.servers[0]
+
+    def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        return tuple(self.servers)
+
+    def state(self, _handle: Handle) -> ServerState:
+        if self.flapping:
+            raise HostError("the daemon does not answer")
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+
+    def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+        assert not follow
+        self.asked.append("logs")
+        if self.flapping:
+            raise HostError("the daemon does not answer")
+        yield "a line"
+
+    def stop(self, _handle: Handle, *, grace: float) -> None:
+        assert grace == 0
+        self.asked.append("stop")
+        if not self.stops:
+            raise HostError("the daemon does not answer")
+        self.servers = []
+
+
+def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
+    """A plain `up` of the CPU profile."""
+    return up.UpRequest(
+        profile="cpu-tiny",
+        name=None,
+        overrides=overrides,
+        host=None,
+        image=None,
+        replace=False,
+        keep=keep,
+        stage=True,
+        accept_untuned=False,
+        strict_kernels=False,
+        timeout=None,
+    )
+
+
+def start(*, keep: bool) -> launch.Start:
+    artifacts = render_artifacts(load("cpu-tiny").plan)
+    return launch.Start(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(launch, "await_ready", fail)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "shown"),
+    [(NotReadyError("no"), DeployError), (KeyboardInterrupt(), DeployError), (OSError(28, "full"), OSError)],
+)
+def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: BaseException, shown: type[Exception], keep: bool
+) -> None:
+    failing(monkeypatch, failure)
+    runtime = Recording()
+    with pytest.raises(shown):
+        launch.bring_up(start(keep=keep), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert bool(runtime.servers) == keep
+
+
+def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Diagnosed first, a server stayed up whenever the daemon did not answer, and the error of the start was lost."""
+    failing(monkeypatch, NotReadyError("the server exited"))
+    runtime = Recording(flapping=True)
+    with pytest.raises(NotReadyError, match="the server exited") as caught:
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert runtime.servers == []
+    assert runtime.asked == ["stop", "logs"]
+    assert "the daemon does not answer" in str(caught.value.details)
+
+
+@pytest.mark.parametrize("failure", [NotReadyError("the server exited"), OSError(28, "No space left on device")])
+def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Exception
+) -> None:
+    """The stop's own error used to take the place of the start's, and nothing said what was left."""
+    failing(monkeypatch, failure)
+    runtime = Recording(flapping=True, stops=False)
+    with pytest.raises(type(failure)) as caught:
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert caught.value is failure
+    said = capsys.readouterr().err
+    assert "warning: `tiny` may still run: the daemon does not answer" in said
+    assert "hint: `deploy down tiny` stops it" in said
+
+
+def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Unreadable(Recording):
+        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+            assert not follow
+            raise PermissionError(13, "Permission denied")
+
+    failing(monkeypatch, NotReadyError("the server exited"))
+    with pytest.raises(NotReadyError, match="the server exited") as caught:
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
+    assert "the log was not read" in caught.value.details
+
+
+def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
+    class Refusing(Recording):
+        def start(self, *_: object, **__: object) -> Handle:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+    assert caught.value.hint == "nothing was started"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])
+def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failure: BaseException) -> None:
+    """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
+    runtime = Recording()
+    runtime.start(name="tiny", run_dir=tmp_path)
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save("up.json", {"command": "deploy up --profile old"})
+    with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
+        raise failure
+    assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
+    none = Fleet(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
+    with pytest.raises(DeployError) as caught, up._way_back(none, "tiny", "`deploy restart tiny`"):
+        raise failure
+    assert caught.value.hint.endswith("this brings it back: `deploy restart tiny`")
+
+
+def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`up --replace` and `restart` took a server down for one that could not even be written down."""
+    runtime, artifacts = Recording(), render_artifacts(load("cpu-tiny").plan)
+    runtime.start(name="tiny", run_dir=tmp_path)
+    made = Prepared(artifacts=artifacts, records={})
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
+    monkeypatch.setattr(up, "_prepared", lambda *_: made)
+    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
+    with pytest.raises(HostError, match="No space left on device") as caught:
+        up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
+    assert runtime.asked == []
+    assert "the old server is down" not in caught.value.hint
+    assert [path.name for path in tmp_path.glob("runs/tiny/*")] == [".lock"]
+
+
+def full_disk(path: Path, *_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime, plan = Recording(), load("cpu-tiny").plan
+    runtime.start(name="tiny", run_dir=tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
+    monkeypatch.setattr(verify, "lost_parts", lambda *_: "")
+    monkeypatch.setattr(verify, "prove", lambda *_, **__: report)
+    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    assert verify.prove_again(servers, "tiny", strict_kernels=False) is report
+    assert "warning: not all of this is kept: cannot write below" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It fell between the first one and the holding of signals, and the server stayed."""
+
+    def impatient(*arguments: object, **options: object) -> BaseException:
+        signal.raise_signal(signal.SIGINT)
+        return give_up(*arguments, **options)  # type: ignore[arg-type]
+
+    failing(monkeypatch, KeyboardInterrupt())
+    give_up = launch._give_up
+    monkeypatch.setattr(launch, "_give_up", impatient)
+    runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert runtime.asked == ["stop"]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It ended with 130, which promises that nothing is left, and left the server up."""
+
+    def interrupt(*_: object) -> None:
+        pytest.fail("it was interrupted")
+
+    monkeypatch.setattr(launch, "await_ready", lambda *_, **__: 1.0)
+    monkeypatch.setattr(launch, "prove", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
+    monkeypatch.setattr(launch, "kernel_gate", lambda *_, **__: None)
+    runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in ENDING}
+    try:
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        for number in ENDING:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(runtime.servers) == 1
+
+
+def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Talkative(Recording):
+        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+            assert not follow
+            self.asked.append("logs")
+            signal.raise_signal(signal.SIGINT)
+            yield from iter(lambda: "a line", "")
+
+    failing(monkeypatch, NotReadyError("the server exited"))
+    runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(NotReadyError) as caught:
+            launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert runtime.asked == ["stop", "logs"]
+    assert "interrupted" in caught.value.details
+
+
+def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Path) -> None:
+    class Interrupted(Recording):
+        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> Handle:
+            super().start(*arguments, name=name, run_dir=run_dir, **options)
+            raise KeyboardInterrupt
+
+    runtime = Interrupted()
+    with pytest.raises(DeployError):
+        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert runtime.servers == []
+
+
+def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
+    with held():
+        signal.raise_signal(number)
+        done.append("the rest of the block")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal.Signals) -> None:
+    """SIGHUP, a terminal that goes away, used to end a start between a process and its record."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before, done = signal.signal(number, interrupt), list[str]()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            end_in_the_middle(number, done)
+    finally:
+        signal.signal(number, before)
+    assert done
+
+
+def test_the_command_of_a_start_asks_for_the_same_again() -> None:
+    """It is kept beside the server, and named as the way back to it."""
+    request = up.UpRequest(
+        profile="./my profile.yaml",
+        name=None,
+        overrides=("layout.tp=4",),
+        host="ssh://node",
+        image="ghcr.io/me/sglang:1",
+        replace=True,
+        keep=True,
+        stage=True,
+        accept_untuned=False,
+        strict_kernels=True,
+        timeout=90.0,
+    )
+    assert request.command("tiny") == (
+        "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node"
+        " --image ghcr.io/me/sglang:1 --strict-kernels --timeout 90"
+    )
+
+
+def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path) -> None:
+    """As a bare OSError it lost the way back to the server that was replaced."""
+    (tmp_path / "runs").write_text("a file in its place")
+    with pytest.raises(HostError, match="cannot write below"):
+        open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("server.host=0.0.0.0", "server.allow_public=true"), True),
+        (("server.host=::", "server.allow_public=true"), True),
+        (("server.host=0.0.0.0", "server.api_key_env=KEY"), False),
+        (("server.host=::1",), False),
+        ((), False),
+    ],
+)
+def test_a_server_that_answers_everyone_is_said_aloud(
+    overrides: tuple[str, ...],
+    said: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def far_enough(*_: object) -> None:
+        raise HostError("far enough")
+
+    monkeypatch.setenv("KEY", "k" * 20)
+    monkeypatch.setattr("orchestrator.servers.start.up.fleet", far_enough)
+    with pytest.raises(HostError, match="far enough"):
+        up.up(request_of(*overrides), Home(tmp_path))
+    assert ("without an API key: it answers everyone who reaches it" in capsys.readouterr().err) is said

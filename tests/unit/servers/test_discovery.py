@@ -1,0 +1,112 @@
+"""A gateway that finds its servers by itself: what is shown to it, and what it counts then."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from orchestrator.core.errors import NotReadyError
+from orchestrator.runtimes.base import Handle
+from orchestrator.servers.rollout import gateway_workers
+from orchestrator.servers.rollout.gateway_workers import Discovery, control_of
+
+SERVER = Handle(
+    runtime="kubernetes",
+    name="pair",
+    profile="cpu-tiny",
+    plan_digest="0" * 64,
+    url="http://127.0.0.1:1",
+    run_dir="/runs/pair/1/replica-2",
+    identity="2",
+)
+
+
+@dataclass
+class Shown:
+    """A cluster of two servers, of which one may be shown; its gateway counts what is shown, or always as many."""
+
+    shown: bool = True
+    ready: bool = True
+    always: int | None = None
+    calls: list[bool] = field(default_factory=list)
+
+    def show(self, handle: Handle, *, shown: bool) -> None:
+        assert handle is SERVER
+        self.calls.append(shown)
+        self.shown = shown
+
+    def is_shown(self, handle: Handle) -> bool:
+        assert handle is SERVER
+        return self.shown
+
+    def is_ready(self, handle: Handle) -> bool:
+        assert handle is SERVER
+        return self.ready
+
+    def count(self, url: str) -> int:
+        assert url == "http://127.0.0.1:9"
+        return 1 + self.shown if self.always is None else self.always
+
+
+def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> Discovery:
+    monkeypatch.setattr(gateway_workers, "count_servers", cluster.count)
+    for limit in ("_MORE", "_WITHIN"):
+        monkeypatch.setattr(gateway_workers, limit, 0.0)
+    return Discovery(url="http://127.0.0.1:9", runtime=cluster, servers=2)
+
+
+def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Shown()
+    found = discovery(cluster, monkeypatch)
+    assert found.serves("", SERVER)
+    found.take_away("", SERVER)
+    assert not found.serves("", SERVER)
+    found.take_away("", SERVER)
+    found.take_away("", None)
+    found.put_back("", SERVER)
+    found.hold_back(SERVER)
+    assert cluster.calls == [False, True, False], "what is not shown is not taken away once more"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_gateway_that_goes_on_counting_one_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Shown(always=2, ready=False)
+    discovery(cluster, monkeypatch).take_away("", SERVER)
+    assert "the gateway still counts `replica-2` after 0 s" in capsys.readouterr().err
+
+
+def test_one_that_was_not_counted_before_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is dead, or hangs: no fewer are counted without it, and where its cluster knows that, nobody waits."""
+    for cluster in (Shown(always=1), Shown(always=1, ready=False)):
+        found = discovery(cluster, monkeypatch)
+        monkeypatch.setattr(gateway_workers, "_MORE", 0.0 if cluster.ready else 60.0)
+        found.take_away("", SERVER)
+        assert cluster.calls == [False]
+    assert capsys.readouterr().err == ""
+
+
+def test_one_that_is_never_counted_ends_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Shown(shown=False, always=1)
+    with pytest.raises(NotReadyError, match="does not count `replica-2`"):
+        discovery(cluster, monkeypatch).put_back("", SERVER)
+
+
+def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other server is not taken for the new one: it is replaced next."""
+    counts = iter((0, 1, 1))
+    found = discovery(Shown(shown=False), monkeypatch)
+    monkeypatch.setattr(gateway_workers, "_MORE", 10.0)
+    monkeypatch.setattr(gateway_workers, "count_servers", lambda _: next(counts))
+    with pytest.raises(NotReadyError, match="does not count `replica-2`"):
+        found.put_back("", SERVER)
+
+
+def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
+    gateway = control_of(SERVER, Shown(), servers=2, key=None, grace=1)  # type: ignore[arg-type] - a part of a runtime
+    assert isinstance(gateway, Discovery)
+    assert gateway.servers == 2, "whatever stands behind it now: one that is down is still to come"

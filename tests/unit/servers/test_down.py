@@ -1,0 +1,125 @@
+"""`deploy down`: one server that does not end keeps no other one up, and nothing that fails goes unsaid."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.servers import down as command
+from orchestrator.servers.servers import Fleet
+
+FAILURES = {
+    "b": HostError("the record `b` cannot be read", hint="look"),
+    "c": DeployError("do not end"),
+    "d": OSError(5, "I/O"),
+}
+
+
+def handle(name: str, run_dir: Path) -> Handle:
+    run_dir.mkdir(parents=True)
+    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    return Handle(runtime="process", name=name, run_dir=str(run_dir), **known)
+
+
+class Stopping:
+    """A runtime of servers, some of which cannot be stopped."""
+
+    def __init__(self, home: Path, *names: str) -> None:
+        self.handles = [handle(name, home / "runs" / name / str(number)) for number, name in enumerate(names)]
+        self.stopped: list[str] = []
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        return tuple(handle for handle in self.handles if name in {None, handle.name})
+
+    def state(self, _handle: Handle) -> ServerState:
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+
+    def stop(self, handle: Handle, *, grace: float) -> None:
+        assert grace > 0
+        if handle.name in FAILURES:
+            raise FAILURES[handle.name]
+        self.stopped.append(Path(handle.run_dir).name)
+
+
+def fleet(runtime: Stopping, tmp_path: Path) -> Fleet:
+    return Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+
+
+def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime = Stopping(tmp_path, "a", "b", "c", "d", "e")
+    ended: list[str] = []
+
+    with pytest.raises(HostError) as caught:
+        command.down_all(fleet(runtime, tmp_path), host=None, ended=ended.append)
+
+    assert ended == ["a", "e"]
+    assert runtime.stopped == ["0", "4"]
+    assert caught.value.message == "3 of 5 servers are not known to be down"
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
+    assert caught.value.problems[0].hint == "look"
+    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["stopping `a`", "`a` is down", *(f"stopping `{name}`" for name in "bcde"), "`e` is down"]
+
+
+def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
+    class Silent(Stopping):
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the daemon does not answer")
+
+    servers = replace(fleet(Silent(tmp_path), tmp_path), named=frozenset({"process"}))
+
+    with pytest.raises(HostError) as caught:
+        command.down_all(servers, host=None)
+
+    assert [problem.message for problem in caught.value.problems] == [
+        "process could not be asked: the daemon does not answer"
+    ]
+
+
+def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
+    """A pod has no Docker daemon, and no server in Docker."""
+
+    class Silent(Stopping):
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the daemon does not answer")
+
+    servers = fleet(Silent(tmp_path), tmp_path)
+
+    assert servers.find() == ()
+    assert servers.silent == {}
+
+
+def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:
+    runtime = Stopping(tmp_path, "a", "a")
+
+    command.down(fleet(runtime, tmp_path), "a", host=None)
+
+    assert runtime.stopped == ["0", "1"]
+
+
+def test_all_leaves_servers_of_another_home_alone_and_names_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two users of one Docker daemon: `down --all` of the one took the other's servers down."""
+    runtime = Stopping(tmp_path / "mine", "mine", "shared")
+    runtime.handles += [handle("theirs", tmp_path / "theirs/runs/theirs/2"), handle("shared", tmp_path / "mine/../3")]
+    runtime.handles.append(Handle(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"}))
+
+    command.down_all(fleet(runtime, tmp_path / "mine"), host=None)
+
+    assert runtime.stopped == ["0", "1"]
+    said = capsys.readouterr().err
+    assert "`theirs` was started from another home and is left alone: `deploy down theirs` stops it" in said
+    assert "`gone` was started from another home" in said
+
+
+def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
+    runtime = Stopping(tmp_path / "mine", "mine")
+    runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
+
+    command.down_all(fleet(runtime, tmp_path / "mine"), host=None, everyones=True)
+
+    assert runtime.stopped == ["0", "1"]

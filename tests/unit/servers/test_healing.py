@@ -1,0 +1,196 @@
+"""Who ended a start, who asked for one, and how often a server was healed: what run directories say of it."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cluster_samples import CASES, cluster_plan
+from run_samples import request_of
+
+from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import RunDir, claim, is_claimed
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.servers import restart
+from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.watch import recovery
+
+
+class Recorded:
+    """A runtime that has one server, in whatever state."""
+
+    def __init__(self, run: RunDir, state: ServerState | None) -> None:
+        self.run, self.now = run, state
+
+    def find(self, _: str | None = None) -> tuple[Handle, ...]:
+        made = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "identity": "1"}
+        handle = Handle(runtime="process", name="owl", run_dir=str(self.run.path), **made)
+        return (handle,) if self.now else ()
+
+    def state(self, _: Handle) -> ServerState:
+        assert self.now is not None
+        return self.now
+
+    def titles(self, _: Handle) -> tuple[str, ...]:
+        return ()
+
+
+RUNS = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+KILLED = ServerState(status=Status.EXITED, exit_code=137, restarts=0, started_at=None, detail="killed by SIGKILL")
+
+
+def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = True) -> RunDir:
+    plan = load("cpu-tiny").plan
+    run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
+    run.save("plan.json", plan.to_dict())
+    run.save("up.json", {"request": asdict(request_of(healing=by_watch))})
+    run.save("smoke.json", {"ok": True, "checks": []})
+    if ready:
+        run.save("parts.json", {"parts": []})
+    return run
+
+
+def look(home: Home, run: RunDir, state: ServerState | None) -> recovery.Standing:
+    return recovery.standing(Fleet(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
+
+
+def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run = started(home)
+    seen = look(home, run, KILLED)
+    assert (seen.wanted, seen.status, seen.ending, seen.ready) == (True, "exited", "killed by SIGKILL", True)
+    assert (seen.limit, seen.window, seen.unhealthy_after) == (3, 3600, 300)
+    assert look(home, run, None).wanted is False  # removed by hand
+    keep_ending(run, "stopped", KILLED)  # `deploy down` of what was dead already
+    assert look(home, run, None).wanted is False
+
+
+@pytest.mark.parametrize(
+    ("by_watch", "asked", "wanted"),
+    [
+        (False, "replaced", False),
+        (False, f"{UP_FAILED} with 7: not ready", False),
+        (True, f"{UP_FAILED} with 7: not ready", True),
+        (True, f"{UP_FAILED} with 130: interrupted", True),
+        (True, "stopped", False),
+        (False, HEALING, True),
+    ],
+)
+def test_a_start_that_only_a_healing_has_ended_is_wanted(
+    tmp_path: Path, by_watch: bool, asked: str, wanted: bool
+) -> None:
+    home = Home(tmp_path)
+    run = started(home, by_watch=by_watch)
+    keep_ending(run, asked, RUNS)
+    assert look(home, run, None).wanted is wanted
+
+
+def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
+        run = started(home, day, by_watch=by_watch)
+        run.save("healing.json", {"healed": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
+    days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).healed]
+    assert days == [5, 4, 3]
+
+
+def test_a_command_that_works_on_a_name_is_seen_without_being_in_its_way(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run = started(home)
+    assert not is_claimed(home, "owl")
+    with claim(home, "owl"):
+        assert look(home, run, RUNS).busy
+    assert not look(home, run, RUNS).busy
+
+
+def test_a_lock_of_another_file_system_with_that_inode_is_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    started(home)
+    with claim(home, "owl"):
+        assert is_claimed(home, "owl")
+        inode, read = (home.runs / "owl/.lock").stat().st_ino, Path.read_text
+        other = f"1: FLOCK  ADVISORY  WRITE 1 fe:ff:{inode} 0 EOF\n"
+        monkeypatch.setattr(Path, "read_text", lambda path: other if f"{path}" == "/proc/locks" else read(path))
+        assert not is_claimed(home, "owl")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
+    """What `up` is asked for, with the name claimed; it fails."""
+    found: list[UpRequest] = []
+
+    def up(request: UpRequest, home: Home, *, again: str, claimed: object) -> None:
+        assert again
+        assert callable(claimed)
+        claimed(Fleet(home, {"process": Recorded(RunDir(Path(str(request.run))), KILLED)}))  # type: ignore[dict-item]
+        found.append(request)
+        raise NotReadyError("not ready")
+
+    monkeypatch.setattr(restart, "up", up)
+    return found
+
+
+def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_anything_is_touched(
+    tmp_path: Path, asked: list[UpRequest]
+) -> None:
+    home = Home(tmp_path)
+    run = started(home)
+    healed = recovery.heal(home, "owl", run.path.name, "killed")
+    assert (healed.code, healed.message, healed.attempted, healed.others) == (7, "not ready", True, False)
+    assert [(each.healing, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
+    assert run.read("healing.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
+    assert len(look(home, run, KILLED).healed) == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["down", "up"])
+def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: list[UpRequest], meanwhile: str) -> None:
+    home = Home(tmp_path)
+    dead = started(home)
+    if meanwhile == "down":
+        keep_ending(dead, "stopped", KILLED)
+    else:
+        started(home, 2)
+    healed = recovery.heal(home, "owl", dead.path.name, "killed")
+    assert (healed.others, healed.attempted, asked) == (True, False, [])
+    assert not dead.read("healing.json")
+
+
+def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
+    started(Home(tmp_path))
+    with pytest.raises(StartError, match="nothing was started as `owls`") as refused:
+        recovery.standing(Fleet(Home(tmp_path), {}), "owls")
+    assert refused.value.hint == "did you mean `owl`?"
+
+
+def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[UpRequest] = []
+    monkeypatch.setattr(restart, "up", lambda request, *_, **__: found.append(request))
+    started(Home(tmp_path), by_watch=True)
+    restart.restart("owl", Home(tmp_path))
+    assert [each.healing for each in found] == [False]
+    assert issubclass(NameTakenError, StartError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"), [((), 300), (("healing.unhealthy_after=20",), 20)], ids=["as it is", "sooner"]
+)
+def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tuple[str, ...], seconds: int) -> None:
+    """As long as its livenessProbe has it: two that heal one server would end each other's starts."""
+    plan = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], *settings)
+    with pytest.raises(UsageError, match=f"its cluster does: .* has not got on for {seconds} s") as refused:
+        recovery.require_ours(plan, "owl")
+    assert "`deploy status owl`" in refused.value.hint
+    recovery.require_ours(load("cpu-tiny").plan, "owl")
+
+
+def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_path: Path) -> None:
+    run = started(Home(tmp_path))
+    run.save("plan.json", cluster_plan("cpu-tiny", *CASES["cpu-tiny"]).to_dict())
+    with pytest.raises(UsageError, match="its cluster does"):
+        recovery.require_watchable(Home(tmp_path), ["owl"])

@@ -1,0 +1,202 @@
+"""`deploy history`: every start, from what its run directory keeps and from the results that are its own."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from measured_samples import marked, save, tp8
+from run_samples import past_run
+
+from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.core.errors import HostError, StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.report.history import history, history_table, measured_below
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server
+from orchestrator.servers.servers import Fleet
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Fleet:
+    home = Home(tmp_path / "home")
+    return Fleet(home, {"process": ProcessRuntime(home)})
+
+
+def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
+    """A measurement of that run."""
+    result = tp8()
+    stood = replace(result.run.provenance, name=name, plan_digest=run.digest + "0" * 56)
+    return replace(result, run=replace(result.run, provenance=stood, started_at=at))
+
+
+def test_every_start_is_told_newest_first(servers: Fleet, tmp_path: Path) -> None:
+    first = past_run(servers.home, 1)
+    past_run(servers.home, 2, proven=False).save("kernels.json", {"hits": [1, 2], "misses": [3]})
+    past_run(servers.home, 3, "server.port=2", proven=None, running=True)
+    past_run(servers.home, 1, name="hen")
+    results = tmp_path / "results"
+    save(measured(first, "2026-07-01T01:00:00Z"), results / "its own")
+    save(measured(first, "2026-07-02T01:00:00Z"), results / "of the start after it, with the same plan")
+    save(measured(first, "2026-07-01T01:00:00Z", name="hen"), results / "of another name")
+    save(measured(first, "2026-06-01T01:00:00Z"), results / "before it was started")
+
+    owl = history(servers, "owl", [*measured_below(results)])
+
+    assert [(start.run[6:8], start.status) for start in owl] == [("03", "running"), ("02", ""), ("01", "")]
+    assert owl[0].ended.startswith("runs, for ")
+    assert owl[0].smoke == {}
+    assert owl[0].ready_seconds is None
+    assert owl[1].smoke == {"failed": 1, "passed": 1}
+    assert owl[1].failed == ("stream agrees",)
+    assert owl[1].kernels == {"hits": 2, "misses": 1}
+    assert owl[2].ready_seconds == 12.5
+    assert (owl[2].ended, owl[2].ended_at) == ("stopped", "2026-07-01T00:10:00+00:00")
+    assert [len(start.best) for start in owl] == [0, 1, 1]
+    assert str(owl[2].best[0]).startswith("wafer-20k-1k: output tok/s 1,478")
+    assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # its knee, and not the rate of the most tokens
+    assert {start.name for start in history(servers, None, [*measured_below(results)])} == {"hen", "owl"}
+    told = history_table(owl)
+    assert "1 failed, 1 passed (stream agrees)" in told
+    assert "2 hits, 1 misses" in told
+
+
+def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Fleet, tmp_path: Path) -> None:
+    run = past_run(servers.home, 1)
+    save(marked(measured(run, "2026-07-01T01:00:00Z"), MarkKind.KERNEL_MISS), tmp_path / "results")
+    [start] = history(servers, "owl", [*measured_below(tmp_path)])
+    assert "NOT COMPARABLE" in str(start.best[0])
+
+
+def test_a_damaged_result_is_said_and_hides_no_other(
+    servers: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = past_run(servers.home, 1)
+    save(measured(run, "2026-07-01T01:00:00Z"), tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "result.json").write_text("{")
+    (tmp_path / "c").mkdir()
+    os.mkfifo(tmp_path / "c" / "result.json")
+    [start] = history(servers, "owl", [*measured_below(tmp_path)])
+    assert len(start.best) == 1
+    assert capsys.readouterr().err.count("a result is left out") == 2
+
+
+def handle_of(run: RunDir, name: str = "owl") -> Handle:
+    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    return Handle(runtime="it", name=name, run_dir=str(run.path), **known)
+
+
+class Stopping:
+    """A runtime with one server, in a state."""
+
+    def __init__(self, status: Status, detail: str = "", *, silent: bool = False) -> None:
+        self.status, self.detail, self.silent = status, detail, silent
+
+    def state(self, _: Handle) -> ServerState:
+        if self.silent:
+            raise HostError("the daemon does not answer")
+        known = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
+        return ServerState(status=self.status, detail=self.detail, **known)  # type: ignore[arg-type]
+
+    def stop(self, _: Handle, *, grace: float) -> None:
+        assert grace == 5
+
+
+@pytest.mark.parametrize(
+    ("runtime", "how"),
+    [
+        (Stopping(Status.RUNNING), "replaced"),
+        (Stopping(Status.EXITED, "killed by SIGKILL"), "killed by SIGKILL"),
+        (Stopping(Status.UNKNOWN, silent=True), "replaced"),
+        (Stopping(Status.ABSENT), ""),
+    ],
+)
+def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Fleet, runtime: Stopping, how: str) -> None:
+    """A container is removed with all that it knew; whether it had died before that was forgotten."""
+    run = past_run(servers.home, 1)
+    (run.path / "process.json").unlink()
+    stop_server(runtime, handle_of(run), home=servers.home, grace=5, why="replaced")  # type: ignore[arg-type]
+    [start] = history(servers, "owl", ())
+    assert start.ended == how
+    assert start.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else start.ended_at)
+
+
+def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_there(
+    servers: Fleet, tmp_path: Path
+) -> None:
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    elsewhere.path.mkdir()
+    stop_server(Stopping(Status.RUNNING), handle_of(elsewhere), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+    assert [*elsewhere.path.iterdir()] == []
+
+
+def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
+    run = past_run(servers.home, 1)
+    keep_ending(run, "`up` failed with 7: api_key='wJ4-zTq8-mMv2'")
+    assert "wJ4" not in (run.path / ENDING_FILE).read_text()
+
+
+def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    run = past_run(servers.home, 1)
+    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full)
+    stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+    assert not (run.path / ENDING_FILE).exists()
+
+
+def as_fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def as_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def as_deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def as_odd(path: Path) -> None:
+    path.write_text('{"checks": [7, {}], "ready_seconds": "soon", "how": 5, "hits": 7, "request": [], "ended_at": []}')
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [as_fifo, as_link, as_deep, as_odd])
+@pytest.mark.parametrize(
+    "file", ["smoke.json", "parts.json", "up.json", "kernels.json", "ending.json", "plan.json", "process.json"]
+)
+def test_a_record_out_of_form_is_told_as_nothing(servers: Fleet, make: Callable[[Path], None], file: str) -> None:
+    run = past_run(servers.home, 1)
+    past_run(servers.home, 2)
+    make(run.path / file)
+    assert len(history(servers, "owl", ())) == 2
+    assert history_table(history(servers, None, ()), width=80)
+
+
+def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answer(tmp_path: Path) -> None:
+    class Silent:
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the daemon does not answer")
+
+    home = Home(tmp_path)
+    run = past_run(home, 1, "runtime=docker", "engine.image=x")
+    (run.path / "process.json").unlink()
+    [start] = history(Fleet(home, {"docker": Silent()}), "owl", ())  # type: ignore[dict-item]
+    assert start.ended == "docker could not be asked"
+
+
+def test_a_name_nobody_was_started_as(servers: Fleet) -> None:
+    past_run(servers.home, 1)
+    with pytest.raises(StartError, match="nothing was started as `owls` from here"):
+        history(servers, "owls", ())
+    with pytest.raises(UsageError):
+        history(servers, "../owl", ())

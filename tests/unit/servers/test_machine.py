@@ -1,0 +1,110 @@
+"""What the workflow tells preflight: which machine it is, and what an image reference stands for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.context import Access
+from orchestrator.hosts.survey import Runner
+from orchestrator.runtimes.base import Handle, Place, Runtime, Status
+from orchestrator.runtimes.docker.checks import image_digests
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.host import _server_on, inspect_host, place_of
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def docker(answers: Mapping[str, tuple[int, str]]) -> Runner:
+    def run(argv: Sequence[str]) -> ProgramResult:
+        code, text = answers.get(argv[1], (1, ""))
+        return ProgramResult(argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else "")
+
+    return run
+
+
+def test_an_image_on_this_host_is_asked_before_its_registry() -> None:
+    here = docker({"image": (0, json.dumps([f"lmsysorg/sglang@{A}"])), "manifest": (1, "must not be asked")})
+    assert image_digests(here, "lmsysorg/sglang:x") == {A}
+    assert image_digests(docker({"image": (0, "[]")}), "built:here") == {"built on this host"}
+
+
+def test_an_image_in_its_registry_with_one_platform_or_more() -> None:
+    one = json.dumps({"Descriptor": {"digest": A}})
+    two = json.dumps([{"Descriptor": {"digest": A}}, {"Descriptor": {"digest": B}}])
+    assert image_digests(docker({"manifest": (0, one)}), "x") == {A}
+    assert image_digests(docker({"manifest": (0, two)}), "x") == {A, B}
+
+
+def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
+    assert image_digests(docker({"manifest": (1, "no such manifest: docker.io/x:y")}), "x:y") == frozenset()
+    with pytest.raises(OSError, match="no such host"):
+        image_digests(docker({"manifest": (1, "lookup registry-1.docker.io: no such host")}), "x:y")
+
+
+def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(
+        runtime="process",
+        name="owl",
+        profile="cpu-tiny",
+        plan_digest="d1",
+        url="http://127.0.0.1:30010",
+        run_dir=str(tmp_path),
+        identity="1",
+    )
+    status = Status.RUNNING
+    runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
+    servers = Fleet(Home(tmp_path), {"process": cast("Runtime", runtime)})
+    monkeypatch.setattr("orchestrator.servers.start.host.fleet", lambda *_: nullcontext(servers))
+    place = Place(home=Home(tmp_path))
+    assert (_server_on(place, 30010), _server_on(place, 3001)) == ("owl", None)
+    status = Status.EXITED
+    assert _server_on(place, 30010) is None
+
+
+def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
+    monkeypatch.setattr("orchestrator.servers.start.host.preflight", lambda _plan, access, _checks, **_: access)
+    plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
+
+    def room() -> list[tuple[str, int]]:
+        access = cast("Access", inspect_host(plan, Place(home=home), environ={}))
+        return [(space.directory, space.size) for space in access.spaces]
+
+    staged = home.models / plan.model.name
+    assert room() == [(str(staged), plan.model.weight_bytes)]
+    staged.mkdir(parents=True)
+    (staged / "model-00001-of-00092.safetensors").write_bytes(b"x" * 4096)
+    assert room() == [(str(staged), plan.model.weight_bytes - 4096)]
+
+
+def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
+    home, container = Home(tmp_path), plan_of("mi355x-tp8")
+    alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
+    assert place_of(container, home, None, alone).far is None
+    assert place_of(container, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
+    assert place_of(container, home, None, far).far == "ssh://node"
+    assert place_of(container, home, "ssh://other", far).far == "ssh://other"
+
+
+@pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
+def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
+    """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
+    with pytest.raises(UsageError, match="is not a far host"):
+        place_of(plan_of("mi355x-tp8"), Home(tmp_path), host, {})
+
+
+def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
+    """It used to be looked at here, whatever was named."""
+    process = plan_of("mi355x-tp8", runtime="process")
+    assert place_of(process, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
+    with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
+        place_of(process, Home(tmp_path), "ssh://nowhere.invalid", {})

@@ -1,0 +1,150 @@
+"""What has ended of a server is named from the process table; one of which nothing is known has lost nothing."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import SmokeError
+from orchestrator.core.paths import Home
+from orchestrator.engine.launch import parts
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.servers.servers import Fleet, lost_parts, note_parts
+from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.status import require_well, statuses
+
+READY = ("python -m sglang.launch_server --dp-size 2", "sglang::data_parallel_controller", "sglang::scheduler_DP0")
+READY = (*READY, "sglang::scheduler_DP1", "sglang::detokenizer", "python -c from multiprocessing.spawn import main")
+
+
+class Table:
+    """A runtime of which only the process table is asked."""
+
+    def __init__(self, titles: tuple[str, ...]) -> None:
+        self.running = titles
+
+    def titles(self, _: Handle) -> tuple[str, ...]:
+        return self.running
+
+
+class OneServer(Table):
+    """The same with one server, which runs."""
+
+    def __init__(self, handle: Handle, titles: tuple[str, ...]) -> None:
+        super().__init__(titles)
+        self.handle = handle
+        self.started: str | None = None
+
+    def find(self, _: str | None = None) -> tuple[Handle, ...]:
+        return (self.handle,)
+
+    def state(self, _: Handle) -> ServerState:
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=self.started, detail="")
+
+
+@pytest.fixture
+def handle(tmp_path: Path) -> Handle:
+    return Handle(
+        runtime="process",
+        name="two",
+        profile="h200-dp2",
+        plan_digest="d",
+        url="http://127.0.0.1:1",
+        run_dir=str(tmp_path),
+        identity="1",
+    )
+
+
+def lost_of(handle: Handle, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
+    note_parts(Table(ready), handle, 12.34)  # type: ignore[arg-type]
+    return lost_parts(Table(running), handle)  # type: ignore[arg-type]
+
+
+def test_sglangs_processes_in_a_persons_words() -> None:
+    assert parts(READY) == ("data_parallel_controller", "detokenizer", "rank DP0", "rank DP1")
+    assert parts(["sglang::scheduler", "sglang::scheduler_DP1_TP3_EP3   "]) == ("rank DP1 TP3 EP3", "scheduler")
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ((), ""),
+        (("sglang::scheduler_DP1",), "rank DP1 has ended while the server runs"),
+        (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
+    ],
+)
+def test_what_has_ended_since_the_server_was_ready(handle: Handle, gone: tuple[str, ...], said: str) -> None:
+    assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == said
+
+
+def test_nothing_is_lost_where_nothing_can_be_told(handle: Handle) -> None:
+    assert lost_parts(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
+    assert lost_of(handle, ready=READY, running=()) == ""  # no process table
+    assert lost_of(handle, ready=READY[:1], running=READY) == ""
+
+
+def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("the server was asked")
+
+    monkeypatch.setattr("orchestrator.servers.start.verify.answers", asked)
+    monkeypatch.setattr("orchestrator.servers.start.verify.prove", asked)
+    (tmp_path / "plan.json").write_text(load("cpu-tiny").plan.to_json())
+    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
+    servers = Fleet(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
+
+    found = statuses(servers, "two", ask=True)
+    assert [(server.health, server.detail) for server in found] == [
+        ("unhealthy", "rank DP1 has ended while the server runs")
+    ]
+    with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
+        require_well(servers, found, named=True)
+    with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
+        prove_again(servers, "two", strict_kernels=False)
+
+
+def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Handle, tmp_path: Path) -> None:
+    """A new pod has none of the parts yet that the one before had."""
+    runtime = OneServer(handle, READY[:1])
+    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    noted = datetime.fromtimestamp((tmp_path / "parts.json").stat().st_mtime, UTC)
+    runtime.started = (noted + timedelta(seconds=1)).isoformat()
+    said = lost_parts(runtime, handle)  # type: ignore[arg-type]
+    assert said.startswith("it was started again 0 s ago, and is not ready yet")
+    runtime.started = (noted - timedelta(seconds=1)).isoformat()
+    assert "rank DP0, rank DP1 have ended while the server runs" in lost_parts(runtime, handle)  # type: ignore[arg-type]
+
+
+def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gateway answers all the while."""
+    monkeypatch.setattr("orchestrator.servers.start.verify.answers", lambda _: False)
+    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    behind = tuple(replace(handle, run_dir=str(tmp_path / f"replica-{number}")) for number in (1, 2))
+    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
+    with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
+        require_well(servers, statuses(servers, "two", ask=True), named=True)
+
+
+def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    second = replace(handle, run_dir=str(tmp_path / "replica-2"))
+    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
+    monkeypatch.setattr(
+        "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
+    )
+
+    said = "replica 1 of 2 has no record that can be read"
+    assert [server.detail for server in statuses(servers, "two", ask=True)] == [said]
+    with pytest.raises(SmokeError, match=said):
+        prove_again(servers, "two", strict_kernels=False)

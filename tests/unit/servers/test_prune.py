@@ -1,0 +1,319 @@
+"""`deploy prune`: old runs go; what runs, what is asked for later, and whatever no start has written stays."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from run_samples import past_run, write_process
+
+from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.runs.run_dir import FILES_FILE, RunDir, claim, runs_of
+from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers import prune as command
+from orchestrator.servers.exit_record import HEALING_FILE
+from orchestrator.servers.prune import OldRun, PruneRequest, prune
+from orchestrator.servers.servers import Fleet
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def pruned(home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None) -> list[OldRun]:
+    servers = Fleet(home, {"process": ProcessRuntime(home)})
+    request = PruneRequest(keep=keep, since=datetime(2026, 7, day, tzinfo=UTC), dry_run=dry_run)
+    return list(prune(servers, name, request))
+
+
+def days(home: Home, name: str = "owl") -> list[int]:
+    return [int(run.path.name[6:8]) for run in runs_of(home, name)]
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.lstat().st_ino, path.lstat().st_size) for path in root.rglob("*") if ".lock" not in path.name
+    }
+
+
+def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
+    runs = [past_run(home, day) for day in (1, 2, 3, 4, 5)]
+    size = sum(path.stat().st_size for path in runs[0].path.iterdir())
+    before = tree(home.root)
+
+    assert pruned(home, keep=5) == []
+    assert pruned(home, day=1) == []
+    assert [(Path(old.run_dir), old.bytes, old.kept) for old in pruned(home, keep=3, day=2, dry_run=True)] == [
+        (runs[0].path, size, "")
+    ]
+    assert tree(home.root) == before
+    assert [Path(old.run_dir) for old in pruned(home, keep=3)] == [runs[1].path, runs[0].path]
+    assert days(home) == [5, 4, 3]
+
+
+def test_a_run_that_was_healed_goes_as_any_other(home: Home) -> None:
+    past_run(home, 1).save(HEALING_FILE, {"healed": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
+    past_run(home, 2)
+    assert [old.kept for old in pruned(home)] == [""]
+    assert days(home) == [2]
+
+
+def test_what_restart_and_rollback_need_stays(home: Home) -> None:
+    """Of the newest plan nothing was proven; before it came a plan that was, and one that came up and was not."""
+    for day in (1, 2):
+        past_run(home, day, "server.port=1")
+    past_run(home, 3, "server.port=2", proven=False)
+    for day in (4, 5, 6):
+        past_run(home, day, "server.port=3", proven=None)
+
+    kept = {Path(old.run_dir).name[6:8]: old.kept for old in pruned(home)}
+
+    assert days(home) == [6, 3, 2]
+    assert kept == {
+        "05": "",
+        "04": "",
+        "03": "what `deploy restart` starts",
+        "02": "the last that was proven",
+        "01": "",
+    }
+
+
+def test_what_rollback_would_bring_back_stays_however_old(home: Home) -> None:
+    past_run(home, 1, "server.port=1")
+    for day in (2, 3, 4):
+        past_run(home, day, "server.port=2")
+    pruned(home)
+    assert days(home) == [4, 1]
+
+
+def test_a_server_that_runs_keeps_its_run(home: Home) -> None:
+    past_run(home, 1, running=True)
+    past_run(home, 2)
+    past_run(home, 3)
+    found = pruned(home)
+    assert [old.kept for old in found] == ["", "`deploy status` still lists its server"]
+    assert days(home) == [3, 1]
+
+
+def garbage(run: RunDir) -> None:
+    (run.path / "process.json").write_text("{")
+
+
+def forged(run: RunDir) -> None:
+    record = write_process(run, running=False)
+    record.write_text(record.read_text().replace('"owl"', '"hen"'))
+
+
+def fifo_record(run: RunDir) -> None:
+    (run.path / "process.json").unlink()
+    os.mkfifo(run.path / "process.json")
+
+
+def no_ending(run: RunDir) -> None:
+    (run.path / "process.json").unlink()
+
+
+def damaged_plan(run: RunDir) -> None:
+    no_ending(run)
+    (run.path / "plan.json").write_text("{")
+
+
+def note_of_the_user(run: RunDir) -> None:
+    (run.path / "notes.txt").write_text("why it was slow")
+
+
+def folder_of_the_user(run: RunDir) -> None:
+    (run.path / "image").mkdir()
+    (run.path / "image" / "mine").write_text("x")
+
+
+def empty_folder(run: RunDir) -> None:
+    (run.path / "image").mkdir()
+
+
+def linked_log(run: RunDir) -> None:
+    (run.path / "server.log").rename(run.path.parent / "elsewhere")
+    (run.path / "server.log").symlink_to(run.path.parent / "elsewhere")
+
+
+def linked_folder(run: RunDir) -> None:
+    outside = run.path.parents[3] / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    run.save(FILES_FILE, {"files": ["image/precious", "../../../outside/precious"]})
+    (run.path / "image").symlink_to(outside)
+
+
+def a_fifo(run: RunDir) -> None:
+    os.mkfifo(run.path / "smoke.json.old")
+
+
+def fifo_log(run: RunDir) -> None:
+    (run.path / "server.log").unlink()
+    os.mkfifo(run.path / "server.log")
+
+
+def a_socket(run: RunDir) -> None:
+    os.chdir(run.path)
+    os.mknod("server.log.1", 0o140600)
+
+
+def of_another_user(run: RunDir) -> None:
+    os.chown(run.path / "server.log", 12345, 12345)
+
+
+def whole_of_another_user(run: RunDir) -> None:
+    os.chown(run.path, 12345, 12345)
+
+
+ODD: list[Callable[[RunDir], None]] = [
+    *(garbage, forged, fifo_record, no_ending, damaged_plan, note_of_the_user, folder_of_the_user, empty_folder),
+    *(linked_log, linked_folder, a_fifo, fifo_log, a_socket, of_another_user, whole_of_another_user),
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+def test_what_no_start_has_written_and_what_may_run_stays(
+    home: Home, make: Callable[[RunDir], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "another_user" in make.__name__ and os.geteuid() != 0:
+        pytest.skip("only root gives a file away")
+    monkeypatch.chdir("/")
+    odd = past_run(home, 1)
+    make(odd)
+    past_run(home, 2)
+    past_run(home, 3)
+    before = {path: what for path, what in tree(home.root.parent).items() if "20260702" not in path}
+
+    found = {Path(old.run_dir): old.kept for old in pruned(home)}
+
+    assert found.pop(odd.path), "it says why"
+    assert list(found.values()) == [""], "the one beside it goes all the same"
+    assert tree(home.root.parent) == before
+
+
+def test_a_name_or_a_run_that_is_a_link_is_not_followed(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "theirs")
+    theirs = [past_run(other, day) for day in (1, 2, 3)]
+    home.make_runs("mine")
+    (home.runs / "owl").symlink_to(other.runs / "owl")
+    (home.runs / "mine" / theirs[0].path.name).symlink_to(theirs[0].path)
+    past_run(home, 3, name="mine")
+    before = tree(tmp_path)
+    assert pruned(home) == pruned(home, name="owl") == []
+    assert tree(tmp_path) == before
+
+
+def test_folders_that_others_have_named_are_none(home: Home) -> None:
+    for name in ("my-notes", "20260701T000000Z-xyz", "20260701T000000Z-00000000.bak", "20260701T000000Z-0000000"):
+        (home.make_runs("owl") / name).mkdir()
+    past_run(home, 3)
+    assert pruned(home) == []
+    assert len(runs_of(home, "owl")) == 5
+
+
+def test_a_name_that_is_worked_on_is_left_and_the_others_are_not(home: Home) -> None:
+    for name in ("hen", "owl"):
+        for day in (1, 2):
+            past_run(home, day, name=name)
+    with claim(home, "hen"), pytest.raises(HostError, match="not all that is old was removed") as caught:
+        pruned(home)
+    assert "working on `hen`" in caught.value.problems[0].message
+    assert (days(home, "hen"), days(home, "owl")) == ([2, 1], [2])
+
+
+def test_a_removal_that_was_cut_off_is_finished_by_the_next(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = past_run(home, 1)
+    run.write([])
+    (run.path / "image" / "patches").mkdir(parents=True)
+    for file in ("Dockerfile", "patches/manifest.json"):
+        (run.path / "image" / file).write_text("x")
+    (run.path / ".server.log.123").write_text("half")
+    (run.path / "server.log.1").write_text("full")
+    files = ["plan.json", "server.sh", "image/Dockerfile", "image/patches/manifest.json"]
+    run.save(FILES_FILE, {"files": files})
+    past_run(home, 2)
+    unlink = Path.unlink
+
+    def cut_after_the_first(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if path.is_relative_to(run.path):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", cut_after_the_first)
+    for _ in range(sum(path.is_file() for path in run.path.rglob("*"))):
+        with pytest.raises(KeyboardInterrupt):
+            pruned(home)
+    assert [*run.path.iterdir()] == []
+    pruned(home)
+    assert not run.path.exists()
+
+
+def test_a_file_that_comes_meanwhile_is_not_removed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = past_run(home, 1)
+    past_run(home, 2)
+    judged = command._judged
+
+    def then_comes(*given: object) -> OldRun:
+        found: OldRun = judged(*given)  # type: ignore[arg-type]
+        (run.path / "notes.txt").write_text("x")
+        return found
+
+    monkeypatch.setattr(command, "_judged", then_comes)
+    with pytest.raises(HostError, match="not all"):
+        pruned(home)
+    assert (run.path / "notes.txt").exists()
+    assert (run.path / "plan.json").exists()
+
+
+class Docker:
+    """A daemon that lists no server, or does not answer."""
+
+    def __init__(self, *, answers: bool, lists: Path | None = None) -> None:
+        self.answers, self.lists = answers, lists
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        if not self.answers:
+            raise HostError("the daemon does not answer")
+        known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+        named = Handle(runtime="docker", name=name or "", run_dir=str(self.lists), **known)
+        return (named,) if self.lists else ()
+
+
+@pytest.mark.parametrize(
+    ("answers", "ended", "listed", "kept"),
+    [
+        (True, "ending.json", False, ""),
+        (True, "server.log", False, ""),
+        (True, "", False, "its server is not known to have ended"),
+        (False, "ending.json", False, "docker could not be asked for its server"),
+        (True, "ending.json", True, "`deploy status` still lists its server"),
+    ],
+)
+def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
+    home: Home, answers: bool, ended: str, listed: bool, kept: str
+) -> None:
+    """It may run on a far machine that nobody names here, or have been started again by hand."""
+    for day in (1, 2):
+        run = past_run(home, day, "runtime=docker", "engine.image=x")
+        for file in ("process.json", "server.log"):
+            (run.path / file).unlink()
+    run = runs_of(home, "owl")[1]
+    if ended:
+        run.save(ended, {"how": "stopped"})
+    docker = Docker(answers=answers, lists=run.path if listed else None)
+    servers = Fleet(home, {"docker": docker, "process": ProcessRuntime(home)})  # type: ignore[dict-item]
+    [old] = prune(servers, None, PruneRequest(keep=1, since=datetime(2026, 7, 20, tzinfo=UTC), dry_run=False))
+    assert old.kept == kept
+    assert run.path.exists() == bool(kept)
+
+
+def test_a_name_that_nothing_was_started_as_is_refused(home: Home) -> None:
+    past_run(home, 1)
+    with pytest.raises(StartError, match="nothing was started as `owls` from here"):
+        pruned(home, name="owls")

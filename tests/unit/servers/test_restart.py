@@ -1,0 +1,90 @@
+"""`deploy restart`: which start is repeated, and which is not."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from run_samples import request_of
+
+from orchestrator.core.errors import NameTakenError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import RunDir, open_run
+from orchestrator.servers import restart as command
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.request import UpRequest
+
+
+def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None, day: int = 1) -> None:
+    plan = load("cpu-tiny", overrides=request.overrides if planned is None else planned).plan
+    run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
+    run.save("plan.json", plan.to_dict())
+    run.save("up.json", {"request": asdict(request)})
+    if came_up:
+        run.save("smoke.json", {"checks": []})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
+    found: list[UpRequest] = []
+
+    def up(request: UpRequest, _home: Home, *, again: str) -> None:
+        assert again == "`deploy restart owl`"
+        found.append(request)
+
+    monkeypatch.setattr(command, "up", up)
+    return found
+
+
+def test_the_last_that_came_up_is_repeated(tmp_path: Path, asked: list[UpRequest]) -> None:
+    home = Home(tmp_path)
+    for port, came_up in ((1, True), (2, True), (3, False)):
+        ran(home, request_of(f"server.port={port}"), came_up=came_up, day=port)
+
+    command.restart("owl", home)
+
+    assert [(each.name, each.overrides, each.replace) for each in asked] == [("owl", ("server.port=2",), True)]
+
+
+def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for came_up, hint in ((False, "`deploy status` lists"), (True, "`deploy restart owl` starts it")):
+        ran(home, request_of(), came_up=came_up)
+        with pytest.raises(StartError, match="there is no server `owl`") as raised:
+            Fleet(home, {}).one("owl")
+        assert raised.value.hint.startswith(hint)
+
+
+def test_a_profile_that_has_changed_is_shown_and_not_started(tmp_path: Path, asked: list[UpRequest]) -> None:
+    ran(Home(tmp_path), request_of(), came_up=True, planned=("flags.max-total-tokens=32768",))
+
+    with pytest.raises(NameTakenError, match="says something else") as raised:
+        command.restart("owl", Home(tmp_path))
+
+    assert "- flags.max-total-tokens: 32768" in raised.value.details
+    assert raised.value.hint.startswith("`deploy up --profile cpu-tiny --name owl --replace`")
+    assert asked == []
+
+
+ASKED = asdict(request_of())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"request": 7},
+        {"request": {"profile": "cpu-tiny"}},
+        *({"request": {**ASKED, "overrides": each}} for each in (5, None, [5], "abc", {"a": 1})),
+        *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep": "no"}, {"timeout": []}, {"x": 1})),
+    ],
+)
+def test_a_start_of_another_version_is_none(tmp_path: Path, asked: list[UpRequest], record: dict[str, object]) -> None:
+    run = open_run(Home(tmp_path), "owl", load("cpu-tiny").plan)
+    run.save("up.json", record)
+    run.save("smoke.json", {"checks": []})
+
+    with pytest.raises(StartError, match="no server `owl` has come up from here"):
+        command.restart("owl", Home(tmp_path))
+
+    assert asked == []

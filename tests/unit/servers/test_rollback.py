@@ -1,0 +1,209 @@
+"""`deploy rollback` and `deploy up --from`: an earlier start with its own plan, whatever its profile says now."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from plan_samples import plan_of
+from run_samples import past_run, request_of
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.kernels.disk.store import Store
+from orchestrator.kernels.plan_coverage import NOTHING_GIVEN
+from orchestrator.patches.schema import MOE_TABLE
+from orchestrator.plan.plan import Plan
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import Prepared
+from orchestrator.servers import restart as restart_command
+from orchestrator.servers import rollback as command
+from orchestrator.servers.rollback import named_run, request_from, rollback
+from orchestrator.servers.start import up as up_command
+from orchestrator.servers.start.replay import recorded
+from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.up import preview
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
+    found: list[UpRequest] = []
+    for module in (command, restart_command):
+        monkeypatch.setattr(module, "up", lambda request, _home, **_: found.append(request))
+    return found
+
+
+def test_what_was_proven_before_the_newest_comes_back(home: Home, asked: list[UpRequest]) -> None:
+    """Of two starts of one plan the last; what came up and was not proven is none."""
+    past_run(home, 1, "server.port=1")
+    good = past_run(home, 2, "server.port=2")
+    past_run(home, 3, "server.port=3", proven=False)
+    past_run(home, 4, "server.port=2", proven=None)
+
+    rollback("owl", home)
+
+    assert [(each.name, each.run, each.replace, each.keep) for each in asked] == [("owl", str(good.path), True, False)]
+
+
+def test_from_a_proven_start_it_goes_to_the_last_of_another_plan(home: Home, asked: list[UpRequest]) -> None:
+    """Back and forth: two rollbacks end where they began."""
+    first = past_run(home, 1, "server.port=1")
+    second = past_run(home, 2, "server.port=2")
+    past_run(home, 3, "server.port=2")
+    rollback("owl", home)
+    past_run(home, 4, "server.port=1")
+    rollback("owl", home)
+    assert [each.run for each in asked] == [str(first.path), str(second.path).replace("20260702", "20260703")]
+
+
+@pytest.mark.parametrize("name", ["owl", "hen"])
+def test_without_a_proven_start_nothing_is_started(home: Home, asked: list[UpRequest], name: str) -> None:
+    past_run(home, 1)
+    past_run(home, 2)
+    past_run(home, 3, proven=None, name="hen")
+    with pytest.raises(StartError, match=f"there is no proven start of `{name}` to go back to"):
+        rollback(name, home)
+    assert asked == []
+
+
+def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
+    """The profile was edited since: `restart` refuses then, and nothing brought the old server back."""
+    run = past_run(home, 1, "flags.max-total-tokens=32768")
+    asked = run.read("up.json")
+    run.save("up.json", {**asked, "request": {**asked["request"], "overrides": []}})  # type: ignore[dict-item]
+
+    shown = preview(request_from(run), home).files
+
+    assert "--max-total-tokens 32768" in shown
+    plan = json.loads(shown.partition("plan.json <==\n")[2].partition("==>")[0])
+    assert plan == run.read("plan.json")
+
+
+def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
+    """Its profile may say anything; and the run that it was repeated from may be gone."""
+    run = past_run(home, 1, "server.port=7")
+    run.save("up.json", {"request": {**run.read("up.json")["request"], "overrides": [], "run": "/gone"}})  # type: ignore[dict-item]
+    restart_command.restart("owl", home)
+    assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
+
+
+def test_the_command_that_asks_again_names_the_run(home: Home) -> None:
+    run = past_run(home, 1)
+    assert request_from(run).command("hen") == f"deploy up --from {run.path} --name hen"
+    assert request_of("a=1").command("hen") == "deploy up --profile cpu-tiny --name hen --set a=1"
+
+
+def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> None:
+    run = past_run(home, 1)
+    text = (run.path / "plan.json").read_text()
+    (run.path / "plan.json").write_text(text.replace('"65536"', '"65537"'))
+    with pytest.raises(StartError, match="is not the one that was started") as caught:
+        recorded(run, home)
+    assert caught.value.where == str(run.path / "plan.json")
+    elsewhere = RunDir(run.path.rename(home.root / "copied"))
+    (elsewhere.path / "plan.json").write_text(text)
+    with pytest.raises(StartError, match="is not the one that was started"):
+        recorded(elsewhere, home)
+
+
+def test_what_cannot_be_read_is_not_started(home: Home) -> None:
+    run = past_run(home, 1)
+    (run.path / "up.json").write_text("[]")
+    with pytest.raises(StartError, match="what was asked for at this start cannot be read"):
+        request_from(run)
+    (run.path / "plan.json").write_text("{}")
+    with pytest.raises(StartError, match="the plan of this run cannot be read"):
+        recorded(run, home)
+
+
+def with_table(home: Home, content: bytes) -> tuple[RunDir, Plan]:
+    """A run whose image was given a table of tuned kernels."""
+    plan = plan_of("mi355x-tp8")
+    digest = hashlib.sha256(content).hexdigest()
+    given = tuple(replace(use, input_sha256=digest) if use.kind == "file" else use for use in plan.patches)
+    assert given != plan.patches
+    plan = replace(plan, patches=given)
+    run = RunDir(home.make_runs("owl") / f"20260701T000000Z-{plan.digest[:8]}")
+    run.path.mkdir()
+    (run.path / "plan.json").write_text(plan.to_json())
+    return run, plan
+
+
+def test_the_files_of_its_patches_are_found_by_their_content(home: Home) -> None:
+    run, plan = with_table(home, b"the table of then")
+    table = Store.of(home, plan).table(plan)
+    table.parent.mkdir(parents=True)
+    table.write_bytes(b"a newer one")
+    with pytest.raises(StartError, match="cannot be repeated as it was") as caught:
+        recorded(run, home)
+    assert "the `moe-table` that patch" in caught.value.problems[0].message
+    (run.path / "image" / "tables").mkdir(parents=True)
+    (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"the table of then")
+    assert recorded(run, home) == (plan, {MOE_TABLE: b"the table of then"})
+    (run.path / "image" / "tables" / MOE_TABLE).unlink()
+    table.write_bytes(b"the table of then")
+    assert recorded(run, home)[1] == {MOE_TABLE: b"the table of then"}
+
+
+def test_a_patch_that_is_gone_is_named(home: Home) -> None:
+    plan = plan_of("mi355x-tp8")
+    plan = replace(plan, patches=(replace(plan.patches[0], id="once"), *plan.patches[1:]))
+    run = RunDir(home.make_runs("owl") / f"20260701T000000Z-{plan.digest[:8]}")
+    run.path.mkdir()
+    (run.path / "plan.json").write_text(plan.to_json())
+    with pytest.raises(StartError) as caught:
+        recorded(run, home)
+    assert [problem.message for problem in caught.value.problems] == ["there is no patch `once` any more"]
+
+
+def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("decided anew")
+
+    run, plan = with_table(home, b"x")
+    for name in ("planned", "make_table"):
+        monkeypatch.setattr(up_command, name, refuse)
+    for name in (
+        "note_coverage",
+        "require_covered",
+        "bring_checkpoint",
+        "far_headers",
+        "engine_files",
+        "prepare_overlay",
+    ):
+        monkeypatch.setattr(up_command, name, lambda *_, **__: None)
+    monkeypatch.setattr(up_command, "require_fusion_told", lambda *_: None)
+    place = up_command.place_of(plan, home, None)
+    request = request_of(run=str(run.path))
+    monkeypatch.setattr(up_command, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
+    made = up_command._prepared(request, plan, {MOE_TABLE: b"x"}, NOTHING_GIVEN, place)
+    assert made.artifacts.plan == plan
+
+
+def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = past_run(home, 1)
+    for text in (str(run.path), f"owl/{run.path.name}", run.path.name):
+        assert named_run(home, text) == run
+    for text in ("owl", "", "..", "owl/..", "../owl", f"../runs/owl/{run.path.name}", "/"):
+        with pytest.raises(UsageError, match="there is no run"):
+            named_run(home, text)
+
+
+def test_a_run_has_its_profile_and_is_started_without_another(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = past_run(home, 1)
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    for words in (["cpu-tiny"], ["--set", "server.port=1"], ["--image", "x"]):
+        ended = CliRunner().invoke(app, ["up", *words, "--from", run.path.name])
+        assert isinstance(ended.exception, UsageError)
+    shown = CliRunner().invoke(app, ["up", "--from", run.path.name, "--dry-run"])
+    assert "==> plan.json <==" in shown.stdout

@@ -1,0 +1,208 @@
+"""What `top` says of a server between two looks: figures, what changed, kernels and GPUs."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.energy import EnergyReading, EnergyUnavailableError
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.engine.responses import NoAnswerError
+from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.servers import top
+
+LOG_OF_AN_H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
+MISS = (
+    "[aiter] [fused_moe] using 2stage default for (256, {tokens}, 6144, 256, 257, 9, <ActivationType.Silu: 0>, "
+    "'torch.bfloat16', 'torch.float4_e2m1fn_x2', 'torch.float4_e2m1fn_x2', 'QuantType.per_1x32', True, False)"
+)
+
+
+def exported(**counts: float) -> bytes:
+    names = {"requests": "num_requests_total", "prompt": "prompt_tokens_total", "output": "generation_tokens_total"}
+    names |= {"cached": "cached_tokens_total", "verified": "spec_verify_calls_total", "used": "num_used_tokens"}
+    names |= {"room": "max_total_num_tokens", "running": "num_running_reqs", "queued": "num_queue_reqs"}
+    return "\n".join(f'sglang:{names[name]}{{tp_rank="0"}} {value}' for name, value in counts.items()).encode()
+
+
+@dataclass
+class Scripted:
+    """A server of a plan: its counters, log, processes and restarts, as the test sets them."""
+
+    run_dir: Path
+    counters: bytes | NoAnswerError = b""
+    log: list[str] = field(default_factory=list)
+    processes: tuple[str, ...] = ()
+    restarts: int = 0
+    at: float = 0.0
+
+    def one(self, name: str) -> Handle:
+        return Handle(
+            runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", identity="",
+            run_dir=str(self.run_dir),
+        )  # fmt: skip
+
+    def runtime(self, _: Handle) -> "Scripted":
+        return self
+
+    def state(self, _: Handle) -> ServerState:
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
+
+    def titles(self, _: Handle) -> tuple[str, ...]:
+        return self.processes
+
+    def tail(self, _: Handle) -> Callable[[], Iterator[str]]:
+        def new() -> Iterator[str]:
+            while self.log:
+                yield self.log.pop(0)
+
+        return new
+
+    def exported(self) -> bytes:
+        if isinstance(self.counters, NoAnswerError):
+            raise self.counters
+        return self.counters
+
+
+def no_energy(*_: object) -> EnergyReading:
+    raise EnergyUnavailableError("no counter")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    scripted = Scripted(tmp_path)
+    (tmp_path / "plan.json").write_text(load("mi355x-tp8").plan.to_json())
+    monkeypatch.setattr(top, "EngineClient", lambda *_, **__: scripted)
+    monkeypatch.setattr(top, "read_gpus", lambda *_: None)
+    monkeypatch.setattr(top, "read_energy", no_energy)
+    return scripted
+
+
+def looking(server: Scripted, home: Path) -> top.View:
+    server.home = Home(home)  # type: ignore[attr-defined]
+    return top.View(server, "owl", host=None, clock=lambda: server.at)  # type: ignore[arg-type]
+
+
+def test_figures_are_of_what_was_counted_in_between(server: Scripted, tmp_path: Path) -> None:
+    view = looking(server, tmp_path)
+    server.counters = exported(requests=10, prompt=1000, output=500, cached=0, verified=100, used=0, room=4000)
+    first = view.look()
+    server.at = 10.0
+    server.counters = exported(
+        requests=30, prompt=3000, output=1520, cached=500, verified=350, used=1000, room=4000, running=3, queued=2
+    )
+    found = view.look().activity
+    assert first.activity.window_s == 0
+    assert (found.window_s, found.requests_per_s, found.input_tokens_per_s) == (10, 2.0, 200.0)
+    assert (found.output_tokens_per_s, found.running, found.queued) == (102.0, 3, 2)
+    assert (found.hit_share, found.kv_share, found.kv_tokens) == (0.25, 0.25, 4000)
+    assert found.accept_length == (1020 - 20) / 250  # the first token of a request comes from its prefill
+    assert "102/s" in view.look().to_text()
+
+
+def test_they_are_of_the_last_minute(server: Scripted, tmp_path: Path) -> None:
+    view = looking(server, tmp_path)
+    for second in range(0, 201, 10):
+        server.at, server.counters = float(second), exported(requests=second, output=1)
+        found = view.look().activity
+    assert found.window_s == 60
+    assert found.requests_per_s == 1.0
+
+
+def test_on_cuda_it_is_triton_that_misses(server: Scripted, tmp_path: Path) -> None:
+    """The start of a real server on an H200: one configuration is missing, and one that is optional."""
+    (tmp_path / "plan.json").write_text(load("h200-glm-mtp").plan.to_json())
+    view = looking(server, tmp_path)
+    server.counters = exported(output=1)
+    assert view.look().kernel_misses == 0
+    server.log = LOG_OF_AN_H200.read_text().splitlines()
+    found = view.look()
+    assert found.kernel_misses == 1
+    assert [event.what for event in found.events] == ["1 more MoE keys without a tuned kernel"]
+
+
+def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
+    (tmp_path / "parts.json").write_text(json.dumps({"parts": ["rank TP0", "rank TP1"]}))
+    view = looking(server, tmp_path)
+    server.counters = exported(output=1)
+    assert view.look().events == ()
+    server.counters = NoAnswerError("http://x/metrics: no answer within 5 s")
+    silent = view.look()
+    assert "NOT SERVING: http://x/metrics: no answer within 5 s" in silent.to_text()
+    server.processes = ("sglang::scheduler_TP0",)
+    assert view.look().trouble == "rank TP1 has ended while the server runs"
+    view.look()
+    server.processes = ("sglang::scheduler_TP0", "sglang::scheduler_TP1")
+    server.counters, server.restarts = exported(output=1), 1
+    server.log = [MISS.format(tokens=8), MISS.format(tokens=8), MISS.format(tokens=16)]
+    found = view.look()
+    assert found.kernel_misses == 2
+    assert [event.what for event in found.events] == [
+        "http://x/metrics: no answer within 5 s",
+        "rank TP1 has ended while the server runs",
+        "it serves again",
+        "restarted, for the 1. time",
+        "2 more MoE keys without a tuned kernel",
+    ]
+
+
+def test_a_server_without_counters_is_not_watched(server: Scripted, tmp_path: Path) -> None:
+    plan = load("mi355x-tp8", overrides=["flags.enable-metrics=false"]).plan
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    with pytest.raises(UsageError, match="exports no counters"):
+        looking(server, tmp_path)
+
+
+@pytest.mark.parametrize(("runtime", "shown"), [("docker", 8), ("slurm", 0), ("kubernetes", 0)])
+def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
+    server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, shown: int
+) -> None:
+    found = GpuInventory(
+        vendor="amd", tool="amd-smi", driver=None, toolkit=None, processes=(), faults=(),
+        gpus=tuple(gpu(index, 10) for index in range(8)),
+    )  # fmt: skip
+    monkeypatch.setattr(top, "read_gpus", lambda *_: found)
+    handle = replace(server.one("owl"), runtime=runtime)
+    monkeypatch.setattr(server, "one", lambda _: handle)
+    server.counters = exported(requests=0)
+    assert len(looking(server, tmp_path).look().gpus) == shown
+
+
+def gpu(index: int, used: int) -> Gpu:
+    return Gpu(index=index, arch=None, name=None, compute_units=None, vram_bytes=288 * GIB, vram_used=used * GIB)
+
+
+def test_its_own_gpus_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def read(*_: object) -> GpuInventory:
+        looks.append(1)
+        found = tuple(gpu(index, 10 * len(looks)) for index in range(8))
+        return GpuInventory(
+            vendor="amd", tool="amd-smi", driver=None, toolkit=None, gpus=found, processes=(), faults=()
+        )
+
+    readings = iter([(0.0, (0.0,) * 4), (20.0, (14_000.0, 2_000.0, 0.0, -1.0))])
+
+    def energy() -> EnergyReading:
+        at, joules = next(readings, (0.0, ()))
+        if not joules:
+            raise EnergyUnavailableError("gone")
+        return EnergyReading(source="amd-smi", joules=joules, at_s=at)
+
+    monkeypatch.setattr(top, "read_gpus", read)
+    plan = load("mi355x-tp4dp2", overrides=["layout.dp=1"]).plan
+    reader = top.GpuReader(plan, lambda *_: None, energy)  # type: ignore[arg-type, return-value]
+    seen: list[Sequence[top.GpuNow]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
+    assert len(looks) == 3
+    assert [each.index for each in seen[0]] == [0, 1, 2, 3]  # four of the node's eight
+    assert [each.watts for each in seen[0]] == [None] * 4
+    assert seen[2] == seen[0]
+    assert [each.watts for each in seen[3]] == [700.0, 100.0, 0.0, None]  # a counter that went back tells nothing
+    assert [each.watts for each in seen[4]] == [None] * 4
+    assert seen[3][0].vram_used == 20 * GIB

@@ -1,0 +1,149 @@
+"""A server on a simulated clock, and everything that happens to it while it is watched."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from orchestrator.engine.liveness import Work
+from orchestrator.servers.watch.events import EventKind, Told
+from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
+from orchestrator.servers.watch.watcher import Vigil
+
+T = TypeVar("T")
+BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
+UNHEALTHY = 120.0
+SERVES = Standing(
+    name="owl",
+    run="run-1",
+    url="http://127.0.0.1:1",
+    model="tiny",
+    processes=(),
+    status="running",
+    ending="",
+    lost="",
+    restarts=0,
+    busy=False,
+    wanted=True,
+    ready=True,
+    by_watch=False,
+    ranks=2,
+    behind=(),
+    api_key_env=None,
+    unhealthy_after=UNHEALTHY,
+    limit=3,
+    window=3600,
+    healed=(),
+)
+
+
+PROVEN = Healed(code=0, message="proven", attempted=True, others=False)
+
+
+@dataclass
+class Later(Generic[T]):
+    """Something that comes to its end at a moment."""
+
+    world: "World"
+    at: float
+    what: Callable[[], T]
+
+    def outcome(self) -> T | None:
+        return self.what() if self.world.now >= self.at else None
+
+
+@dataclass
+class World:
+    """A server, a clock, and everything that happens to it."""
+
+    now: float = 1000.0
+    standing: Standing = SERVES
+    # seconds, of each rank, and of a gateway as the last one; None: never
+    answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
+    gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
+    counts_work: bool = True
+    decodes: bool = True  # what it gets on with is decoding, not a long prefill
+    comes_out: bool = True  # what was decoded
+    silent: str = ""  # why it cannot be looked at
+    outcome: Healed = PROVEN
+    records: bool = True  # a healing stands in the run directory
+    dies_again: float | None = None  # seconds after each healing
+    told: list[tuple[float, EventKind, str]] = field(default_factory=list)
+    alerted: list[tuple[float, str]] = field(default_factory=list)
+    healed_at: list[float] = field(default_factory=list)
+    looks: int = 0
+    work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    came_out: float = 0.0
+    plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
+
+    def listens(self, _: Standing) -> bool:
+        return self.standing.status == "running"
+
+    def token_of(self, _: Standing, rank: int) -> Later[int | str]:
+        if self.standing.status != "running":
+            return Later(self, self.now, lambda: "Connection refused")
+        after = self.answers_after[rank]
+        return Later(self, self.now + (1e9 if after is None else after), lambda: 200)
+
+    def work(self, _: Standing) -> Later[Work]:
+        done = dict(enumerate(self.work_done)) if self.counts_work else {}
+        work = Work(done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), came_out=self.came_out)
+        return Later(self, self.now, lambda: work)
+
+    def look(self, name: str) -> Later[Standing | Unseen]:
+        assert name == "owl"
+        self.looks += 1
+        unseen = Unseen(message=self.silent, hint="", code=4)
+        return Later(self, self.now + LOOK, lambda: unseen if self.silent else self.standing)
+
+    def heal(self, standing: Standing, why: str) -> Later[Healed]:
+        assert why
+        self.healed_at.append(self.now)
+        taken = self.outcome
+
+        def done() -> Healed:
+            if taken.attempted and self.records:
+                self.standing = replace(standing, healed=(*standing.healed, self.now), by_watch=True)
+            if taken.code == 0:
+                self.standing = replace(
+                    self.standing,
+                    run=f"run-{len(self.healed_at) + 1}",
+                    status="running",
+                    ending="",
+                    lost="",
+                    restarts=0,
+                )
+                self.answers_after = [0.1, 0.1, 0.1]
+                if self.dies_again is not None:
+                    self.plans.append((self.now + self.dies_again, self.die))
+            return taken
+
+        return Later(self, self.now + BOOT, done)
+
+    def die(self, how: str = "killed by SIGKILL") -> None:
+        self.standing = replace(self.standing, status="exited", ending=how)
+
+    def pass_by(self, vigil: Vigil, seconds: float) -> None:
+        """Let time go on, and the watch with it."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK
+            for moment, happen in [plan for plan in self.plans if plan[0] <= self.now]:
+                self.plans.remove((moment, happen))
+                happen()
+            self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
+            self.came_out += self.comes_out and any(self.gets_on)
+            self._note(vigil.step(self.now, self.now))
+
+    def vigil(self) -> Vigil:
+        made = Vigil("owl", self, self.standing)
+        self._note(made.begin(self.now, self.now))
+        return made
+
+    def _note(self, told: Iterator[Told]) -> None:
+        for each in told:
+            self.told.append((self.now, each.kind, each.detail))
+            self.alerted += [(self.now, each.kind.value)] if each.alert else []
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind.value for _, kind, _ in self.told]

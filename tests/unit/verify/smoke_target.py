@@ -1,0 +1,31 @@
+"""What the checks of this room are asked of: a server as a profile of GLM-5.2 describes it."""
+
+from engine_api import EngineApi
+
+from orchestrator.verify.target import Target
+
+NAME = "glm-5.2"
+CONTEXT = 4096
+PAGE = 64
+TARGET = Target(
+    url="http://127.0.0.1:30000",
+    served_name=NAME,
+    context_length=CONTEXT,
+    dp=1,
+    speculative=False,
+    prefix_cache=True,
+    cache_report=True,
+    metrics=True,
+    grammar=True,
+    questions=(),
+    prefill_chunk=None,
+    wrong_answers=(),
+    inexact=(),
+    greedy=(),
+    api_key=None,
+)
+
+
+def engine(**behaviors: object) -> EngineApi:
+    """A server that fits `TARGET`, but for these behaviors."""
+    return EngineApi(**{"model": NAME, "context": CONTEXT, "page": PAGE, **behaviors})  # type: ignore[arg-type]

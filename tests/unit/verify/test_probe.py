@@ -1,0 +1,379 @@
+"""The numerical probe against a server that is wrong in one way at a time, and readers against answers of any form."""
+
+import copy
+import dataclasses
+import gc
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_api import EngineApi, Way, over_httpx
+from smoke_target import NAME, TARGET, engine
+
+from orchestrator.core.errors import BenchError, SmokeError
+from orchestrator.core.secret import Secret
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.logprobs import Likelihoods, read_scored
+from orchestrator.engine.responses import OddAnswerError
+from orchestrator.evals.logprobs import probe
+from orchestrator.evals.logprobs.divergence import diverge
+from orchestrator.evals.logprobs.reference import SavedScores
+from orchestrator.evals.logprobs.report import ProbeReport
+from orchestrator.evals.logprobs.run import (
+    ProbeOptions,
+    ProbeSide,
+    load_reference,
+    reference_of,
+    run_probe,
+    save_reference,
+)
+from orchestrator.verify.target import Target
+
+OPTIONS = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
+Wrong = Callable[[int, int, Way], float | None]
+Ask = Callable[..., tuple[ProbeReport, SavedScores]]
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Probe a scripted server, beside the reference that a right one gave unless another is named."""
+
+    def run(
+        server: EngineApi,
+        *,
+        reference: SavedScores | None = None,
+        options: ProbeOptions = OPTIONS,
+        dp: int = 1,
+        key: Secret | None = None,
+        source: str | None = None,
+    ) -> tuple[ProbeReport, SavedScores]:
+        def open_client(target: Target) -> EngineClient:
+            return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
+
+        monkeypatch.setattr(probe, "open_client", open_client)
+        target = dataclasses.replace(TARGET, dp=dp, api_key=key)
+        side = ProbeSide(name=NAME, engines=(("", target),), source=source, run=None)
+        return run_probe(side, reference, options, against="a file")
+
+    return run
+
+
+@pytest.fixture
+def right(ask: Ask) -> SavedScores:
+    return ask(engine())[1]
+
+
+def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
+    """Where bands above the limit begin, by what was compared and the text's length."""
+    return {
+        (row.named, row.length): [part.first for part in row.alarms if part in row.bands]
+        for row in report.rows
+        if row.alarms
+    }
+
+
+def test_the_same_server_twice_is_the_same(ask: Ask, right: SavedScores) -> None:
+    report, again = ask(engine(), reference=right)
+    assert report.ok
+    assert again == right
+    assert {row.whole.most for row in report.rows} == {0.0}
+    assert {row.what for row in report.rows} == {
+        *("the reference", "asked again", "decoded", "in a batch of 4", "32 cached", "256 cached")
+    }
+    assert "4 times the noise of the reference, 0.0005, the least that its rounding has" in report.to_table()
+
+
+def test_without_a_reference_nothing_is_judged_and_it_is_said(ask: Ask) -> None:
+    report, _ = ask(engine(wrong_scores=lambda _position, _rank, way: 0.1 * (way == "again")))
+    assert report.ok
+    assert "nothing is judged" in report.to_table()
+    assert {row.limit for row in report.rows} == {None}
+
+
+WRONG: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
+    (lambda position, _rank, _way: position * 8e-6, {("the reference", 512): [64]}),
+    (lambda position, _rank, way: 0.01 * (position >= 64 and way == "batch"), {("in a batch of 4", 512): [64]}),
+    (lambda position, _rank, way: 0.01 * (position >= 257 and way == "cached"), {("256 cached", 512): [257]}),
+    (lambda position, _rank, way: 0.01 * (position >= 512 and way == "alone"), {("decoded", 512): [512]}),
+)
+
+
+@pytest.mark.parametrize(("wrong", "found"), WRONG, ids=["with the position", "in a batch", "cached", "decoding"])
+def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
+    ask: Ask,
+    right: SavedScores,
+    wrong: Wrong,
+    found: dict[tuple[str, int], list[int]],
+) -> None:
+    report, _ = ask(engine(wrong_scores=wrong), reference=right)
+    assert alarms(report) == found
+    with pytest.raises(SmokeError, match="not proven right") as caught:
+        report.require()
+    (name, length), (first,) = next(iter(found.items()))
+    assert caught.value.problems[0].message.startswith(f"{name}, {length} tokens, positions {first} to ")
+
+
+def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: SavedScores) -> None:
+    strict = dataclasses.replace(OPTIONS, limit=1e-4)
+    slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
+    assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
+    assert ask(slightly, reference=right)[0].ok
+
+
+def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
+    second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
+    report, _ = ask(second, options=dataclasses.replace(OPTIONS, limit=1e-3), dp=2)
+    assert {name for name, _ in alarms(report)} == {"rank 1: the first rank"}
+
+
+def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does_not(
+    ask: Ask, right: SavedScores
+) -> None:
+    noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
+    off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
+    reference = ask(noisy)[1]
+    assert reference.noise == pytest.approx(0.004)
+    assert ask(off, reference=reference)[0].ok
+    assert {what for what, _ in alarms(ask(off, reference=right)[0])} == {"the reference", "in a batch of 4"}
+
+
+def test_another_rounding_is_said_and_judged_by_the_noisier_side(
+    ask: Ask,
+) -> None:
+    exact = ask(engine(dtype="float32"))[1]
+    rounded = engine(wrong_scores=lambda _position, _rank, _way: 0.001)
+    report, _ = ask(rounded, reference=exact)
+    assert report.ok
+    assert report.differences == ("`dtype` is auto here, float32 in the reference",)
+    assert "of both sides, which differ in `dtype`" in report.basis
+    faulty = dataclasses.replace(rounded, dtype="float32")
+    assert not ask(faulty, reference=exact)[0].ok
+
+
+@pytest.mark.parametrize(("way", "said"), [("batch", False), ("again", False), ("alone", True)])
+def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, said: bool) -> None:
+    server = engine(refuses_scores=lambda _, asked: asked == way)
+    refused = "answers 400: .*speculation does not support return_logprob yet"
+    if said:
+        with pytest.raises(SmokeError, match=f"gives no log-probabilities: .*{refused}"):
+            ask(server)
+    else:
+        with pytest.raises(SmokeError) as caught:
+            ask(server)[0].require()
+        assert caught.value.problems[0].message.startswith("not asked: `/generate` answers 400")
+
+
+def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: Ask, right: SavedScores) -> None:
+    server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
+    report, _ = ask(server, reference=right, dp=2)
+    assert not report.ok
+    assert [fault.message for fault in report.faults] == [
+        "the log-probability at input token 40 is no number: sglang writes NaN so"
+    ]
+    assert "not asked: rank 1: the log-probability" in report.to_table()
+    assert {row.whose for row in report.rows} == {"rank 0"}
+
+
+def test_a_cache_that_is_empty_has_no_rows(ask: Ask) -> None:
+    report, _ = ask(engine(cache_off=True))
+    assert not [row for row in report.rows if "cached" in row.what]
+
+
+def test_every_request_carries_the_key_and_no_report_does(ask: Ask) -> None:
+    server = engine(key="sk-0123456789")
+    report, reference = ask(server, key=Secret("sk-0123456789"))
+    assert report.ok  # without its key, the server says 401
+    assert "sk-0123456789" not in json.dumps(report.to_dict()) + str(reference)
+
+
+def test_a_reference_is_read_as_it_was_written(right: SavedScores, tmp_path: Path) -> None:
+    save_reference(right, tmp_path / "reference.json")
+    assert load_reference(tmp_path / "reference.json") == right
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("schema_version", 2, "another version"),
+        ("ids_sha256", "0", "do not fit each other"),
+        ("top", 4, "do not fit each other"),
+        ("noise", "much", "not a reference"),
+        ("texts", [], "not a reference"),
+    ],
+)
+def test_a_damaged_reference_is_refused(
+    right: SavedScores, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    file = tmp_path / "reference.json"
+    save_reference(right, file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(BenchError, match=message):
+        load_reference(file)
+
+
+HEAD: dict[str, object] = {
+    "schema_version": 1,
+    "model": "m",
+    "source": None,
+    "numerics": {},
+    "ids_sha256": "",
+    "noise": 0.0,
+    "top": 5,
+}
+
+
+def kib(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def filled(unit: str, where: str, most: int) -> str:
+    """A file that holds as many of this value as go into so many bytes, where a reference holds its texts or scores."""
+    values = ",".join([unit] * (most // (len(unit) + 1)))
+    texts = f"[{values}]" if where == "texts" else f'[{{"ids": [1, 2], "own": [0], "top": [{values}]}}]'
+    return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
+
+
+def test_a_reference_of_any_form_takes_little_memory(tmp_path: Path) -> None:
+    """As many values as are allowed, and as many as there is room for: 2 MiB of `[]` took 171 MiB."""
+    file = tmp_path / "reference.json"
+    for unit in ("[[[[]]]]", "[[1,0]]", "[1,2]", "[]", "{}", "1", '""'):
+        lists, values = unit.count("[") + unit.count("{"), unit.count(",") + 1
+        allowed = min(79_990 // max(lists, 1), 199_990 // values) * (len(unit) + 1)
+        for size, where in itertools.product((1 << 20, allowed), ("texts", "top")):
+            file.write_text(filled(unit, where, size))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+            before = kib("VmRSS")
+            with pytest.raises(BenchError):
+                load_reference(file)
+            assert kib("VmHWM") - before < 48 << 10, (unit, size, where)  # of 64 MiB that a command may take
+
+
+def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of 8 MiB a rank, of which there may be 64."""
+    alive: list[int] = []
+    probe_rank = probe.probe_rank
+
+    def counting(*given: Any, **named: Any) -> probe.Probed:  # noqa: ANN401 - as it is given
+        gc.collect()
+        alive.append(sum(isinstance(each, Likelihoods) for each in gc.get_objects()))
+        return probe_rank(*given, **named)
+
+    monkeypatch.setattr(probe, "probe_rank", counting)
+    report, _ = ask(engine(), dp=5)
+    assert report.ok
+    assert alive[1] > alive[0]  # those of the first
+    assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
+
+
+def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: SavedScores) -> None:
+    with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, and here is `other`"):
+        ask(engine(model="other"), reference=right)
+    anyway = dataclasses.replace(OPTIONS, other_checkpoint=True)
+    assert ask(engine(model="other"), reference=right, options=anyway)[0].ok
+    sourced = ask(engine(), source="amd/GLM-5.2-MXFP4@1")[1]
+    with pytest.raises(BenchError, match=r"`amd/GLM-5\.2-MXFP4@1`, and here is `amd/GLM-5\.2-MXFP4@2`"):
+        ask(engine(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
+
+
+def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sent(ask: Ask, right: SavedScores) -> None:
+    other = engine(tokenizer_shift=1)
+    with pytest.raises(BenchError, match="other tokens for the same text"):
+        ask(other, reference=right)
+    assert not other.scored
+
+
+def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: SavedScores) -> None:
+    report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, longest=100))
+    assert report.ok
+    assert {row.length for row in report.rows} == {64}
+
+
+def test_a_reference_can_be_another_server(ask: Ask, right: SavedScores) -> None:
+    ask(engine(), dp=2)
+    side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
+    assert reference_of(side, dataclasses.replace(OPTIONS, limit=1e-9)) == right
+
+
+def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
+    with pytest.raises(SmokeError):
+        ask(engine(refuses_scores=lambda _, asked: asked == "batch"))[0].require()
+    side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
+    with pytest.raises(SmokeError, match="not proven right"):
+        reference_of(side, OPTIONS)
+
+
+def flat(*scores: float) -> Likelihoods:
+    tops = tuple(((7, score), (8, math.log(0.25))) for score in scores)
+    return Likelihoods(own=scores, top=tops)
+
+
+def test_the_divergence_of_tops_is_that_of_their_masses() -> None:
+    half, quarter = flat(math.log(0.5)), flat(math.log(0.25))
+    whole, bands = diverge(half, quarter, first=3)
+    assert whole == bands[0]
+    assert (whole.first, whole.last, whole.places) == (3, 3, 1)
+    assert whole.mean == whole.most == pytest.approx(math.log(2))
+    assert whole.kl == pytest.approx(0.5 * math.log(2) + 0.25 * math.log(0.25 / 0.5))
+    assert whole.same_top == 1.0  # of two that are as likely, one is that of the other side
+    assert diverge(half, flat(math.log(0.1)), first=3)[0].same_top == 0.0
+
+
+def test_bands_begin_where_they_are_said_to() -> None:
+    long = flat(*[-1.0] * 3000)
+    _, bands = diverge(long, long, first=1)
+    assert [(band.first, band.last) for band in bands] == [(1, 63), (64, 511), (512, 2047), (2048, 3000)]
+    assert [band.first for band in diverge(long, long, first=700)[1]] == [700, 2048]
+    with pytest.raises(ValueError, match="nothing to compare"):
+        diverge(flat(), long, first=1)
+
+
+GOOD = engine().scores(
+    [5, 6, 7],
+    {"logprob_start_len": 0, "sampling_params": {"max_new_tokens": 2}, "top_logprobs_num": 2},
+    rank=0,
+    way="alone",
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("meta_info", "input_token_logprobs", 1, 0), None, "input token 1 is no number"),
+        (("meta_info", "input_token_logprobs", 1, 0), "-1", "input token 1 is no number"),
+        (("meta_info", "input_token_logprobs", 1, 0), True, "input token 1 is no number"),
+        (("meta_info", "input_token_logprobs", 1, 0), -(10**400), "is no log-probability"),
+        (("meta_info", "input_token_logprobs", 1, 0), 0.5, "is no log-probability, which is 0 at most"),
+        (("meta_info", "input_token_logprobs", 1, 1), 9, "of other tokens than its input"),
+        (("meta_info", "input_token_logprobs", 1), {}, "no token with its log-probability"),
+        (("meta_info", "input_token_logprobs"), None, "gives no `input_token_logprobs`"),
+        (("meta_info", "input_token_logprobs"), [], "0 places where 3"),
+        (("meta_info", "input_top_logprobs", 2), [], "the 2 likeliest tokens at input token 2"),
+        (("meta_info", "output_token_logprobs", 0, 0), None, "output token 0 is no number"),
+        (("meta_info", "cached_tokens"), -1, "`cached_tokens` is -1"),
+        (("meta_info", "finish_reason"), {"type": "abort"}, "given the answer up"),
+        (("output_ids",), [1], "adds 1 tokens where 2"),
+        (("output_ids",), "abc", "where a list of token ids was expected"),
+    ],
+)
+def test_an_answer_of_another_form_is_no_number(place: tuple[Any, ...], value: object, message: str) -> None:
+    read_scored(GOOD, (5, 6, 7), start=0, tokens=2, top=2)
+    answer = copy.deepcopy(GOOD)
+    inner: Any = answer
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(OddAnswerError, match=message):
+        read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2)
+
+
+def test_the_last_token_of_a_vocabulary_is_named_0_by_sglang() -> None:
+    answer = copy.deepcopy(GOOD)
+    answer["meta_info"]["input_token_logprobs"][2][1] = 0
+    assert read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2) == read_scored(
+        GOOD, (5, 6, 7), start=0, tokens=2, top=2
+    )

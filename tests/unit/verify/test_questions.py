@@ -1,0 +1,114 @@
+"""What is asked where an answer has to be right, and what counts as that answer."""
+
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import data_root
+from orchestrator.plan.plan import Question
+from orchestrator.planner.planning import load
+from orchestrator.verify.questions import filler, is_right, prompt_of
+from orchestrator.verify.target import target_of
+
+
+def question(answer: str = "Paris", *, words: int = 0) -> Question:
+    text = "{filler} Which city?" if words else "Which city?"
+    return Question(question=text, answer=answer, filler_words=words, tokens=8, origin=Origin.USER, source="")
+
+
+@pytest.mark.parametrize("words", [1, 12, 13, 14, 64, 131072])
+def test_filler_has_as_many_words_as_were_asked_for(words: int) -> None:
+    assert len(filler(words).split()) == words
+    assert filler(words).startswith(filler(min(words, 12)))
+
+
+def test_filler_stands_in_its_place() -> None:
+    assert prompt_of(question(words=3)) == "On day 1 Which city?"
+    assert prompt_of(question()) == "Which city?"
+
+
+def test_no_two_sentences_of_the_filler_are_the_same() -> None:
+    sentences = filler(2600).split(". ")
+    assert len(set(sentences)) == len(sentences)
+
+
+@pytest.mark.parametrize("answer", ["Paris", "paris", " Paris.\n", "PARIS ."])
+def test_case_white_space_and_a_full_stop_do_not_count(answer: str) -> None:
+    assert is_right(question(), answer)
+
+
+@pytest.mark.parametrize("answer", ["", "Paris, of course", "The city is Paris.", "**Paris**", "Pari", "Paris.."])
+def test_all_else_does(answer: str) -> None:
+    assert not is_right(question(), answer)
+
+
+def words(profile: str, *overrides: str) -> list[int]:
+    return [each.filler_words for each in plan_of(profile, *overrides).model.questions]
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "expected"),
+    [
+        ("mi355x-tp8", (), [0, 64, 131072]),
+        ("mi355x-tp4dp2", (), [0, 64, 32768]),
+        ("b200-tp8", (), [0, 64, 8192]),
+        ("b200-tp8", ("flags.chunked-prefill-size=null",), [0, 64, 16384]),  # sglang's largest default
+        ("b200-tp8", ("flags.chunked-prefill-size=-1",), [0, 64, 16384]),
+        ("b200-tp8", ("flags.context-length=12000",), [0, 64, 4000]),  # three tokens a word
+        ("b200-tp8", ("flags.max-total-tokens=12000",), [0, 64, 4000]),
+        ("cpu-tiny", (), [0, 64, 950]),
+        ("cpu-tiny", ("flags.chunked-prefill-size=4096",), [0, 64, 950]),  # another length has another answer
+        ("cpu-tiny", ("flags.context-length=1000",), [0, 64]),  # so that one which does not fit is not asked
+        ("cpu-tiny", ("model.questions=null",), []),
+        ("h200-glm-mtp", (), []),
+    ],
+)
+def test_filler_is_as_long_as_a_chunk_of_the_plan(
+    profile: str, overrides: tuple[str, ...], expected: list[int]
+) -> None:
+    assert words(profile, *overrides) == expected
+
+
+def test_a_target_knows_the_chunk_and_the_causes_of_its_plan() -> None:
+    target = target_of(plan_of("mi355x-tp8"), url="http://127.0.0.1:1", api_key=None)
+    assert target.prefill_chunk == 131072
+    causes = {cause.id for cause in target.wrong_answers}
+    assert causes >= {"quick-reduce-int8", "exclude-list", "shared-expert-dropped", "sparse-top-k", "fp8-cache"}
+    assert "blockscale-gemm" not in causes  # of a checkpoint in fp8
+    assert [reason.id for reason in target.inexact] == ["aiter-atomic-moe"]
+
+
+def test_kernels_of_a_cpu_add_in_a_fixed_order() -> None:
+    target = target_of(plan_of("cpu-tiny"), url="http://127.0.0.1:1", api_key=None)
+    assert target.inexact == ()
+    assert plan_of("mi355x-tp8", "model.moe=null").inexact == ()  # nor do those of a model without experts
+    assert target_of(plan_of("cpu-tiny", "flags.chunked-prefill-size=-1"), url="", api_key=None).prefill_chunk is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("filler: 64", "filler: a page", "expected `chunk`, or a number of words"),
+        ("filler: 64", "filler: -1", "expected `chunk`, or a number of words"),
+        ("    filler: 64\n", "", "`{filler}` belongs into a question that has `filler`, and into no other"),
+        ('"{filler} Where', '"Where', "`{filler}` belongs into a question that has `filler`, and into no other"),
+        ("tokens: 12", "tokens: 0", "greater than or equal to 1"),
+        ("answer: quest", "answr: quest", "answr"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused_at_its_line(
+    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (data_root() / "profiles" / "models" / "tiny.yaml").read_text()
+    assert old in text
+    folder = tmp_path / "profiles" / "models"
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(text.replace(old, new, 1))
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny")
+    assert any(message in problem.message for problem in caught.value.problems)
+    assert all("tiny.yaml:" in problem.where for problem in caught.value.problems)

@@ -1,0 +1,390 @@
+"""Every check goes red when, and only when, the server lies in the way that it is there for."""
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from engine_api import EngineApi, over_httpx
+from smoke_target import TARGET, engine
+
+from orchestrator import verify as smoke
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import SmokeError
+from orchestrator.core.origin import Origin
+from orchestrator.core.secret import Secret
+from orchestrator.plan.plan import Hazard, Question
+from orchestrator.planner.planning import load
+from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
+from orchestrator.verify.target import Target
+
+ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
+KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
+CAUSE = Hazard(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
+ASKING = dataclasses.replace(
+    TARGET,
+    questions=tuple(
+        Question(question=question, answer=answer, filler_words=words, tokens=8, origin=Origin.INFERRED, source="")
+        for (question, answer), words in zip(ASKED, (0, 64, 300), strict=True)
+    ),
+    prefill_chunk=256,
+    wrong_answers=(CAUSE,),
+)
+EVERYTHING = dataclasses.replace(ASKING, dp=2, speculative=True, api_key=Secret("sk-0123456789"))
+
+
+def run(server: EngineApi, target: Target = TARGET, *, faults: Sequence[str] | None = ()) -> SmokeReport:
+    return smoke.smoke_test(
+        target,
+        faults=None if faults is None else lambda: faults,
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=over_httpx(server),
+    )
+
+
+def verdicts(report: SmokeReport) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in report.checks}
+
+
+def failures(report: SmokeReport) -> dict[str, str]:
+    return {check.name: check.evidence for check in report.failures}
+
+
+def test_an_honest_server_passes_everything() -> None:
+    report = run(engine(dp=2, key="sk-0123456789", accept_length=3.3, knows=KNOWS), EVERYTHING)
+    assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
+    assert len(report.checks) == 15
+
+
+LIES = {
+    "another model": (engine(model="llama"), "right model", "serves `llama`, not `glm-5.2`"),
+    "a shorter context": (engine(context=2048), "right model", "takes 2048 tokens, the profile says 4096"),
+    "numbers from dice": (engine(rolls_dice=True), "greedy repeats", "two greedy answers differ from token"),
+    "streaming loses text": (engine(stream_drops_a_piece=True), "stream agrees", "streaming gives 'w"),
+    "streaming in one piece": (engine(stream_in_one_piece=True), "stream agrees", "the answer is not streamed"),
+    "a stream without end": (engine(stream_never_ends=True), "stream agrees", "ended without `data: [DONE]`"),
+    "streaming counts wrong": (engine(stream_counts_wrong=True), "stream agrees", "counts 33 tokens streaming"),
+    "sampling that is ignored": (engine(samples=False), "sampling samples", "the same 32 tokens twice"),
+    "a prompt token more": (
+        engine(counts_one_prompt_token_more=True),
+        "tokens add up",
+        "prompt tokens in `meta_info`: 38, not 37",
+    ),
+    "a completion token less": (
+        engine(counts_one_completion_token_less=True),
+        "tokens add up",
+        "completion tokens in `meta_info`: 15, not 16",
+    ),
+    "a wrong total": (
+        engine(usage_total_is_wrong=True),
+        "tokens add up",
+        "total tokens in `usage`: 54, not 53",
+    ),
+    "no cache": (engine(cache_off=True), "prefix cached", "0 from cache, 960 expected (page 64)"),
+    "a cache that only says so": (engine(cache_pretends=True), "prefix cached", "never sent before"),
+    "no cache report": (engine(usage_hides_cache=True), "prefix cached", "`usage` reports 0 cached tokens"),
+    "schema ignored": (engine(ignores_schema=True), "schema obeyed", "not JSON"),
+    "schema broken": (engine(breaks_schema=True), "schema obeyed", "JSON that breaks the schema"),
+    "500 for a malformed request": (
+        engine(malformed_status=500),
+        "malformed refused",
+        "broken JSON to `/generate` is answered 500",
+    ),
+    "200 for a malformed request": (engine(malformed_status=200), "malformed refused", "is answered 200"),
+    "500 for an over-long prompt": (engine(overlong_status=500), "over-long refused", "is answered 500"),
+    "an over-long prompt cut in silence": (engine(overlong_status=200), "over-long refused", "answered 200"),
+    "a shorter second answer": (
+        engine(gives_fewer_tokens_each_time=True),
+        "greedy repeats",
+        "two greedy answers differ from token 29 on",
+    ),
+    "a stream without text": (engine(stream_of_no_text=True), "stream agrees", "streaming gives ''"),
+    "a list for a colour": (engine(colour_is_a_list=True), "schema obeyed", "JSON that breaks the schema"),
+    "a page of no tokens": (engine(page=0), "prefix cached", "`page_size` is 0"),
+    "no metrics": (
+        engine(metrics_absent=True),
+        "metrics count",
+        "has no number for `sglang:generation_tokens_total`",
+    ),
+    "metrics that stand still": (engine(metrics_stand_still=True), "metrics count", "went from 0 to 0"),
+}
+
+
+@pytest.mark.parametrize(("server", "check", "evidence"), LIES.values(), ids=LIES)
+def test_a_lie_turns_its_check_red_and_no_other(server: EngineApi, check: str, evidence: str) -> None:
+    found = failures(run(server))
+    assert list(found) == [check]
+    assert evidence in found[check]
+
+
+ODD: tuple[object, ...] = (
+    None,
+    [],
+    {},
+    "text",
+    -1,
+    {"data": [{"id": 7, "max_model_len": 1}, {"id": "glm-5.2", "max_model_len": [1]}], "page_size": -64},
+    {"output_ids": "abc", "meta_info": {"prompt_tokens": "7", "completion_tokens": None, "cached_tokens": True}},
+    {"output_ids": [], "meta_info": {"prompt_tokens": 1, "completion_tokens": 0, "cached_tokens": 0, "dp_rank": []}},
+    {
+        "output_ids": [1],
+        "meta_info": {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "spec_verify_ct": "many"},
+    },
+    {"choices": [], "usage": {}},
+    {"choices": [{"message": {"content": ["a", 1]}, "finish_reason": {}}], "usage": {"completion_tokens": 1}},
+    {"choices": [{"message": {"content": "\ud800\x1b[2J"}, "finish_reason": 1}], "usage": {"completion_tokens": 1}},
+)
+ODD_BODIES = [
+    *(json.dumps(odd).encode() for odd in ODD),
+    b"",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"1" * 5000,
+    b"sglang:generation_tokens_total many\n",
+    b"data: {}\n\ndata: [DONE]\n\n",
+    b"data: [1]\n\ndata: [DONE]\n\n",
+    b'data: {"choices": [{"delta": {}}]}\n\ndata: [DONE]\n\n',
+    b'data: {"choices": [{"delta": {"content": 1}, "finish_reason": "stop"}], "usage": 1}\n\ndata: [DONE]\n\n',
+]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/model_info", "/server_info", "/generate", "/v1/completions", "/v1/chat/completions", "/metrics"],
+)
+@pytest.mark.parametrize("body", ODD_BODIES, ids=lambda body: ascii(body[:40]))
+def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(path: str, body: bytes) -> None:
+    honest = over_httpx(engine(dp=2, accept_length=3.3))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=body) if request.url.path == path else honest.handle_request(request)
+
+    report = smoke.smoke_test(
+        dataclasses.replace(TARGET, dp=2, speculative=True),
+        faults=None,
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(answer),
+    )
+    assert report.failures
+    (report.to_table() + json.dumps(report.to_dict(), ensure_ascii=False)).encode()
+
+
+def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
+    """How it was judged whether its answers are right."""
+    return next(check for check in run(server, target).checks if check.name == "answers right")
+
+
+def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
+    found = asked(engine(knows={**KNOWS, " Which city?": " PARIS.\n"}, thinks=True))
+    assert found.verdict is Verdict.PASSED
+    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a chunk of prefill has 256\)", found.evidence)
+
+
+def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
+    report = run(engine(knows=KNOWS, wrong=(" Which city?", " Which word?")), ASKING)
+    assert list(failures(report)) == ["answers right"]
+    assert failures(report)["answers right"].startswith("2 of 3 answers wrong; rank 0: after ")
+    assert "'w1" in failures(report)["answers right"]
+    assert "where 'Paris' is right" in failures(report)["answers right"]
+    with pytest.raises(SmokeError) as caught:
+        report.require()
+    assert caught.value.details == (
+        "known causes for `answers right`:\n  - a GEMM reckons wrongly (sglang #28685); take another engine"
+    )
+
+
+def test_one_wrong_answer_of_three_is_a_warning_with_its_causes() -> None:
+    report = run(engine(knows=KNOWS, wrong=(" Which word?",)), ASKING)
+    assert verdicts(report)["answers right"] is Verdict.WARNING
+    assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
+
+
+def test_the_one_question_there_is_answered_wrongly() -> None:
+    found = asked(engine(), dataclasses.replace(ASKING, questions=ASKING.questions[:1]))
+    assert found.verdict is Verdict.FAILED
+
+
+def test_a_rank_that_alone_answers_wrongly() -> None:
+    found = asked(engine(dp=2, knows=KNOWS, wrong_rank=1), dataclasses.replace(ASKING, dp=2))
+    assert found.verdict is Verdict.FAILED
+    assert found.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
+
+
+def test_no_question_behind_a_chunk_is_a_warning() -> None:
+    found = asked(engine(knows=KNOWS), dataclasses.replace(ASKING, prefill_chunk=4000))
+    assert found.verdict is Verdict.WARNING
+    assert "none after a chunk of prefill (4000 tokens)" in found.evidence
+
+
+def test_a_model_without_questions_is_asked_none_and_has_no_row() -> None:
+    assert "answers right" not in verdicts(run(engine()))
+
+
+def test_questions_are_asked_greedily_and_without_thinking() -> None:
+    bodies: list[dict[str, object]] = []
+    knowing = over_httpx(engine(knows=KNOWS))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/chat/completions" and b"enable_thinking" in request.content:
+            bodies.append(json.loads(request.content))
+        return knowing.handle_request(request)
+
+    smoke.smoke_test(ASKING, faults=None, seed=1, transport=httpx.MockTransport(answer))
+    said = [body for body in bodies if "response_format" not in body]
+    assert [body["chat_template_kwargs"] for body in said] == [{"enable_thinking": False}] * 3
+    assert {body["temperature"] for body in said} == {0}
+
+
+@pytest.mark.parametrize(
+    ("server", "check"),
+    [
+        (engine(rolls_dice=True), "greedy repeats"),
+        (engine(stream_drops_a_piece=True), "stream agrees"),
+    ],
+)
+def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: EngineApi, check: str) -> None:
+    report = run(server, dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    assert verdicts(report)[check] is Verdict.WARNING
+    assert "known causes for" in report.to_table()
+
+
+NOTHING_SAMPLED = {
+    "nothing": ({"samples": False}, "gives the same 32 tokens twice"),
+    "but the first token": ({"samples_the_first_token_alone": True}, "samples the first token alone"),
+}
+
+
+@pytest.mark.parametrize(("lie", "evidence"), NOTHING_SAMPLED.values(), ids=NOTHING_SAMPLED)
+@pytest.mark.parametrize(("known", "verdict"), [((), Verdict.FAILED), ((CAUSE,), Verdict.WARNING)])
+def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
+    lie: dict[str, bool], evidence: str, known: tuple[Hazard, ...], verdict: Verdict
+) -> None:
+    """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
+    server = engine(accept_length=3.3, **lie)  # type: ignore[arg-type]
+    report = run(server, dataclasses.replace(TARGET, speculative=True, greedy=known))
+    found = next(check for check in report.checks if check.name == "sampling samples")
+    assert (found.verdict, evidence in found.evidence) == (verdict, True)
+    assert report.ok == bool(known)
+
+
+@pytest.mark.parametrize(
+    ("engine", "greedy"), [("sglang-0.5.14-rocm", True), ("sglang-0.5.16-rocm", True), (None, False)]
+)
+def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool) -> None:
+    newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    plan = load("mi355x-tp8", overrides=[f"engine={engine}"] if engine else newer).plan
+    assert bool(smoke.target_of(plan, url="http://h", api_key=None).greedy) == greedy
+
+
+def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
+    report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    assert list(failures(report)) == ["greedy repeats"]
+
+
+def test_an_open_server_that_was_to_be_closed() -> None:
+    closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    found = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), closed))
+    assert found == {"key required": "a request without the key is answered 200"}
+
+
+def test_a_rank_that_never_serves() -> None:
+    found = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
+    assert found == {"each rank serves": "rank 0 answered for rank 1"}
+
+
+def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
+    report = run(engine(dp=2, says_no_rank=True), dataclasses.replace(TARGET, dp=2))
+    assert verdicts(report)["each rank serves"] is Verdict.WARNING
+    assert report.ok
+
+
+@pytest.mark.parametrize(
+    ("server", "evidence"),
+    [
+        (engine(), "the server reports no verification steps: speculation is off"),
+        (engine(accept_length=1.0), "accept length 1.00: no draft"),
+        (engine(accept_length=1.0, counts_no_drafts=True), "accept length 1.00: no draft"),
+    ],
+    ids=["off", "every draft refused: 64 tokens in 63 steps", "the same, by a server that does not count drafts"],
+)
+def test_speculation_that_does_nothing(server: EngineApi, evidence: str) -> None:
+    found = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
+    assert list(found) == ["drafts accepted"]
+    assert evidence in found["drafts accepted"]
+
+
+def test_an_answer_cut_short_does_not_prove_the_schema_broken() -> None:
+    assert verdicts(run(engine(talks_too_long=True)))["schema obeyed"] is Verdict.WARNING
+
+
+@pytest.mark.parametrize("what", ["malformed", "over-long"])
+def test_a_server_that_dies_of_a_clients_mistake(what: str) -> None:
+    report = run(engine(dies_of=what))
+    found = failures(report)
+    assert next(iter(found)) == f"{what} refused"
+    assert "no connection" in found[f"{what} refused"]
+    assert found["metrics count"] == f"not tried: the server stopped answering during `{what} refused`"
+
+
+def test_a_server_that_hangs_is_asked_once() -> None:
+    found = failures(run(engine(hangs_at="/generate")))
+    assert found["greedy repeats"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
+    assert found["tokens add up"] == "not tried: the server stopped answering during `greedy repeats`"
+
+
+def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
+    found = failures(run(engine(), faults=["cuda-runtime-header: falling back to loop"]))
+    assert found == {"log clean": "cuda-runtime-header: falling back to loop"}
+
+
+def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
+    bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
+    report = run(engine(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
+    absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.NOT_APPLICABLE}
+    assert absent == {
+        "key required",
+        "prefix cached",
+        "each rank serves",
+        "drafts accepted",
+        "schema obeyed",
+        "metrics count",
+        "log clean",
+    }
+    assert report.ok
+
+
+def test_each_run_sends_prompts_that_no_earlier_run_has_cached() -> None:
+    server = engine()
+    for seed in (1, 2):
+        report = smoke.smoke_test(
+            TARGET,
+            faults=None,
+            seed=seed,
+            progress=Progress(io.StringIO()),
+            transport=over_httpx(server),
+        )
+        assert report.ok
+
+
+def test_the_report_for_people_and_for_programs() -> None:
+    report = run(engine(cache_off=True))
+    assert "prefix cached" in report.to_table()
+    assert (
+        report.to_table().splitlines()[-1] == "8 passed, 1 failed, 3 not applicable" or "1 failed" in report.to_table()
+    )
+    assert report.to_dict()["ok"] is False
+    with pytest.raises(SmokeError) as caught:
+        report.require()
+    assert [problem.message.split(":")[0] for problem in caught.value.problems] == ["prefix cached"]
+    run(engine()).require()
+
+
+def test_the_key_is_in_no_report() -> None:
+    target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    report = run(engine(key="sk-0123456789", model="sk-0123456789"), target)
+    assert "sk-0123456789" not in report.to_table() + str(report.to_dict())

@@ -1,0 +1,253 @@
+"""Waiting for a scripted server, with a clock that only sleep moves."""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import NotReadyError, ProfileError
+from orchestrator.core.secret import Secret
+from orchestrator.engine.server_args import ArgumentRefusal
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.verify.readiness import Starting, wait
+
+LOADING = ["server_args=ServerArgs(api_key='sk-secret-0123')", "[2026-07-02 10:14:31] Load weight begin."]
+READY = ["Uvicorn running on http://127.0.0.1:30000", "The server is fired up and ready to roll!"]
+
+
+class Clock:
+    """Time passes in `sleep` alone."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Server:
+    """A server by its script: the lines that are new at each second, and its state and answers from a second on."""
+
+    def __init__(self, *, log: dict[int, list[str]], health: Callable[[float], int] = lambda _: 200) -> None:
+        self.clock = Clock()
+        self.log, self.health = dict(log), health
+        self.exits_at, self.exit_code, self.restarts_at = float("inf"), 1, float("inf")
+        self.end = Status.EXITED
+        self.serves = "glm-5.2"
+        self.asked: list[httpx.Request] = []
+        self.progress = io.StringIO()
+
+    @property
+    def second(self) -> float:
+        return self.clock.now - 100
+
+    def lines(self) -> Iterator[str]:
+        for at in sorted(at for at in self.log if at <= self.second + 1e-6):
+            yield from self.log.pop(at)
+
+    def state(self) -> ServerState:
+        gone = self.second >= self.exits_at
+        return ServerState(
+            status=self.end if gone else Status.RUNNING,
+            exit_code=self.exit_code if gone else None,
+            restarts=int(self.second >= self.restarts_at),
+            started_at=None,
+            detail="OOMKilled" if gone or self.second >= self.restarts_at else "",
+        )
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        if request.url.path == "/health":
+            status = self.health(self.second)
+            if not status:
+                raise httpx.ConnectError("refused")
+            return httpx.Response(status)
+        return httpx.Response(200, json={"data": [{"id": self.serves}]})
+
+    def wait(
+        self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
+    ) -> float:
+        starting = Starting(
+            url="http://127.0.0.1:30000",
+            served_name="glm-5.2",
+            api_key=api_key,
+            log=self.lines,
+            state=self.state,
+            about=about,
+        )
+        return wait(
+            starting,
+            silence=silence,
+            timeout=timeout,
+            progress=Progress(self.progress),
+            clock=self.clock,
+            sleep=self.clock.sleep,
+            transport=httpx.MockTransport(self.answer),
+        )
+
+
+def test_ready_once_the_log_says_so_and_health_answers() -> None:
+    server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
+    assert server.wait() == pytest.approx(12, abs=0.5)
+
+
+def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
+    server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 40: READY})
+    server.wait(about=10)
+    assert server.progress.getvalue().splitlines()[:3] == [
+        "loading weights",
+        "loading weights, longer than the 10 s estimated",
+        "loading weights 1/2",
+    ]
+
+
+def test_progress_in_plain_lines() -> None:
+    server = Server(log={0: LOADING, 1: ["Loading safetensors: | 1/2 ["], 2: READY})
+    server.wait()
+    assert re.sub(r"\d+\.\d s", "N s", server.progress.getvalue()).splitlines() == [
+        "loading weights",
+        "loading weights 1/2",
+        "ready after N s",
+    ]
+
+
+def test_health_alone_is_not_enough() -> None:
+    server = Server(log={0: LOADING})  # a leftover answers on the port while ours still loads
+    with pytest.raises(NotReadyError, match="nothing has moved for 60 s while loading weights"):
+        server.wait()
+    assert server.asked == []  # and the leftover is not even asked
+
+
+def test_the_log_alone_is_not_enough() -> None:
+    server = Server(log={0: LOADING + READY}, health=lambda _: 0)
+    with pytest.raises(NotReadyError, match=r"while answering; http://[^ ]*/health: no connection: refused"):
+        server.wait()
+
+
+def test_another_model_behind_the_port_is_another_server() -> None:
+    server = Server(log={0: LOADING + READY})
+    server.serves = "llama"
+    with pytest.raises(NotReadyError, match=r"it serves `llama`, not `glm-5\.2`"):
+        server.wait()
+
+
+def test_gives_up_at_once_when_the_server_has_exited() -> None:
+    server = Server(log={0: LOADING, 3: ["RuntimeError: boom"]})
+    server.exits_at = 3
+    with pytest.raises(NotReadyError) as caught:
+        server.wait(silence=3600)
+    assert caught.value.message == "the server exited with code 1 while loading weights, after 3 s (OOMKilled)"
+    assert caught.value.details.splitlines()[-1] == "RuntimeError: boom"
+    assert server.second < 3.5
+
+
+def test_a_server_that_was_removed_has_not_exited() -> None:
+    server = Server(log={0: LOADING})
+    server.exits_at, server.end = 3, Status.ABSENT
+    with pytest.raises(NotReadyError, match="the server is gone: something else removed it while loading weights"):
+        server.wait(silence=3600)
+
+
+@pytest.mark.parametrize("second", [0, 5])
+def test_gives_up_at_once_when_the_server_was_restarted(second: int) -> None:
+    """Before the first look as well."""
+    server = Server(log={0: LOADING})
+    server.restarts_at = second
+    with pytest.raises(NotReadyError, match=r"died while .* and was started again \(OOMKilled\)$"):
+        server.wait(silence=3600)
+    assert server.second < second + 0.5
+
+
+def test_gives_up_at_once_when_the_port_is_taken() -> None:
+    taken = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
+    server = Server(log={0: LOADING, 2: [taken]})
+    with pytest.raises(NotReadyError, match="is taken by another process"):
+        server.wait(silence=3600)
+    assert server.second < 2.5
+
+
+def test_a_slow_start_that_moves_is_waited_for() -> None:
+    shards = {50 * n: [f"Loading safetensors: | {n}/40 ["] for n in range(1, 41)}
+    server = Server(log={0: LOADING, **shards, 2040: READY})
+    assert server.wait(silence=60) == pytest.approx(2040, abs=1)
+
+
+def test_silence_ends_the_wait() -> None:
+    server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/40 ["]})
+    with pytest.raises(NotReadyError, match="nothing has moved for 60 s while loading weights 1/40"):
+        server.wait(silence=60)
+    assert server.second == pytest.approx(90, abs=0.5)
+
+
+def test_probes_of_others_are_no_progress() -> None:
+    probes = {n: [f'INFO:     10.0.0.7:{n} - "GET /health HTTP/1.1" 503 Service Unavailable'] for n in range(1, 300)}
+    server = Server(log={0: LOADING, **probes})
+    with pytest.raises(NotReadyError, match="nothing has moved for 60 s"):
+        server.wait(silence=60)
+    assert server.second == pytest.approx(60, abs=0.5)
+
+
+def test_failing_health_checks_that_log_are_no_progress() -> None:
+    failures = {n: ["Health check failed. Server couldn't get a response from detokenizer"] for n in range(1, 300)}
+    server = Server(log={0: LOADING + READY, **failures}, health=lambda _: 503)
+    with pytest.raises(NotReadyError, match="`/health`: 503"):
+        server.wait(silence=60)
+    assert server.second == pytest.approx(60, abs=0.5)
+
+
+def test_a_timeout_of_the_user_ends_a_start_that_moves() -> None:
+    server = Server(log={n: [f"line {n}"] for n in range(100)})
+    with pytest.raises(NotReadyError, match="not ready within 20 s: still waiting"):
+        server.wait(timeout=20)
+
+
+def test_the_key_is_sent_and_never_shown() -> None:
+    server = Server(log={0: LOADING + READY})
+    server.serves = "llama"
+    with pytest.raises(NotReadyError) as caught:
+        server.wait(api_key=Secret("sk-secret-0123"))
+    assert server.asked[-1].headers["Authorization"] == "Bearer sk-secret-0123"
+    assert "sk-secret-0123" not in caught.value.details + caught.value.message
+    assert "[REDACTED]" in caught.value.details
+
+
+def test_the_details_are_the_last_lines() -> None:
+    server = Server(log={0: [f"line {n}" for n in range(100)]})
+    with pytest.raises(NotReadyError) as caught:
+        server.wait()
+    assert caught.value.details.splitlines() == [f"line {n}" for n in range(60, 100)]
+
+
+def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None:
+    """A pod's first step refuses them; its server would be started again and again with the same ones."""
+    refusal = ArgumentRefusal(
+        kind="AssertionError",
+        message="AssertionError",
+        place="server_args.py:5383",
+        line="assert self.ep_size > 1",
+        options=("enable-eplb",),
+    )
+    pending = ServerState(
+        status=Status.PENDING,
+        exit_code=None,
+        restarts=0,
+        started_at=None,
+        detail="its sglang refuses the arguments",
+        stuck=True,
+        refusal=refusal,
+    )
+
+    class Refused(Server):
+        def state(self) -> ServerState:
+            return pending
+
+    with pytest.raises(ProfileError, match=r"sglang refuses arguments of `glm-5\.2`") as caught:
+        Refused(log={}).wait()
+    [problem] = caught.value.each()
+    assert (problem.message, problem.where) == (refusal.text, "flags.enable-eplb")
