@@ -80,12 +80,13 @@ def reproduce(
 
     The same command goes on where the last call ended.
     """
-    from orchestrator.bench.cost import Bill
+    from orchestrator.bench.cost import Bill, CommandEstimate
     from orchestrator.bench.published import load_published, split_currency
     from orchestrator.experiments.reproduce import (
         STATE_FILE,
         FinishedSteps,
         ReproduceRequest,
+        command,
         plan_steps,
         still_to_do,
     )
@@ -106,7 +107,8 @@ def reproduce(
     )
     planned = plan_steps(published, directory, request)
     state = FinishedSteps(directory / STATE_FILE, planned.steps)
-    bill, todo = Bill.of_node(published, prices, currency), still_to_do(planned.steps, state.done)
+    bill = Bill.of_node(published, prices, currency)
+    todo = [CommandEstimate(step.id, command(step), step.about) for step in still_to_do(planned.steps, state.done)]
     _look(planned, host, covered=dry_run)
     if dry_run and json:
         out_json(bill.to_dict(todo, planned.left_out))

@@ -43,6 +43,7 @@ from orchestrator.servers.start.host import place_of
 from orchestrator.servers.start.launch import Start, Up, bring_up
 from orchestrator.servers.start.prepare import (
     bring_checkpoint,
+    builtin_rows,
     far_headers,
     known_headers,
     prepare_engine,
@@ -192,7 +193,9 @@ def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows:
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
     plan = _with_fusion_told(plan, request, place)
     as_decided = plan.ready_image or request.decided
-    if not as_decided and make_table(plan, home, place, accept_untuned=request.accept_untuned):
+    if not as_decided and make_table(
+        plan, home, builtin_rows(plan, home, place), accept_untuned=request.accept_untuned
+    ):
         told, (plan, inputs) = plan.flags, planned(request.profile, request.overrides, home)
         plan = replace(plan, flags=told)
     if not request.accept_untuned:
