@@ -22,8 +22,8 @@ from orchestrator.core.command_hints import note_profile
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, UsageError
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact_data
 from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.secrets import redact_data
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.plan.lock import Lock, lock_of

@@ -170,7 +170,7 @@ def kib(what: str) -> int:
 
 
 def measure(part: str, path: Path) -> None:
-    from orchestrator.core.secret import Secret
+    from orchestrator.core.secrets import Secret
     from orchestrator.diagnose.match import diagnose
     from orchestrator.verify import readiness
 

@@ -26,7 +26,7 @@ from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv as venvs
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.planner.planning import load
 

@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE
 from wheels import unpacked
 
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv as venvs
 from orchestrator.images.patch_check import SourceChecker
 from orchestrator.images.sources import program_paths
 

@@ -15,7 +15,7 @@ from ports import free_port
 
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv as venvs
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.supervisor.patched import patched_copy
 from orchestrator.runtimes.supervisor.prepare import source_patches

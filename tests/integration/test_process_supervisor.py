@@ -20,7 +20,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, family, read_process
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime

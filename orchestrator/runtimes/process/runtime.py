@@ -21,7 +21,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret, secret_variables
+from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import held
 from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts

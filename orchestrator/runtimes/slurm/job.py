@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_own, remove_file
-from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
+from orchestrator.core.secrets import set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.core.subprocesses import Program
 from orchestrator.runtimes.slurm.record import SERVER, START
@@ -32,7 +32,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     try:
         request = _take_request(run_dir)
-        know(request.secrets)
+        set_known(request.secrets)
         os.environ[VARIABLE] = request.token
         code = serve(request, _end_when_asked)
     except StartError as error:

@@ -30,7 +30,7 @@ from orchestrator.core.files import open_lock
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import start_deaf
 from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, own, start
 from orchestrator.engine.endpoints import read_key
