@@ -2,7 +2,7 @@
 
 Two kinds are replaced by `[REDACTED]`. A known secret is found in each spelling in which programs write one: plain,
 base64 at its three alignments and in both alphabets, hexadecimal, percent-encoded, as JSON, as `repr`, and each of
-these within JSON or a `repr`, twice at most. An unknown one is found by what stands around it: `api_key=...`,
+these within JSON, in a `repr` of which it may stand. An unknown one is found by what stands around it: `api_key=...`,
 `Bearer ...`, `hf_...`, the password of a URL.
 
 A secret that is broken by line ends or colours, or escaped in part, is not found. The filter is the second line of
@@ -58,7 +58,6 @@ _SHAPES: Final = tuple(
     )
 )
 _NO_SECRET: Final = re.compile(r"(?:none|null|true|false|\*+|\[redacted.*)\Z", re.DOTALL)
-_NESTING: Final = 2  # JSON within JSON, in the `repr` of a message
 _ALPHANUMERIC: Final = re.compile(r"[A-Za-z0-9]")
 
 _known: Final[dict[str, tuple[str, ...]]] = {}  # each secret, and its spellings
@@ -202,10 +201,8 @@ def _spellings(value: str) -> set[str]:
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
         own = encoded[(0, 2, 3)[before] : len(encoded) - ((before + len(data)) % 3 > 0)]  # not shared with a neighbor
         found |= {own, own.translate(str.maketrans("+/", "-_"))}
-    for _ in range(_NESTING):
-        found |= {json.dumps(spelling, ensure_ascii=False)[1:-1] for spelling in found}
-        found |= {spelling.replace("\\", "\\\\") for spelling in found}
-    return found
+    found |= {json.dumps(spelling, ensure_ascii=False)[1:-1] for spelling in found}
+    return found | {spelling.replace("\\", "\\\\") for spelling in found}
 
 
 def _all_spellings() -> list[str]:

@@ -313,7 +313,7 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
         "ServerArgs(api_key=None, admin_api_key=None, ssl_keyfile_password=None, hf_chat_template_name=None)",
         "a basic configuration, Basic training of models, the bearer of news",
         "server.api_key_env names the variable; hf_config, hf_quant_config.json, hf_overrides",
-        "api_key=[REDACTED]",
+        "api_key=[REDACTED], hf_token: 151643, password=8",
         "http://host:30000/path@x, http://host:30000?to=a@b, http://host:30000 me@host.org, http://[::1]:30000/a:b@c",
         "ssh://user@host, ssh://user:@host, http://me@[::1]:30000, scp me@host:/a, https://h/see:me@host.org",
         'tcp://127.0.0.1:29500, ["http://a:1","me@b"], docker://sglang:v0.5.14@sha256:0123abcd',
