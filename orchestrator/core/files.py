@@ -1,18 +1,15 @@
-"""Files written whole or not at all, files and folders that are this user's alone, and locks between processes."""
+"""Files written whole or not at all, and files and folders that are this user's alone."""
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 from zipfile import ZipFile
 
-from orchestrator.core.console import Progress
 from orchestrator.core.safe_paths import (
     RelativePath,
     UnsafeValueError,
@@ -115,7 +112,7 @@ def private_folder(path: Path) -> Path:
 
 def read_own(path: Path) -> bytes:
     """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
-    return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
+    return _read(open_descriptor(path, os.O_RDONLY), path, most=_MOST)
 
 
 def read_file(path: Path, *, most: int) -> bytes:
@@ -152,23 +149,11 @@ def _read(number: int, path: Path, *, most: int) -> bytes:
 
 def open_own(path: Path) -> BinaryIO:
     """The same, opened."""
-    return open(_open_own(path, os.O_RDONLY), "rb")
+    return open(open_descriptor(path, os.O_RDONLY), "rb")
 
 
-def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
-
-    What was locked on a disk that has become read-only can be locked there once more.
-    """
-    try:
-        return _open_own(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        return _open_own(path, os.O_RDONLY)
-
-
-def _open_own(path: Path, flags: int) -> int:
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open a file of this user's as `read_own` does, and return the descriptor. Raises OSError for others."""
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(number)
@@ -188,20 +173,3 @@ def _require_own(status: os.stat_result, path: Path) -> None:
 def _require_file(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
-
-
-@contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Be the only process that holds the lock at `path`, waiting for another one and saying so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open_lock(path)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            progress.done()
-        yield
-    finally:
-        os.close(lock)

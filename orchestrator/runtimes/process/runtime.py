@@ -75,7 +75,9 @@ class ProcessRuntime:
                 )
             try:
                 with held():
-                    record = _launch(request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock)
+                    record = _launch(
+                        request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock.fileno()
+                    )
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 with held():
                     self._take_back(name, run_dir)
