@@ -112,7 +112,7 @@ def private_folder(path: Path) -> Path:
 
 def read_own(path: Path) -> bytes:
     """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
-    return _read(open_descriptor(path, os.O_RDONLY), path, most=_MOST)
+    return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
 
 
 def read_file(path: Path, *, most: int) -> bytes:
@@ -149,11 +149,24 @@ def _read(number: int, path: Path, *, most: int) -> bytes:
 
 def open_own(path: Path) -> BinaryIO:
     """The same, opened."""
-    return open(open_descriptor(path, os.O_RDONLY), "rb")
+    return open(_open_own(path, os.O_RDONLY), "rb")
 
 
-def open_descriptor(path: Path, flags: int) -> int:
-    """Open a file of this user's as `read_own` does, and return the descriptor. Raises OSError for others."""
+def open_lock(path: Path) -> FileIO:
+    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
+
+    What was locked on a disk that has become read-only can be locked there once more.
+    """
+    try:
+        lock = _open_own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        lock = _open_own(path, os.O_RDONLY)
+    return FileIO(lock)
+
+
+def _open_own(path: Path, flags: int) -> int:
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(number)

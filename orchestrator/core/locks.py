@@ -1,6 +1,5 @@
 """Locks between processes of one machine: `flock` on a file, which names its holder and which the kernel frees."""
 
-import errno
 import fcntl
 import os
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import Progress
-from orchestrator.core.files import open_descriptor
+from orchestrator.core.files import open_lock, open_own
 
 _PID_WIDTH: Final = 10  # characters, so that the file is never truncated
 _TRIES: Final = 3  # `is_held` in another process has the lock for microseconds
@@ -32,7 +31,7 @@ def hold(path: Path, *, wait: bool = False) -> FileIO:
     Raises LockHeldError where another process holds it, unless asked to `wait`, and OSError for what is not a file of
     this user's.
     """
-    lock = _open(path)
+    lock = open_lock(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX) if wait else _take_at_once(lock)
         with suppress(OSError):  # a full disk: the pid is for a message only
@@ -58,27 +57,13 @@ def file_lock(path: Path, progress: Progress) -> FileIO:
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; no file is made."""
     try:
-        lock = open_descriptor(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_own(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
+    except OSError:
+        return False
     return False
-
-
-def _open(path: Path) -> FileIO:
-    """Open a lock file, made where it is missing; on a disk that has become read-only, one that was made before."""
-    try:
-        lock = open_descriptor(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        lock = open_descriptor(path, os.O_RDONLY)
-    return FileIO(lock)
 
 
 def _take_at_once(lock: FileIO) -> None:
