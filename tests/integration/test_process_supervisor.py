@@ -159,7 +159,7 @@ def fill_up(run_dir, record):
         raise OSError(errno.ENOSPC, "No space left on device", str(run_dir))
     write(run_dir, record)
 supervisor.write_record = fill_up
-sys.exit(supervisor.main())
+sys.exit(main.main())
 """
 
 
@@ -343,7 +343,7 @@ from pathlib import Path
 from orchestrator.runtimes.supervisor import main
 Path(sys.argv[2]).touch()
 time.sleep(1)
-sys.exit(supervisor.main())
+sys.exit(main.main())
 """
 SLOW_STARTER = f"""
 import sys
