@@ -1,4 +1,4 @@
-"""YAML, read strictly, with the place of every key kept.
+"""YAML, read strictly, with the place of every key kept; and written, for other programs.
 
 PyYAML keeps the last of two equal keys and reads `no`, `012` and `22:30` as other types than they look. Here a
 duplicate key is an error, and only `true`, `false`, `null`, decimal integers and decimal fractions are anything but
@@ -26,6 +26,7 @@ DEEPEST: Final = 20  # levels of nesting; our own files have six
 _DIGITS: Final = 40  # a longer number is text: no size, port or count has as many
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
 _FRACTION: Final = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+\Z")
+_WIDTH: Final = 118
 _WORDS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "null": None}
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is ten times as fast
 
@@ -74,6 +75,24 @@ def read_scalar(text: str) -> Data:
     if _FRACTION.match(text) and math.isfinite(number := float(text)):
         return number
     return text
+
+
+def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
+    """Write comments, then data in the order of its keys, texts of several lines as blocks, nothing by reference."""
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 class _Reader:
