@@ -43,7 +43,7 @@ from orchestrator.servers.start.host import place_of
 from orchestrator.servers.start.launch import Start, Up, bring_up
 from orchestrator.servers.start.prepare import (
     bring_checkpoint,
-    builtin_rows,
+    builtin_tables,
     far_headers,
     known_headers,
     prepare_engine,
@@ -194,7 +194,7 @@ def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows:
     plan = _with_fusion_told(plan, request, place)
     as_decided = plan.ready_image or request.decided
     if not as_decided and make_table(
-        plan, home, builtin_rows(plan, home, place), accept_untuned=request.accept_untuned
+        plan, home, builtin_tables(plan, home, place), accept_untuned=request.accept_untuned
     ):
         told, (plan, inputs) = plan.flags, planned(request.profile, request.overrides, home)
         plan = replace(plan, flags=told)
