@@ -25,7 +25,7 @@ def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, w
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
-    if home.holds(run_dir) and (state is None or state.status is not Status.ABSENT):
+    if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.ABSENT):
         keep_ending(RunDir(run_dir), why, state)
 
 

@@ -33,7 +33,7 @@ def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     command = CommandLine(engine_home, fresh=True)
     yield command
     for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
-        if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"])):
+        if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"]), server["name"]):
             command.run("down", server["name"])
 
 

@@ -16,6 +16,7 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.core.files import write_whole
 from orchestrator.core.log_lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import ProgramResult, quote
 from orchestrator.core.signals import held
@@ -110,7 +111,7 @@ class KubernetesRuntime:
         handle = self._handle(cluster, made)
         self._patience[handle.identity] = settings.patience
         self._forwards[handle.identity] = forward = Forward(cluster, plan.server.port)
-        return replace(handle, url=forward.url)
+        return replace(handle, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
@@ -298,7 +299,7 @@ class KubernetesRuntime:
     def _keep_log(self, handle: Handle) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
         run_dir = Path(handle.own_dir)
-        if not self._home.holds(run_dir):
+        if not self._home.holds(run_dir, handle.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
@@ -345,7 +346,7 @@ class KubernetesRuntime:
             profile=said[PROFILE],
             plan_digest=said[PLAN],
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
-            run_dir=said.get(RUN_DIR) or str(self._home.runs / name / "unknown"),
+            run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             identity=identity,
             service=said[URL],
             forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),

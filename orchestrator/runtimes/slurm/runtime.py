@@ -151,13 +151,14 @@ class SlurmRuntime:
         Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
         that cannot be read where no job in the queue tells that it is its server.
         """
-        until = time.monotonic() + grace
+        run_dir, until = Path(handle.own_dir), time.monotonic() + grace
         try:
             if handle.identity:
-                self._end(handle.identity, Path(handle.own_dir), grace=grace)
+                self._end(handle.identity, run_dir, grace=grace)
             else:
-                read_submission(Path(handle.own_dir))  # it says what is wrong with it
-            _note_stopped(Path(handle.own_dir))
+                read_submission(run_dir)  # it says what is wrong with it
+            if self._home.holds(run_dir, handle.name) or _is_run_of(handle.identity, run_dir):
+                _note_stopped(run_dir)
         finally:
             self._stop_together(handle.replicas, grace=max(until - time.monotonic(), 0))
 
@@ -310,6 +311,13 @@ def _serves(number: str, run_dir: Path) -> bool:
     except HostError:
         return True  # until its job has ended
     return record is None or is_stale(record, job) or record.exit_code is None
+
+
+def _is_run_of(number: str, run_dir: Path) -> bool:
+    """Whether a directory is where a job was started, by its own record: the comment of a job may name any."""
+    with suppress(HostError):
+        return (submission := read_submission(run_dir)) is not None and submission.job == number
+    return False
 
 
 def _note_stopped(run_dir: Path) -> None:

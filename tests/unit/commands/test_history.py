@@ -12,10 +12,13 @@ from run_samples import past_run
 
 from orchestrator.commands.ending import ENDING_FILE, keep_ending, stop_server
 from orchestrator.commands.history import history, history_table, measured_below
+from orchestrator.commands.probe import side_of_server
+from orchestrator.commands.proof import prove_again
 from orchestrator.commands.runs import RunDir
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.prove import SmokeReport
 from orchestrator.results import BenchResult, MarkKind
 from orchestrator.runtimes import Handle, ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -131,8 +134,38 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
 ) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    stop_server(Stopping(Status.RUNNING), handle_of(elsewhere), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
-    assert [*elsewhere.path.iterdir()] == []
+    hens = past_run(servers.home, 1, name="hen")
+    for run in (elsewhere, hens):
+        before = contents(run)
+        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+        assert contents(run) == before
+
+
+def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_there(
+    servers: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    elsewhere.path.mkdir()
+    hens = past_run(servers.home, 1, name="hen", proven=None)
+    (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
+    monkeypatch.setattr("orchestrator.commands.proof.prove", lambda *_, **__: report)
+    for run in (elsewhere, hens):
+        before = contents(run)
+        named = handle_of(run)
+        runtime = Stopping(Status.RUNNING)
+        monkeypatch.setattr(Stopping, "find", lambda _, __, found=named: (found,), raising=False)
+        fleet = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
+        with pytest.raises(StartError, match="is not in this home"):
+            prove_again(fleet, "owl", strict_kernels=False)
+        with pytest.raises(StartError, match="is not in this home"):
+            side_of_server(fleet, "owl")
+        assert contents(run) == before
+
+
+def contents(run: RunDir) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
 def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
