@@ -30,6 +30,18 @@ PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split
 WORDS = tuple(each for each in COMMITS if isinstance(each, str) and each.split() == [each])
 
 
+RECEIPT: dict[str, Any] = {
+    "location": "glm",
+    "revision": None,
+    "mtp_layer": None,
+    "shards": 3,
+    "tensors": 3,
+    "differences": [],
+    "accepted": False,
+    "files": {"config.json": [1, 1]},
+}
+
+
 def short(value: object) -> str:
     return ascii(value)[:30]
 
@@ -57,25 +69,39 @@ def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -
 def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "glm")
     values: dict[str, tuple[object, ...]] = {"files": TEXTS, "revision": COMMITS, "size": SIZES, "time": SIZES}
-    whole: dict[str, Any] = {
-        "location": "glm",
-        "revision": None,
-        "mtp_layer": None,
-        "shards": 3,
-        "tensors": 3,
-        "differences": [],
-        "accepted": False,
-        "files": {"config.json": [1, 1]},
-    }
     path = receipt_path(directory)
-    path.write_text(json.dumps(whole))
+    path.write_text(json.dumps(RECEIPT))
     assert read_receipt(directory) is not None
     for value in values[key]:
         if key == "revision" and value is None:
             continue
         said = {"files": {str(value): [1, 1]}, "size": {"x": [value, 1]}, "time": {"x": [1, value]}}.get(key, value)
-        path.write_text(json.dumps(whole | {"revision" if key == "revision" else "files": said}))
+        path.write_text(json.dumps(RECEIPT | {"revision" if key == "revision" else "files": said}))
         assert read_receipt(directory) is None, value
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("files", [[], 5, None, "x", [["x", 1]], {"x": 5}, {"x": [1]}, {"x": [1, 1, 1]}]),
+        ("location", [5, None, ["glm"]]),
+        ("mtp_layer", ["78", 1.5, True, []]),
+        ("shards", ["3", None, 1.5, [], True]),
+        ("tensors", ["3", None, {}]),
+        ("differences", [5, {}, "x", [5], [[]], [{}], [{"message": 5}], [{"message": "x", "sglang": 5}]]),
+        ("accepted", ["false", 1, None, []]),
+    ],
+)
+def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_path: Path) -> None:
+    """One was a fault of this tool, and `accepted` in any words was a consent."""
+    directory = write_checkpoint(tmp_path / "glm")
+    path = receipt_path(directory)
+    for value in values:
+        path.write_text(json.dumps(RECEIPT | {key: value}))
+        assert read_receipt(directory) is None, value
+    for text in ("", "null", "[]", "5", "{", "[" * 100_000, json.dumps({**RECEIPT, "files": None})):
+        path.write_text(text)
+        assert read_receipt(directory) is None, text[:20]
 
 
 @pytest.mark.parametrize("commit", WORDS, ids=short)
