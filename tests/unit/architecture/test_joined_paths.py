@@ -1,8 +1,10 @@
 """What is joined to a directory was checked when it was made: its type says so, and mypy knows the type."""
 
+import ast
 import io
 from collections.abc import Callable, Iterable
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeGuard
 
 import pytest
 from mypy import build
@@ -21,6 +23,7 @@ PATHS: Final = {"pathlib.Path", "pathlib.PurePath", "pathlib.PurePosixPath"}
 CHECKED: Final = {
     f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash", "ImageDigest")
 }
+DIVISIONS: Final = {"__truediv__", "__rtruediv__"}
 OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
 # The first joins what it has checked itself; the other is a program that is alone in a container of others.
 ALLOWED: Final = {"orchestrator/core/safe_paths.py", "orchestrator/engine/life.py"}
@@ -32,16 +35,31 @@ class Joins(Plugin):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.unchecked: set[str] = set()
+        self._known: set[tuple[str, int, int]] = set()  # what is divided by, or joined: path, line, column
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
         owner, _, method = fullname.rpartition(".")
-        joins = owner in PATHS and method in {"__truediv__", "joinpath", "with_name"}
-        return self._look if joins else None
+        joins = owner in PATHS and method in {*DIVISIONS, "joinpath", "with_name", "with_stem", "with_suffix"}
+        return self._look if joins else self._pass if method in DIVISIONS else None
+
+    def untyped(self, path: str, source: str) -> set[str]:
+        """Return each `/` of a module that mypy does not look up, as one of its sides is of type Any."""
+        divisions = (node for node in ast.walk(ast.parse(source)) if path not in ALLOWED and _divides(node))
+        return {
+            f"{path}:{node.lineno}"
+            for node in divisions
+            if not any((path, each.lineno, each.col_offset) in self._known for each in _operands(node))
+        }
 
     def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
         return self._look_behind_the_first if fullname in {*PATHS, "posixpath.join"} else None
 
+    def _pass(self, context: MethodContext) -> Type:
+        self._known.update((_path(context), each.line, each.column) for some in context.args for each in some)
+        return context.default_return_type
+
     def _look(self, context: MethodContext) -> Type:
+        self._pass(context)
         self._note(context, (each for some in context.args for each in some))
         return context.default_return_type
 
@@ -51,10 +69,32 @@ class Joins(Plugin):
         return context.default_return_type
 
     def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
-        path = context.api.path.removeprefix(f"{ROOT}/")
+        path = _path(context)
         ours = path.startswith(("orchestrator/", "planted.py"))
         if ours and path not in ALLOWED and not all(is_checked(each, context) for each in given):
             self.unchecked.add(f"{path}:{context.context.line}")
+
+
+def _path(context: MethodContext | FunctionContext) -> str:
+    return context.api.path.removeprefix(f"{ROOT}/")
+
+
+def _divides(node: ast.AST) -> TypeGuard[ast.BinOp | ast.AugAssign]:
+    """Whether it is a `/`, but for one of what can be seen to be a number."""
+    if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Div):
+        return False
+    return not any(map(_is_number, _operands(node)))
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.Div | ast.Add)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def _operands(node: ast.BinOp | ast.AugAssign) -> list[ast.expr]:
+    """Each that mypy may look at: of a division by `__rtruediv__` it is the left one."""
+    return [node.right, node.left] if isinstance(node, ast.BinOp) else [node.value]
 
 
 def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bool:  # noqa: PLR0911 - one a form
@@ -98,7 +138,9 @@ def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     joins = Joins(options)
     result = build.build(sources, options, extra_plugins=[joins])
     assert not result.errors, result.errors[:5]
-    return joins.unchecked
+    texts = ((each.path, each.text or Path(each.path or "").read_text()) for each in sources)
+    untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
+    return joins.unchecked.union(*untyped)
 
 
 def our_options() -> Options:
@@ -119,7 +161,7 @@ PLANTED = """
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from orchestrator.core.safe_paths import CommitHash, RelativePath
 
 NAME: Final = "name"
@@ -128,9 +170,18 @@ class Folder(Enum):
     ONE = "one"
 
 def joined(
-    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"]
+    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"], told: Any
 ) -> list[Path]:
     return [{}]
+
+def replaced(root: Path, value: str, told: Any) -> Path:
+    root /= value
+    root /= told
+    return root
+
+def divided(n: int, share: float, many: list[int]) -> float:
+    share /= n
+    return share / n / sum(many) + max(many) / 2 - share**2 / n
 """
 
 
@@ -140,6 +191,7 @@ def test_a_value_that_nothing_has_checked_is_found() -> None:
         *("root / value", "root / str(safe)", 'root / f"x-{value}"', 'root / (value + ".json")', "root / safe / value"),
         *("Path(root, value)", "root.joinpath(value)", "root.with_name(value)", 'root / ("a" if n else value)'),
         *("root / value.strip()", "root / Path(value)", "root / PurePosixPath(value)", 'root / "/".join([value])'),
+        *("root / told", "root / told['name']", "Path(root, told)", "root.joinpath(told)", "value / root"),
     )
     right = (
         *('root / "x"', "root / NAME", "root / safe", "root / commit", "root / kind", 'root / f"{commit}-{n}.json"'),
@@ -149,4 +201,6 @@ def test_a_value_that_nothing_has_checked_is_found() -> None:
     text = PLANTED.format(",\n".join(("root", *wrong, *right)))
     first = text[: text.index("[root")].count("\n") + 2
     found = unchecked_joins([BuildSource("planted.py", "planted", text)], our_options())
-    assert found == {f"planted.py:{first + at}" for at in range(len(wrong))}
+    replaced = text[: text.index("root /= value")].count("\n") + 1
+    lines = (*range(first, first + len(wrong)), replaced, replaced + 1)
+    assert found == {f"planted.py:{line}" for line in lines}
