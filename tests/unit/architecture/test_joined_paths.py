@@ -11,7 +11,7 @@ from mypy import build
 from mypy.config_parser import parse_config_file
 from mypy.find_sources import create_source_list
 from mypy.modulefinder import BuildSource
-from mypy.nodes import CallExpr, ConditionalExpr, Expression, ListExpr, MemberExpr, OpExpr, StrExpr
+from mypy.nodes import ARG_STAR, CallExpr, ConditionalExpr, Expression, ListExpr, MemberExpr, OpExpr, StrExpr
 from mypy.options import Options
 from mypy.plugin import FunctionContext, MethodContext, Plugin
 from mypy.types import Instance, LiteralType, Type, UnionType, get_proper_type
@@ -65,7 +65,8 @@ class Joins(Plugin):
 
     def _look_behind_the_first(self, context: FunctionContext) -> Type:
         given = [each for some in context.args for each in some]
-        self._note(context, given[1:])
+        several = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
+        self._note(context, given if several or any(map(is_put_together, given[:1])) else given[1:])
         return context.default_return_type
 
     def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
@@ -111,8 +112,15 @@ def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bo
         case CallExpr(callee=MemberExpr(expr=StrExpr(value="{:{}}"), name="format"), args=[value, StrExpr()]):
             return is_checked(value, context) or has_type(value, {"builtins.int"}, context)
         case MemberExpr() if node.name in OF_A_PATH and has_type(node.expr, PATHS, context):
-            return True
+            return not isinstance(node.expr, CallExpr)  # of `Path("..")` the name is `..`
     return has_type(node, CHECKED, context)
+
+
+def is_put_together(node: Expression) -> bool:
+    """Whether it is a text of several: an f-string, a sum, `"/".join(…)`."""
+    if isinstance(node, CallExpr):
+        return isinstance(node.callee, MemberExpr) and isinstance(node.callee.expr, StrExpr)
+    return isinstance(node, OpExpr) and node.op in {"+", "%"}
 
 
 def has_type(node: Expression, names: set[str], context: MethodContext | FunctionContext) -> bool:
@@ -151,7 +159,7 @@ def our_options() -> Options:
 
 @pytest.mark.timeout(0)
 def test_what_is_joined_to_a_directory_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not seen: `Path(value)` of one argument, by which a user's own path comes in, and paths put together as text."""
+    """Not seen: `Path(value)` of one argument, by which a user's own path comes in."""
     monkeypatch.chdir(ROOT)
     options = our_options()
     assert unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
@@ -170,7 +178,8 @@ class Folder(Enum):
     ONE = "one"
 
 def joined(
-    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"], told: Any
+    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"],
+    told: Any, several: list[str],
 ) -> list[Path]:
     return [{}]
 
@@ -192,11 +201,18 @@ def test_a_value_that_nothing_has_checked_is_found() -> None:
         *("Path(root, value)", "root.joinpath(value)", "root.with_name(value)", 'root / ("a" if n else value)'),
         *("root / value.strip()", "root / Path(value)", "root / PurePosixPath(value)", 'root / "/".join([value])'),
         *("root / told", "root / told['name']", "Path(root, told)", "root.joinpath(told)", "value / root"),
+        *("Path(*several)", "Path(root, *several)", "root.joinpath(*several)", "root / Path(value).name"),
+        *(
+            'Path(f"{root}/{value}")',
+            'Path(str(root) + "/" + value)',
+            'Path("/".join([value]))',
+            'Path("%s/x" % value)',
+        ),
     )
     right = (
         *('root / "x"', "root / NAME", "root / safe", "root / commit", "root / kind", 'root / f"{commit}-{n}.json"'),
         *("Path(root, safe)", "root / root.name", 'root.with_name(f"{root.stem}.lock")', 'root / ("a" if n else safe)'),
-        *("Path(value)", "root / Folder.ONE.value"),
+        *("Path(value)", "root / Folder.ONE.value", 'Path(f"/proc/{n}/{commit}")', "Path(safe)"),
     )
     text = PLANTED.format(",\n".join(("root", *wrong, *right)))
     first = text[: text.index("[root")].count("\n") + 2

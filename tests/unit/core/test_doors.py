@@ -3,6 +3,7 @@
 import json
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from checkpoint_samples import write_checkpoint
 from hostile_values import COMMITS, NAMES, SIZES
 from pydantic import ValidationError
 
-from orchestrator.core.errors import WeightsError
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import BuildError, WeightsError
 from orchestrator.core.files import unpack, write_sparse
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.environments import interpreter
 from orchestrator.kernels.disk.checkpoint import _dtypes
 from orchestrator.plan.lock import _lock
 from orchestrator.profile.schema import EngineSection, ModelOrigin
@@ -122,11 +126,29 @@ def test_a_lock_names_no_file_that_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
-def test_a_profile_names_no_requirements_and_no_generator_elsewhere(name: str) -> None:
+def test_a_profile_names_no_file_elsewhere(name: str) -> None:
     with pytest.raises(ValidationError):
         ModelOrigin(kind="generated", location=name)
-    with pytest.raises(ValidationError):
-        EngineSection.model_validate({"version": "0.5.14", "requirements": name})
+    sound = {"version": "0.5.14", "platform": "cpu", "template": "sglang", "requirements": "sglang.txt"}
+    assert EngineSection.model_validate(sound)
+    for key in ("template", "requirements"):
+        with pytest.raises(ValidationError):
+            EngineSection.model_validate(sound | {key: name})
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "../requirements.txt", "{here}/requirements.txt"])
+def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a list names is installed, and runs."""
+    (tmp_path / "below").mkdir()
+    for folder in (tmp_path, tmp_path / "below"):
+        (folder / "requirements.txt").write_text("evil==1\n")
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr("orchestrator.environments.environment.ensure", lambda *_, **__: pytest.fail("it was built"))
+    engine = replace(load("cpu-tiny").plan.engine, python=None, requirements=name.format(here=tmp_path))
+    with pytest.raises(BuildError, match="there is no requirement file"):
+        interpreter(engine, Home(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if "\n" not in name and "\r" not in name], ids=short)
