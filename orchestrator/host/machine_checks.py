@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.errors import NoWeightsError, UsageError, WeightsError
+from orchestrator.engine import read_key
 from orchestrator.host.gpus import GIB, gib
 from orchestrator.host.ports import plan_ports, port_holder
-from orchestrator.host.report import Finding, fail, info, warn
+from orchestrator.host.report import Finding, Level, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
@@ -154,9 +155,16 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
 
 
 def api_key(subject: Subject) -> Iterator[Finding]:
-    """The variable that is to hold the API key is set."""
-    if name := subject.plan.server.api_key_env:
-        yield _variable("api key", name, subject, "the API key of the server")
+    """Check that the variable that is to hold the API key is set, and that a server can be given what it holds."""
+    if not (name := subject.plan.server.api_key_env):
+        return
+    found = _variable("api key", name, subject, "the API key of the server")
+    if found.level is Level.INFO:
+        try:
+            read_key(subject.access.environ[name], where=name)
+        except UsageError as error:
+            found = fail(found.check, error.message, found.needed, error.hint)
+    yield found
 
 
 def binds_cpus(plan: Plan, *, contained: bool) -> bool:

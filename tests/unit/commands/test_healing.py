@@ -9,13 +9,14 @@ from cluster_samples import CASES, cluster_plan
 from run_samples import request_of
 
 from orchestrator.commands import healing, restart
-from orchestrator.commands.ending import HEALING, UP_FAILED, keep_ending
+from orchestrator.commands.ending import HEALING, UP_FAILED, keep_ending, why_failed
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir, claim, is_claimed
 from orchestrator.commands.servers import Fleet
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Handle, ServerState, Status
 
 
@@ -86,6 +87,17 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
     run = started(home, by_watch=by_watch)
     keep_ending(run, asked, RUNS)
     assert look(home, run, None).wanted is wanted
+
+
+@pytest.mark.parametrize("key", ["watch", "failed"])
+def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, key: str) -> None:
+    """It was taken out of the record, and a server that only a healing had ended was left alone for good."""
+    Secret(key)
+    home = Home(tmp_path)
+    for asked in (HEALING, why_failed(NotReadyError("not ready"))):
+        run = started(home, by_watch=True)
+        keep_ending(run, asked, RUNS)
+        assert look(home, run, None).wanted
 
 
 def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from measured_samples import marked, save, tp8
 from run_samples import past_run
 
-from orchestrator.commands.ending import ENDING_FILE, keep_ending, stop_server
+from orchestrator.commands.ending import ENDING_FILE, keep_ending, stop_server, why_failed
 from orchestrator.commands.history import history, history_table, measured_below
 from orchestrator.commands.probe import side_of_server
 from orchestrator.commands.proof import prove_again
@@ -18,10 +18,13 @@ from orchestrator.commands.runs import RunDir
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.prove import SmokeReport
+from orchestrator.core.secret import Secret
+from orchestrator.prove.report import CheckResult, SmokeReport, Verdict
 from orchestrator.results import BenchResult, MarkKind
 from orchestrator.runtimes import Handle, ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+
+CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
 
 
 @pytest.fixture
@@ -169,9 +172,21 @@ def contents(run: RunDir) -> dict[Path, bytes]:
 
 
 def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
-    run = past_run(servers.home, 1)
-    keep_ending(run, "`up` failed with 7: api_key='wJ4-zTq8-mMv2'")
-    assert "wJ4" not in (run.path / ENDING_FILE).read_text()
+    run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
+    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
+    for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
+        keep_ending(run, why, state)
+        kept = (run.path / ENDING_FILE).read_text()
+        assert "[REDACTED]" in kept
+        assert "wJ4" not in kept
+
+
+def test_a_key_that_is_a_verdict_changes_none(servers: Fleet) -> None:
+    Secret("passed")
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
+    past_run(servers.home, 1).save("smoke.json", report.to_dict())
+    (start,) = history(servers, "owl", [])
+    assert start.smoke == {"passed": 1}
 
 
 def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
