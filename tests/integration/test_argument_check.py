@@ -45,6 +45,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "pp-max-micro-batch-size=0": ("pp-max-micro-batch-size",),
     "retraction-policy=priority": ("retraction-policy",),
     "tool-call-parser=glm99": ("tool-call-parser",),
+    "chat-template=/no/such.jinja": ("chat-template",),
+    "tokenizer-path=/no/such": ("tokenizer-path",),
 }
 ENGINES = {"0.5.16": "mi355x-tp8", "0.5.20": "mi355x-tp8-current", "0.5.23": "mi355x-tp8"}
 ON_GPUS = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
