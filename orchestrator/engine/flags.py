@@ -79,7 +79,7 @@ class FlagTable:
     version: str
     flags: Mapping[str, FlagSpec]
     metrics: frozenset[str] | None = None  # that it may export; None: the table was made before it told them
-    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # message and place by condition
+    refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by condition: message, place, as_written
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # conditions by option; "" for always
     defaults: Mapping[str, FlagDefault] = field(default_factory=dict)  # of the options in conditions
 

@@ -6,7 +6,7 @@ it depends on is known: options as they are set or by default, unless sglang may
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -56,7 +56,7 @@ def refused(
     said = set()
     for condition, source in table.refusals.items():
         name = next((name for name in _names(condition) if name in settings.given), None)
-        if name is not None and name not in said and settings.holds(condition):
+        if name is not None and name not in said and settings.holds(condition, source.get("as_written", ())):
             said.add(name)
             message = source["message"] or f"`{condition}`"
             yield Refused(name=settings.given[name], message=message, place=source["place"])
@@ -73,8 +73,9 @@ class _Settings:
         self._as_written: list[str] = []  # options of which the value before any change is asked
         self.given = {table.first_name(name).replace("-", "_"): name for name in flags}  # by the name in conditions
 
-    def holds(self, condition: str) -> bool:
-        """Whether a condition certainly holds."""
+    def holds(self, condition: str, as_written: Sequence[str] = ()) -> bool:
+        """Whether a condition certainly holds, with the values of these options before any change."""
+        self._as_written = [*as_written]
         return self._truth(_parsed(condition)) is True
 
     def _truth(self, node: ast.expr) -> bool | None:

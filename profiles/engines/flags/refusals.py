@@ -42,24 +42,38 @@ class Sources:
         self._constants: dict[str, ast.expr] = {}
         self._open: list[ast.FunctionDef] = []
         self._seen: set[ast.FunctionDef] = set()
-        self._refusals: dict[str, dict[str, str]] = {}
+        self._refusals: dict[str, dict[str, object]] = {}
+        self._changed_before: dict[str, set[str]] = {}
         self._changes: dict[str, set[str]] = {}
         folder = root / "sglang" / "srt"
         for path in [folder / "server_args.py", *sorted((folder / "arg_groups").rglob("*.py"))]:
             self._index(path)
 
-    def refusals(self) -> dict[str, dict[str, str]]:
-        """sglang's message and the line that says so, by condition."""
+    def refusals(self) -> dict[str, dict[str, object]]:
+        """sglang's message and the line that says so, by condition.
+
+        `as_written` are options in it that sglang may change, and never before that line.
+        """
         for name in _ENTRIES:
             if name in self._methods:
                 self._call(self._methods[name], [])
-        return self._refusals
-
-    def changes(self, names: set[str]) -> dict[str, list[str]]:
-        """The conditions by option, for options among `names` and those that the conditions need; "" for always."""
+        followed, self._changes = self._changes, {}
         for called in (*self._methods.values(), *self._functions.values()):
             if called[1] not in self._seen:  # it is called in a way that is not followed, such as by a model's name
                 self._call(called, [ast.Name(UNKNOWN)])
+        for when, refusal in self._refusals.items():
+            later = (names_in(when) & {*followed}) - self._changed_before[when] - {*self._changes}
+            if later:
+                refusal["as_written"] = sorted(later)
+        for name, conditions in followed.items():
+            self._changes.setdefault(name, set()).update(conditions)
+        return self._refusals
+
+    def changes(self, names: set[str]) -> dict[str, list[str]]:
+        """The conditions by option, for options among `names` and those that the conditions need; "" for always.
+
+        Known once the refusals are.
+        """
         found: dict[str, list[str]] = {}
         waiting = sorted(names)
         while waiting:
@@ -172,7 +186,10 @@ class Sources:
     def _refuse(self, node: ast.stmt, guards: Sequence[ast.expr], message: str, scope: _Scope) -> None:
         parts = [*dict.fromkeys(map(ast.unparse, guards))]
         when = _joined(parts)
+        if when in self._refusals:
+            return  # the first line that says so counts
         if when and UNKNOWN not in parts and len(when) <= _LONGEST and names_in(when) & {*self._options.values()}:
+            self._changed_before[when] = {*self._changes}
             self._refusals[when] = {"message": " ".join(message.split()), "place": f"{scope.file}:{node.lineno}"}
 
     def _note_changes(self, statement: ast.stmt, guards: Sequence[ast.expr]) -> None:

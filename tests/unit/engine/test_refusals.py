@@ -30,6 +30,7 @@ SOURCES = """
             if self.model_path in ("none",):
                 return
             hook(self)
+            self.late = 1
 
         def _check_port(self):
             if getattr(self, "_checked", False):
@@ -38,6 +39,7 @@ SOURCES = """
                 raise ValueError(f"--port2 ({self.port2}) is no port")
 
         def check_server_args(self):
+            assert self.late == 1
             assert self.pages % 2 == 0, "pages are even"
             assert self.size > 0
             try:
@@ -51,6 +53,7 @@ SOURCES = """
 
     def hook(server_args):
         cfg = resolving_view(server_args)
+        assert cfg.late >= 0, "late is not negative"
         kind = cfg.kind
         if kind not in CHOICES and not is_hip():
             raise ValueError("only a and b")
@@ -58,8 +61,8 @@ SOURCES = """
             return
         assert cfg.count > 0, "not for large ones"
 """
-OPTIONS = {name: name for name in ("size", "pages", "port2", "kind", "count", "fast", "model_path")}
-DEFAULTS = {"size": None, "pages": 2, "port2": 1, "kind": "a", "count": 1, "fast": False}
+OPTIONS = {name: name for name in ("size", "pages", "port2", "kind", "count", "fast", "late", "model_path")}
+DEFAULTS = {"size": None, "pages": 2, "port2": 1, "kind": "a", "count": 1, "fast": False, "late": 0}
 
 
 @pytest.fixture
@@ -89,6 +92,8 @@ def spec(kind: str | None, *, switch: bool) -> FlagSpec:
         ({"pages": 3}, "rocm", "pages are even"),
         ({"pages": 3, "fast": True}, "rocm", None),  # sglang makes it 64
         ({"fast": True}, "rocm", None),
+        ({"late": -1}, "rocm", "late is not negative"),  # it is changed after that line
+        ({"late": 5}, "rocm", None),  # it is changed before that line
         ({"size": 0}, "rocm", "self.size > 0"),
         ({"size": 1}, "rocm", None),
         ({"kind": "c"}, "cuda", "only a and b"),
@@ -107,7 +112,7 @@ def test_only_what_is_certain_is_refused(
 
 def test_a_refusal_names_its_option_and_its_line(table: FlagTable) -> None:
     [found] = refused(table, {"pages": 3}, {}, "rocm")
-    assert (found.name, found.place) == ("pages", "server_args.py:22")
+    assert (found.name, found.place) == ("pages", "server_args.py:24")
 
 
 def test_what_sources_change_in_every_case_is_never_certain(table: FlagTable) -> None:
