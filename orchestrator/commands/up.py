@@ -55,7 +55,7 @@ from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle, Place, Prepared, Status, runtime_kind
+from orchestrator.runtimes import Handle, Place, Prepared, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +216,8 @@ def _judged(request: UpRequest, artifacts: Artifacts, place: Place, files: Mappi
     prepared = prepare_engine(artifacts, place)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, place.home, files, _locate(request, place.home))
-    elif runtime_kind(artifacts.plan.runtime).elsewhere is None:  # else its nodes judge them, before the server starts
-        note("arguments not checked by sglang: only the node that serves has it")
+    else:
+        note("sglang judges the arguments where its image is, before the server starts")
     return prepared
 
 

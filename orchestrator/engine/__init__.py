@@ -59,9 +59,11 @@ from orchestrator.engine.server_args import (
     ArgumentQuestion,
     ArgumentRefusal,
     ArgumentVerdict,
+    first_refusal,
     is_server,
     read_verdicts,
     server_arguments,
+    server_module_at,
 )
 from orchestrator.engine.stream import (
     DONE,
@@ -116,6 +118,7 @@ __all__ = [
     "completion_body",
     "delivery",
     "endpoints",
+    "first_refusal",
     "flag_problems",
     "flag_words",
     "generate_body",
@@ -154,6 +157,7 @@ __all__ = [
     "read_work",
     "scoring_body",
     "server_arguments",
+    "server_module_at",
     "speculation",
     "token_ids",
     "tokenize_body",

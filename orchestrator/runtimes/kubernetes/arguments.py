@@ -5,9 +5,10 @@ from the container's termination message.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from orchestrator.engine import ArgumentRefusal, is_server, read_verdicts
+from orchestrator.engine import ArgumentRefusal, first_refusal, is_server
 from orchestrator.images import argument_checker
 from orchestrator.render import Artifacts, argument_question
 from orchestrator.runtimes.kubernetes.liveness import FOLDER, VOLUME
@@ -43,13 +44,6 @@ def refusal_in(pod: Mapping[str, Any]) -> ArgumentRefusal | None:
         for state in (status.get("state", {}), status.get("lastState", {})):
             ended = state.get("terminated", {})
             if status["name"] == NAME and ended.get("exitCode") == _REFUSED:
-                return _refusal(str(ended.get("message", "")))
+                with suppress(ValueError):
+                    return first_refusal(str(ended.get("message", "")))
     return None
-
-
-def _refusal(message: str) -> ArgumentRefusal | None:
-    try:
-        verdicts = read_verdicts(message)
-    except ValueError:
-        return None
-    return next((verdict.refusal for verdict in verdicts if verdict.refusal is not None), None)

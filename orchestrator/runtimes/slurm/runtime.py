@@ -31,6 +31,7 @@ from orchestrator.render import Artifacts, replica_folder
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
 from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.found import forgotten, found_servers
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
@@ -190,10 +191,10 @@ class SlurmRuntime:
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
         )
         written = {START: start_file(dataclasses.asdict(request), requeue=job.requeue)}
-        written[SCRIPT] = job_script(plan, comment.name)
+        written |= {SCRIPT: job_script(plan, comment.name), **argument_files(artifacts)}
         try:
             for file, text in written.items():
-                write_whole(run_dir / FileName(file), text, mode=0o600 if file == START else 0o755)
+                write_whole(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
