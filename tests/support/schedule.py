@@ -68,10 +68,10 @@ class GroupScheduling(LoadScopeScheduling):
         return group_of(nodeid)
 
 
-def seconds_by_group(reports: Sequence[pytest.TestReport]) -> dict[str, float]:
-    """How long each group took, set-up and clean-up included."""
+def slowest_groups(reports: Sequence[pytest.TestReport]) -> list[tuple[str, float]]:
+    """Each group and how many seconds it took, set-up and clean-up included, the slowest first."""
     seconds: dict[str, float] = {}
     for report in reports:
         group = group_of(report.nodeid)
         seconds[group] = seconds.get(group, 0.0) + report.duration
-    return seconds
+    return sorted(seconds.items(), key=lambda each: -each[1])
