@@ -18,6 +18,7 @@ LONGEST: Final = (
     "test_slurm.py",
     "test_kubernetes.py",
     "test_up.py",
+    "test_lost_output.py",
     "test_gateway_node.py",
     "test_gateway_docker.py",
     "test_images_docker.py",
