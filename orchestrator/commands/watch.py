@@ -19,7 +19,6 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.commands.alerts import Alerts
 from orchestrator.commands.announcer import EventKind, Told, WatchEvent
-from orchestrator.commands.runs import require_name
 from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.commands.vigil import GATEWAY, Vigil
 from orchestrator.core.errors import (
@@ -255,7 +254,6 @@ def _first_look(means: Reality, name: str) -> Standing:
 @contextmanager
 def _only_watch(home: Home, name: str) -> Iterator[None]:
     """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
-    require_name(name)
     lock = open_lock(home.runs / FileName(name) / ".watch")
     try:
         try:

@@ -261,6 +261,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "path", "behaviour"),
     [

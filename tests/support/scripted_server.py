@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ending_server import end_server
 from engine_api import EngineApi
 
 
@@ -103,7 +104,7 @@ class ScriptedServer:
         self._server = await asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24, ssl=self._tls)
         self._listening.set()
         await self._stopping.wait()
-        self._server.close()
+        await end_server(self._server)
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             _, waiting = await asyncio.wait(tasks, timeout=0.1)  # what just came in, and what the client has closed
             for task in waiting:
