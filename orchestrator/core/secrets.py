@@ -15,6 +15,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Final, Self
 
 REDACTED: Final = "[REDACTED]"
@@ -150,7 +151,9 @@ def redact_known(text: str) -> str:
 
 
 def redact_data(data: object) -> object:
-    """Return JSON-able data with each text in it redacted."""
+    """Return JSON-able data with each text in it redacted; a member of an Enum is our own word, and read again."""
+    if isinstance(data, Enum):
+        return data
     if isinstance(data, str):
         return redact(data)
     if isinstance(data, Mapping):

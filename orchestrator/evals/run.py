@@ -95,7 +95,8 @@ def _score(
 
 def require_room(options: EvalOptions, *, beside: bool) -> None:
     """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
-    for folder in (options.output, *((options.output / BASELINE_FOLDER,) if beside else ())):
+    folders = [options.output, *([options.output / BASELINE_FOLDER] if beside else [])]
+    for folder in folders:
         _earlier(folder / outcome_file(options.suite), options)
 
 

@@ -232,3 +232,12 @@ def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> N
     result = bench(script, tmp_path)
     assert only(result).succeeded == WORKLOAD.requests
     assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result
+
+
+@pytest.mark.parametrize("tokens", [10**13, 10**15])
+def test_answers_that_claim_any_number_of_tokens_fail_and_leave_a_result_that_can_be_read(
+    tokens: int, tmp_path: Path
+) -> None:
+    result = bench(Script(answer=after_warm_up(lambda _: Answer(claims=tokens))), tmp_path)
+    assert (only(result).succeeded, kinds(result)) == (0, {MarkKind.FAILED_REQUESTS})
+    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result

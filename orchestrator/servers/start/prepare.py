@@ -103,13 +103,13 @@ def plan_to_build(
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     plan, inputs = planned(profile, overrides, home, given=given)
     if MOE_TABLE in given or not make_table(
-        plan, home, builtin_rows(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
+        plan, home, builtin_tables(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
     ):
         return plan, inputs
     return planned(profile, overrides, home, given=given)
 
 
-def builtin_rows(plan: Plan, home: Home, place: Place) -> RowSources:
+def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
     return RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
 
