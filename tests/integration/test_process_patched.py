@@ -18,6 +18,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
 from orchestrator.kernels import plan_table
 from orchestrator.kernels.plan_coverage import RowSources
+from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.render.scripts import files
 from orchestrator.runs.run_dir import open_run
@@ -211,7 +212,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
 def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
-    plan = load("mi355x-tp8-july", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
+    plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
 
     prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home), home.packages)
 
