@@ -270,8 +270,6 @@ class RuntimeKind:
     keeper: Callable[[Plan], str] | None = None  # what starts a server again that has died or hangs, where it is not us
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
     here: bool = True  # a server runs on the machine that preflight looks at
-    settings: Callable[[Profile], RuntimeSettings] | None = (
-        None  # of the profile's section for it
-    )
+    settings: Callable[[Profile], RuntimeSettings] | None = None  # of the profile's section for it
     takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
     leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start
