@@ -1,12 +1,11 @@
 """`deploy eval`: from a server's name or a URL to an outcome, and what it says beside a baseline."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.bench.published import Published, PublishedEval, load_all_published, of_kind
-from orchestrator.bench.run import MeasuredTarget, command_to_resume, is_url, server_target, url_target
+from orchestrator.bench.run import MeasuredTarget, command_to_resume, is_url
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
@@ -18,12 +17,11 @@ from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome, outcome_file, outcome_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
 from orchestrator.evals.quality import beside_published
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.significance import Judgement, detectable_difference, judge_outcomes
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure
 from orchestrator.plan.plan import GREEDY, Plan
-from orchestrator.runs.run_dir import load_outcome
-from orchestrator.servers.servers import fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +42,6 @@ class EvalOptions:
         """The suite with answers of that length. Raises UsageError for one that there is not."""
         suite = find_suite(self.suite)
         return replace(suite, most_tokens=self.max_tokens or suite.most_tokens)
-
-
-def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
-    """An endpoint by its URL, or a server by its name; what reaches it stays open as long as the `stack`."""
-    if is_url(name):
-        return url_target(name, gpus=None, api_key_env=api_key_env)
-    return server_target(stack.enter_context(fleet(home, host)), name)
 
 
 def evaluate_beside(

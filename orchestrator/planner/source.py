@@ -27,7 +27,7 @@ from orchestrator.runtimes import runtime_kind
 _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
 
 
-class Source(Protocol):
+class PlanSource(Protocol):
     """What a plan is decided from, at most twice in one start: from what is known, then from what was gathered."""
 
     @property

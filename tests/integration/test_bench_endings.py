@@ -11,10 +11,10 @@ from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import BenchEnding, MarkKind, ServerProvenance
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runs.run_dir import load_result
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": 6, "requests": 4, "rates_rps": (20.0, 21.0), "prefixes": 1, "timeout_s": 5.0}

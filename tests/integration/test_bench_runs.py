@@ -20,10 +20,10 @@ from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import UnwrittenError, measure
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.runs.run_dir import load_result
 
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 

@@ -17,13 +17,13 @@ from quiet import Quietness
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.prompts import prompts
 from orchestrator.bench.result import Latency, MarkKind, Point, ServerProvenance
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import Workload, load_workload, read_text
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import Metric, quantile, read_buckets, read_metrics
 from orchestrator.engine.requests import tokenize_body
 from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.runs.run_dir import load_result
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -34,7 +34,7 @@ _PRELOADED = (
     "orchestrator.planner.explain",
     "orchestrator.servers.logs",
     "orchestrator.evals.logprobs.run",
-    "orchestrator.checkpoints.quantize.run",
+    "orchestrator.planner.quantize",
     "orchestrator.servers.status",
     "orchestrator.servers.start.launch",
     "orchestrator.servers.start.up",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
@@ -17,13 +18,14 @@ from orchestrator.plan.fusion import inferred_fusion_flag, may_fuse
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
-from orchestrator.planner.source import ProfileSource, Source
+from orchestrator.planner.source import PlanSource, ProfileSource
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_kind
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
 from orchestrator.servers.start.prepare import (
     bring_checkpoint,
+    builtin_tables,
     far_headers,
     known_experts,
     prepare_engine,
@@ -33,7 +35,7 @@ from orchestrator.servers.start.request import UpRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class PlanWithFiles:
     """A plan, and the files that its patches are given, by input name."""
 
     plan: Plan
@@ -45,7 +47,7 @@ class Decision:
         return render_artifacts(self.plan, self.files)
 
 
-def decide_beforehand(request: UpRequest, source: Source, place: Place, *, offline: bool = False) -> Decision:
+def decide_beforehand(request: UpRequest, source: PlanSource, place: Place, *, offline: bool = False) -> PlanWithFiles:
     """Decide before anything costs money. `offline`: no other host is asked, and what a tag means here is taken.
 
     Raises ProfileError, and for a prebuilt image that is known what keeps it from being the plan's: BuildError,
@@ -59,7 +61,7 @@ def decide_beforehand(request: UpRequest, source: Source, place: Place, *, offli
     return decision
 
 
-def _decide(source: Source, place: Place, image: ReadyImage | None) -> Decision:
+def _decide(source: PlanSource, place: Place, image: ReadyImage | None) -> PlanWithFiles:
     """Decide with what is known by now of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
@@ -70,10 +72,10 @@ def _decide(source: Source, place: Place, image: ReadyImage | None) -> Decision:
     plan = source.decide(facts)
     if image is not None:
         require_ready(plan, image)
-    return Decision(plan=plan, files=files)
+    return PlanWithFiles(plan=plan, files=files)
 
 
-def _known_image(source: Source, place: Place, *, offline: bool) -> ReadyImage | None:
+def _known_image(source: PlanSource, place: Place, *, offline: bool) -> ReadyImage | None:
     """What is known of the prebuilt image that a profile is to run from, without fetching it."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
@@ -101,7 +103,7 @@ def tell_decision(plan: Plan, before: Plan | None = None) -> None:
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
-def prepare_start(request: UpRequest, source: Source, first: Decision, place: Place) -> Prepared:
+def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: Place) -> Prepared:
     """Bring checkpoint, tables and engine into place, and decide finally with what they turned out to be.
 
     Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
@@ -119,7 +121,7 @@ def prepare_start(request: UpRequest, source: Source, first: Decision, place: Pl
     bring_checkpoint(plan, place, stage=request.stage)
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
     if not source.decided and plan.ready_image is None:
-        make_table(plan, home, place, accept_untuned=request.accept_untuned)
+        make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
     final = _decide(source, place, image)
     tell_decision(final.plan, before=plan)
     if not request.accept_untuned:
@@ -137,7 +139,7 @@ def look_at_coverage(request: UpRequest, plan: Plan, place: Place, rows: RowSour
         require_covered(plan, place.home, rows)
 
 
-def _judged(source: Source, artifacts: Artifacts, place: Place, files: Mapping[str, str] | None) -> Prepared:
+def _judged(source: PlanSource, artifacts: Artifacts, place: Place, files: Mapping[str, str] | None) -> Prepared:
     """What the server runs in, which has accepted the arguments as far as it can be asked here.
 
     Raises BuildError, ProfileError.

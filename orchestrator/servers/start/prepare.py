@@ -1,6 +1,7 @@
 """Before a start: the checkpoint, what the server runs in, the machine."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +19,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.hosts.venvs.venv import interpreter
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
@@ -110,9 +112,15 @@ def plan_to_build(
     plan, inputs = source.planned()
     source.valid.note_deprecated()
     place = place_of(plan.runtime, home, host)
-    if MOE_TABLE in given or not make_table(plan, home, place, accept_untuned=accept_untuned):
+    tables = partial(builtin_tables, plan, home, place)
+    if MOE_TABLE in given or not make_table(plan, home, tables, accept_untuned=accept_untuned):
         return plan, inputs
     return source.planned()
+
+
+def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
+    """Return the tables that the engine of the plan ships with, on the host of `place`."""
+    return RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:

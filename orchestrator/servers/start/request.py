@@ -8,7 +8,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
 from orchestrator.planner.lock import home_of_run, lock_source, moved_since
 from orchestrator.planner.planning import is_path
-from orchestrator.planner.source import Source, profile_source, run_source
+from orchestrator.planner.source import PlanSource, profile_source, run_source
 from orchestrator.runs.run_dir import RunDir
 
 
@@ -59,7 +59,7 @@ class UpRequest:
         asked = replace(self, profile=path)
         return {"command": asked.command(name), "request": asdict(asked)}
 
-    def source(self, home: Home) -> Source:
+    def source(self, home: Home) -> PlanSource:
         """Read what its plan is decided from: an earlier run, a lock, or a profile. Raises a DeployError."""
         if self.run is not None:
             run = RunDir(Path(self.run))

@@ -217,7 +217,7 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
 
     Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
     """
-    from orchestrator.bench.connection import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
+    from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
 
     url = Address.from_url(url).url
     if plan is not None:

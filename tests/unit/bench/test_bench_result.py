@@ -19,8 +19,8 @@ from orchestrator.bench.result import (
     Run,
     ServerProvenance,
 )
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError
-from orchestrator.runs.run_dir import load_result
 
 POINT = Point(
     label="2",

@@ -12,7 +12,6 @@ from quark_samples import Tiny, write_tiny
 from orchestrator.checkpoints.quantize.assemble import MadeOf, finish, others_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import load_recipe
-from orchestrator.checkpoints.quantize.run import _require_new
 from orchestrator.checkpoints.quantize.source import Source, read_source
 from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkFolder
 from orchestrator.checkpoints.quantize.workers import container_command, local_command
@@ -22,6 +21,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import move
 from orchestrator.plan.plan import ContainerNeeds
+from orchestrator.planner.quantize import _require_new
 
 JOB = QuantisationJob(
     source="/models/tiny",

@@ -8,12 +8,12 @@ import pytest
 from plan_samples import plan_of
 from quark_samples import Tiny, write_tiny
 
-from orchestrator.checkpoints.quantize import run as command
-from orchestrator.checkpoints.quantize.run import QuantisationRequest, quantise, recipe_rows, worker_memory
 from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.checkpoints.quantize.work_dir import WorkFolder
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.planner import quantize as command
+from orchestrator.planner.quantize import QuantisationRequest, quantise, recipe_rows, worker_memory
 
 
 @pytest.fixture

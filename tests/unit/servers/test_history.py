@@ -11,9 +11,10 @@ from measured_samples import marked, save, tp8
 from run_samples import past_run
 
 from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.bench.result_files import measured_below
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.report.history import history, history_table, measured_below
+from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import Handle, ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime

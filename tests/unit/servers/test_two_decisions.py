@@ -19,7 +19,7 @@ from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Handle, Place, Prepared, Runtime
+from orchestrator.runtimes.base import Handle, Prepared, Runtime
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start import decisions, host, up
 from orchestrator.servers.start.launch import Start
@@ -93,7 +93,7 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
     home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_table(plan: Plan, at: Home, _place: Place, *, accept_untuned: bool) -> bool:
+    def make_table(plan: Plan, at: Home, _given: object, *, accept_untuned: bool) -> bool:
         assert not accept_untuned
         table = Store.of(at, plan).table(plan)
         table.parent.mkdir(parents=True)
