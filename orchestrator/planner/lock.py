@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from orchestrator import __version__
 from orchestrator.checkpoints.hub import Listing, list_files
@@ -246,11 +246,7 @@ class LockSource(ProfileSource):
     path: Path
     lock: Lock
     document: Document
-
-    @property
-    def decided(self) -> bool:
-        """It was locked."""
-        return True
+    decided: ClassVar[bool] = True
 
     def decide(self, facts: Facts) -> Plan:
         """Decide the plan and hold it, and everything that it is made from, against the lock.

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
 from orchestrator.core.catalog import Catalogue
 from orchestrator.core.errors import Problem, ProfileError, StartError
@@ -27,43 +27,6 @@ from orchestrator.runtimes import runtime_kind
 _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
 
 
-class PlanSource(Protocol):
-    """What a plan is decided from, at most twice in one start: from what is known, then from what was gathered."""
-
-    @property
-    def home(self) -> Home:
-        """The home whose catalog it is made from."""
-
-    @property
-    def runtime(self) -> str:
-        """The runtime of its plan, by name."""
-
-    @property
-    def model(self) -> Model:
-        """The model of its plan."""
-
-    @property
-    def may_fuse(self) -> bool:
-        """Whether the plan depends on how the checkpoint stores its experts."""
-
-    @property
-    def decided(self) -> bool:
-        """Whether its plan was decided before: nothing is made for it anew, and no other plan takes its place."""
-
-    @property
-    def image(self) -> str | None:
-        """The prebuilt image that the user names; None: an image is built, or the plan that was decided names it."""
-
-    def files(self) -> dict[str, bytes]:
-        """The files that the patches of its plan are given, by input name."""
-
-    def decide(self, facts: Facts) -> Plan:
-        """Decide the plan. Raises ProfileError where the rules, or the facts, refuse it."""
-
-    def location(self, path: tuple[str, ...]) -> str:
-        """Where a key path is set, for a message."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfileSource:
     """A profile with overrides, the files that the user gives to patches, and the prebuilt image that he names."""
@@ -72,6 +35,7 @@ class ProfileSource:
     home: Home
     given: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
+    decided: ClassVar[bool] = False  # whether it was decided before: nothing is made for it anew
 
     @property
     def runtime(self) -> str:
@@ -88,11 +52,6 @@ class ProfileSource:
         """Whether there is a shared expert and a GPU: the flags are looked at when the plan is decided."""
         moe = self.valid.profile.model.moe
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
-
-    @property
-    def decided(self) -> bool:
-        """A profile says now what it says."""
-        return False
 
     @property
     def image_on_node(self) -> bool:
@@ -147,7 +106,8 @@ class RunSource:
     plan: Plan
     home: Home
     inputs: Mapping[str, bytes]
-    image: None = None  # its plan names it
+    image: ClassVar[None] = None  # its plan names it
+    decided: ClassVar[bool] = True
 
     @property
     def runtime(self) -> str:
@@ -163,11 +123,6 @@ class RunSource:
     def may_fuse(self) -> bool:
         """Whether its server fuses its shared expert, unless its checkpoint is against it."""
         return may_fuse(self.plan)
-
-    @property
-    def decided(self) -> bool:
-        """It was started."""
-        return True
 
     def files(self) -> dict[str, bytes]:
         """The files that its patches were given."""
@@ -187,6 +142,9 @@ class RunSource:
     def location(self, path: tuple[str, ...]) -> str:
         """The key, and the run."""
         return f"`{'.'.join(path)}` in {self.run.path}"
+
+
+PlanSource: TypeAlias = ProfileSource | RunSource
 
 
 def run_source(run: RunDir, home: Home) -> RunSource:
