@@ -23,7 +23,7 @@ from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_issues import Reports
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.plan.rules import arguments
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartChoice, choose_parts, compose
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -56,7 +56,7 @@ class Valid:
     @property
     def capacity(self) -> Capacity:
         """What fits on each of its replicas."""
-        return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
+        return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
     def decide(self, inputs: Mapping[str, str], *, quiet: bool = False) -> Plan:
         """The plan, with files given to patches: name -> sha256; deprecated options are told, unless `quiet`.
