@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.bench.comparability import marks
-from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, probe
 from orchestrator.bench.energy import EnergyReader
@@ -40,6 +40,7 @@ from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
+from orchestrator.core.url import Address
 
 
 @dataclass(frozen=True, kw_only=True)

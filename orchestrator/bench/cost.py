@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.published import Published
+from orchestrator.bench.published import Published, price_book
 from orchestrator.core.console import minutes, table
 from orchestrator.core.subprocesses import quote
-from orchestrator.experiments.reproduce import Step, command
-from orchestrator.report.write import price_book
+
+
+@dataclass(frozen=True)
+class CommandEstimate:
+    """A command of this tool, and the seconds it is expected to take."""
+
+    id: str
+    argv: tuple[str, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +49,10 @@ class Bill:
         an_hour = f"at {self.hourly:.2f} {self.currency} an hour for the node ({self.source})"
         return f"{an_hour}; times are estimates, a failure adds to them"
 
-    def to_dict(self, steps: Sequence[Step], left_out: Sequence[str]) -> dict[str, object]:
-        """The steps with their sums, as plain data."""
-        seconds, unit = sum(step.about for step in steps), self.currency.lower()
-        listed = [{"id": step.id, "argv": ["deploy", *command(step)], "about_s": round(step.about)} for step in steps]
+    def to_dict(self, commands: Sequence[CommandEstimate], left_out: Sequence[str]) -> dict[str, object]:
+        """Return the commands with their sums as plain data."""
+        seconds, unit = sum(each.seconds for each in commands), self.currency.lower()
+        listed = [{"id": each.id, "argv": ["deploy", *each.argv], "about_s": round(each.seconds)} for each in commands]
         total = {
             "about_s": round(seconds),
             f"{unit}_per_node_hour": self.hourly,
@@ -55,10 +62,10 @@ class Bill:
         known = {key: value for key, value in total.items() if value is not None}
         return {"steps": listed, "left_out": left_out, "total": known}
 
-    def to_table(self, steps: Sequence[Step]) -> str:
-        """The same for people."""
-        seconds = sum(step.about for step in steps)
-        rows = [(quote(["deploy", *command(step)]), minutes(step.about), self.text(step.about)) for step in steps]
+    def to_table(self, commands: Sequence[CommandEstimate]) -> str:
+        """Return the commands with their sums as a table."""
+        seconds = sum(each.seconds for each in commands)
+        rows = [(quote(["deploy", *each.argv]), minutes(each.seconds), self.text(each.seconds)) for each in commands]
         rows.append(("total", minutes(seconds), self.text(seconds)))
         return table(("command", "about", f"about {self.currency}"), rows)
 

@@ -3,10 +3,11 @@
 import json
 from dataclasses import dataclass, replace
 
-from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.connection import Connections
 from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
+from orchestrator.core.url import Address
 from orchestrator.engine import endpoints
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics

@@ -1,7 +1,7 @@
 """Published figures and prices as data: profiles/published/<name>.yaml, each with its source, unit and caveats."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -325,3 +325,8 @@ def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     if len(found) > 1:
         raise UsageError(f"prices in {' and '.join(found)}", hint="give them in one currency: nothing is converted")
     return next(iter(found), _USD), tuple(plain)
+
+
+def price_book(prices: Sequence[str]) -> PriceBook:
+    """The prices given on the command line, over those that were published."""
+    return PriceBook(given=parse_prices(prices), published=of_kind(load_all_published(), Prices))

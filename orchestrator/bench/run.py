@@ -5,7 +5,7 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,10 +13,10 @@ from typing import Final
 from pydantic import ValidationError
 
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.connection import Address
 from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.steady_state import unjudged
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 from orchestrator.core.catalog import Catalogue, Kind
@@ -25,14 +25,10 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.url import Address
 from orchestrator.core.validation import faults_in
 from orchestrator.engine.requests import Api
-from orchestrator.kernels.plan_table import kernel_report
 from orchestrator.plan.plan import Hazard
-from orchestrator.runs.run_dir import RunDir, load_result, provenance_of, read_plan
-from orchestrator.runtimes import runtime_kind
-from orchestrator.servers.servers import Fleet, api_key
-from orchestrator.servers.start.verify import require_running
 
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
@@ -106,50 +102,6 @@ class NamedHardware:
         tp, dp = int(found["tp"]), int(found["dp"] or 1)
         named = f"TP{tp}×DP{dp}" if dp > 1 else f"TP{tp}"
         return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=named)
-
-
-def url_target(
-    url: str, *, gpus: int | None, api_key_env: str | None, named: NamedHardware | None = None
-) -> MeasuredTarget:
-    """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
-    behind = named or NamedHardware(gpus=gpus)
-    provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
-    return MeasuredTarget(
-        url=Address.from_url(url).url,
-        key=api_key(api_key_env),
-        provenance=provenance,
-        hazards=(),
-        kernel_gate=lambda: None,
-    )
-
-
-def server_target(servers: Fleet, name: str) -> MeasuredTarget:
-    """A server that `deploy up` started, with its plan, gate and host from its run directory.
-
-    Raises StartError where there is none of that name, or it has ended.
-    """
-    handle = servers.one(name)
-    require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    stood = provenance_of(run, plan)
-    provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
-
-    def look() -> dict[str, object] | None:
-        report = kernel_report(servers.runtime(handle).logs(handle, follow=False), plan) if plan else None
-        return report.to_dict() if report else None
-
-    key = api_key(plan.server.api_key_env if plan else None)
-    return MeasuredTarget(
-        url=handle.url,
-        key=key,
-        provenance=provenance,
-        hazards=plan.hazards if plan else (),
-        kernel_gate=look,
-        gpus=plan.gpus if plan else None,
-        behind=tuple(server.url for server in handle.replicas),
-        here=runtime_kind(handle.runtime).here,
-    )
 
 
 def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:

@@ -91,6 +91,7 @@ def bench(
     from orchestrator.bench import run as command
     from orchestrator.core.paths import Home
     from orchestrator.servers.servers import fleet
+    from orchestrator.servers.targets import server_target, url_target
 
     _check(api, arrivals)
     options = command.BenchOptions(
@@ -110,9 +111,9 @@ def bench(
     require_kind(target, url=command.is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if command.is_url(target):
-            found = command.url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
+            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
-            found = command.server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
+            found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")

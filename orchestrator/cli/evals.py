@@ -83,11 +83,14 @@ def evaluate(
     """
     import shlex
     import sys
+    from contextlib import ExitStack
+    from functools import partial
 
     from orchestrator.bench.run import is_url
     from orchestrator.core.paths import Home
     from orchestrator.evals.evaluation import SuiteRequest, commands_of_tau2, expect, score
     from orchestrator.evals.run import EvalOptions
+    from orchestrator.servers.targets import found
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
@@ -100,19 +103,20 @@ def evaluate(
         seeds=seeds,
         simulations=simulations,
         prices=tuple(price or ()),
-        host=host,
-        api_key_env=api_key_env,
     )
     expected = expect(request, home, planned=dry_run)
     if dry_run and json:
         out_json(expected.to_dict())
         return
     _preview(expected, asked=dry_run, sized=data is None)
-    if request.wants_commands and not dry_run:
-        out(commands_of_tau2(request, home), end="")
-    if request.wants_commands or dry_run:
+    if dry_run:
         return
-    _tell(score(request, home, say), several=request.is_several, json=json)
+    with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
+        reach = partial(found, stack=stack, home=home, host=host, api_key_env=api_key_env)
+        if request.wants_commands:
+            out(commands_of_tau2(request, home, reach), end="")
+        else:
+            _tell(score(request, home, reach, say), several=request.is_several, json=json)
 
 
 def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:

@@ -71,8 +71,8 @@ def diff(
 
 def _measured(results: Path | None) -> "Iterator[BenchResult]":
     """The results below a directory. Raises UsageError for one that is not there, but for the default."""
+    from orchestrator.bench.result_files import measured_below
     from orchestrator.core.errors import UsageError
-    from orchestrator.report.history import measured_below
 
     if results is not None and not results.is_dir():
         raise UsageError(f"there is no directory `{results}`", hint="`deploy bench` with `--output` names one")

@@ -65,13 +65,8 @@ def metrics(
     files, missing = monitoring_files(server), tuple(omitted(server))
     write_files(output, files)
     if json:
-        out_json(
-            {
-                "server": server.name,
-                "files": [str(output / RelativePath(file.path)) for file in files],
-                "left_out": missing,
-            }
-        )
+        paths = [str(output / RelativePath(file.path)) for file in files]
+        out_json({"server": server.name, "files": paths, "left_out": missing})
         return
     for file in files:
         say(f"wrote {output / RelativePath(file.path)}")

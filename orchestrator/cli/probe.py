@@ -65,10 +65,9 @@ def probe(
         reference_of,
         run_probe,
         save_reference,
-        side_of_server,
-        side_of_url,
     )
     from orchestrator.servers.servers import api_key, fleet
+    from orchestrator.servers.targets import side_of_server, side_of_url
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)

@@ -59,10 +59,10 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a profile, or of another kind of file, for editors."""
+    from orchestrator.cli.schemas import SCHEMAS, write_schemas
     from orchestrator.core.errors import UsageError
     from orchestrator.core.suggest import did_you_mean
     from orchestrator.profiles.json_schema import json_schema
-    from orchestrator.profiles.schemas import SCHEMAS, write_schemas
 
     if kind not in SCHEMAS:
         raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))

@@ -59,10 +59,10 @@ def quantise(
     Without TARGET shows what each recipe would make of it. What was made is verified as `stage` does; a model's file
     goes into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in an environment of its own (1.5 GB, once).
     """
-    from orchestrator.checkpoints.quantize.run import QuantisationRequest
-    from orchestrator.checkpoints.quantize.run import quantise as carry_out
     from orchestrator.core.paths import Home
     from orchestrator.planner.planning import load
+    from orchestrator.planner.quantize import QuantisationRequest
+    from orchestrator.planner.quantize import quantise as carry_out
 
     home = Home.from_environment()
     if target is None:
@@ -92,8 +92,8 @@ def quantise(
 
 
 def _show(source: Path, home: "Home", *, json: bool) -> None:
-    from orchestrator.checkpoints.quantize.run import cost, recipe_rows
     from orchestrator.checkpoints.quantize.source import read_source
+    from orchestrator.planner.quantize import cost, recipe_rows
 
     found = read_source(source)
     rows = list(recipe_rows(found, home))

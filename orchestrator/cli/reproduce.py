@@ -13,7 +13,8 @@ from orchestrator.core.safe_paths import FileName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.experiments.reproduce import FinishedSteps, ReproducePlan
+    from orchestrator.bench.cost import CommandEstimate
+    from orchestrator.experiments.reproduce import FinishedSteps, ReproducePlan, Step
 
 PublishedArgument: TypeAlias = Annotated[
     str,
@@ -106,7 +107,8 @@ def reproduce(
     )
     planned = plan_steps(published, directory, request)
     state = FinishedSteps(directory / STATE_FILE, planned.steps)
-    bill, todo = Bill.of_node(published, prices, currency), still_to_do(planned.steps, state.done)
+    bill = Bill.of_node(published, prices, currency)
+    todo = _estimates(still_to_do(planned.steps, state.done))
     _look(planned, host, covered=dry_run)
     if dry_run and json:
         out_json(bill.to_dict(todo, planned.left_out))
@@ -118,6 +120,13 @@ def reproduce(
     if not dry_run:
         _run(planned, state, host, keep=keep, data=data)
         note(f"done: the report is `{directory / 'report.html'}`")
+
+
+def _estimates(steps: "Sequence[Step]") -> "list[CommandEstimate]":
+    from orchestrator.bench.cost import CommandEstimate
+    from orchestrator.experiments.reproduce import command
+
+    return [CommandEstimate(step.id, command(step), step.about) for step in steps]
 
 
 def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:

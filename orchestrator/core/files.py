@@ -28,10 +28,24 @@ _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an OSError name a file, as one of a full disk does not, and one of a copied tree does in its text alone."""
+    try:
+        yield
+    except shutil.Error as error:
+        _, target, why = error.args[0][0]
+        raise OSError(errno.EIO, f"cannot copy: {why}", str(target)) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
     """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
+    with _naming(path), path.open("xb") as file:
         file.write(content)
         file.truncate(size)
     os.utime(path, ns=(time_ns, time_ns))
@@ -52,7 +66,8 @@ def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
     wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
     if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
         raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
-    archive.extractall(folder, wanted)
+    with _naming(folder):
+        archive.extractall(folder, wanted)
 
 
 def remove_file(path: Path) -> None:
@@ -86,7 +101,8 @@ def copy_tree(source: Path, target: Path, *, linked: bool = False) -> None:
     Raises OSError.
     """
     copy = _link_or_copy if linked else shutil.copy2
-    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
+    with _naming(target):
+        shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -1,6 +1,7 @@
 """Taking secrets out of all that is shown or stored: those that this run knows, and what looks like one."""
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART, known_as_it_is, known_spans, may_begin
@@ -39,7 +40,9 @@ def redact_known(text: str) -> str:
 
 
 def redact_data(data: object) -> object:
-    """JSON-able data with each text in it redacted."""
+    """JSON-able data with each text in it redacted; a member of an Enum is a word of ours, which is read again."""
+    if isinstance(data, Enum):
+        return data
     if isinstance(data, str):
         return redact(data)
     if isinstance(data, Mapping):

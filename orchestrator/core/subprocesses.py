@@ -90,10 +90,12 @@ def run(
     return ProgramResult(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+def attempt(
+    argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str | None] | None = None
+) -> ProgramResult:
     """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
     try:
-        return run(argv, timeout=timeout)
+        return run(argv, timeout=timeout, cwd=cwd, env=env)
     except ProgramMissingError as error:
         return ProgramResult(argv=tuple(argv), code=127, stdout="", stderr=error.message)
 

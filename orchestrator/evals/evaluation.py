@@ -1,7 +1,6 @@
 """`deploy eval` as a whole: what is expected, then one suite after the other, beside a baseline."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from orchestrator.evals.run import (
     EvalOptions,
     earlier_outcome,
     evaluate_beside,
-    found,
     read_tau2,
     require_askable,
     require_room,
     tau2_commands,
 )
 from orchestrator.evals.suite_runs import PUBLISHED, EvalPart, parts_of, tau2_told
+
+Reach = Callable[[str], MeasuredTarget]  # opens a server by its name, or an endpoint by its URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,6 @@ class SuiteRequest:
     seeds: int | None = None
     simulations: Path | None = None
     prices: tuple[str, ...] = ()
-    host: str | None = None
-    api_key_env: str | None = None
 
     @property
     def parts(self) -> tuple[EvalPart, ...]:
@@ -72,10 +70,6 @@ class SuiteRequest:
         earlier = {suite: earlier_outcome(self.baseline, suite) for suite in self.suites}
         return {suite: outcome for suite, outcome in earlier.items() if outcome is not None}
 
-    def reach(self, name: str, stack: ExitStack, home: Home) -> MeasuredTarget:
-        """A server or an endpoint."""
-        return found(name, stack, home=home, host=self.host, api_key_env=self.api_key_env)
-
 
 def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
     """What will be told, taken and paid; `planned` insists on a plan of that name. Raises UsageError, ProfileError."""
@@ -91,7 +85,7 @@ def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
     )
 
 
-def score(request: SuiteRequest, home: Home, say: Callable[[str], None]) -> tuple[SuiteScore, ...]:
+def score(request: SuiteRequest, home: Home, reach: Reach, say: Callable[[str], None]) -> tuple[SuiteScore, ...]:
     """Ask every suite of both sides; nobody is asked anything where one of them cannot be asked all.
 
     Raises what `evaluate_beside` and `read_tau2` raise.
@@ -99,27 +93,26 @@ def score(request: SuiteRequest, home: Home, say: Callable[[str], None]) -> tupl
     before, of_tau2 = request.before, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
         of_tau2 = [_tau2(request, request.simulations, before.get(tau2.NAME))]
-    return (*(_asked(request, before, home, say) if request.parts else ()), *of_tau2)
+    return (*(_asked(request, before, home, reach, say) if request.parts else ()), *of_tau2)
 
 
 def _asked(
-    request: SuiteRequest, before: Mapping[str, Outcome], home: Home, say: Callable[[str], None]
+    request: SuiteRequest, before: Mapping[str, Outcome], home: Home, reach: Reach, say: Callable[[str], None]
 ) -> list[SuiteScore]:
     """What lm-evaluation-harness asks."""
-    with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
-        candidate, beside, scored = request.reach(request.target, stack, home), None, []
-        if request.baseline is not None and not before:
-            beside = request.reach(request.baseline, stack, home)
-        given = request.options
-        asked = [replace(given, suite=each.suite.name, limit=each.limit, seeds=each.seeds) for each in request.parts]
-        for options in asked:
-            require_askable(options.asked, candidate, beside, data=options.data)
-            require_room(options, beside=beside is not None)
-        for options in asked:
-            earlier = before.get(options.suite)
-            outcome, other, file = evaluate_beside(candidate, beside, earlier, options, home=home, say=say)
-            scored.append(SuiteScore(outcome=outcome, file=file, before=other, against=request.baseline))
-        return scored
+    candidate, beside, scored = reach(request.target), None, []
+    if request.baseline is not None and not before:
+        beside = reach(request.baseline)
+    given = request.options
+    asked = [replace(given, suite=each.suite.name, limit=each.limit, seeds=each.seeds) for each in request.parts]
+    for options in asked:
+        require_askable(options.asked, candidate, beside, data=options.data)
+        require_room(options, beside=beside is not None)
+    for options in asked:
+        earlier = before.get(options.suite)
+        outcome, other, file = evaluate_beside(candidate, beside, earlier, options, home=home, say=say)
+        scored.append(SuiteScore(outcome=outcome, file=file, before=other, against=request.baseline))
+    return scored
 
 
 def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> SuiteScore:
@@ -130,9 +123,7 @@ def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> S
     return SuiteScore(outcome=outcome, file=file, before=before, against=request.baseline)
 
 
-def commands_of_tau2(request: SuiteRequest, home: Home) -> str:
-    """The commands that ask a running server tau2's tasks. Raises what `found` and `tau2_commands` raise."""
-    with ExitStack() as stack:
-        target = request.reach(request.target, stack, home)
-        plan = plan_behind(request.target, home, planned=False)
-        return tau2_commands(target, request.target, plan, request.seeds)
+def commands_of_tau2(request: SuiteRequest, home: Home, reach: Reach) -> str:
+    """The commands that ask a running server tau2's tasks. Raises what `reach` and `tau2_commands` raise."""
+    plan = plan_behind(request.target, home, planned=False)
+    return tau2_commands(reach(request.target), request.target, plan, request.seeds)

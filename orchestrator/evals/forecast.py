@@ -7,6 +7,7 @@ from pathlib import Path
 from orchestrator.bench import metrics
 from orchestrator.bench.cost import Bill
 from orchestrator.bench.published import Published, load_all_published, of_kind, split_currency
+from orchestrator.bench.result_files import measured_below
 from orchestrator.bench.run import is_url
 from orchestrator.core.console import minutes, table
 from orchestrator.core.errors import DeployError
@@ -16,7 +17,6 @@ from orchestrator.evals.run import expected_score, what_it_can_tell
 from orchestrator.evals.suite_runs import HARNESS, EvalPart, Pace, published_pace
 from orchestrator.plan.plan import GREEDY, Plan
 from orchestrator.planner.planning import load
-from orchestrator.report.history import measured_below
 from orchestrator.runs.run_dir import latest_run, read_plan
 
 

@@ -58,7 +58,7 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
         _run(argv(request, task=task, work=work), request, say)
         return read_outcome(work, request, task=task)
     finally:
-        remove_tree(work, within=work.parent)
+        remove_tree(work, within=Path(tempfile.gettempdir()))
 
 
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:

@@ -1,12 +1,11 @@
 """`deploy eval`: from a server's name or a URL to an outcome, and what it says beside a baseline."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.bench.published import Published, PublishedEval, load_all_published, of_kind
-from orchestrator.bench.run import MeasuredTarget, command_to_resume, is_url, server_target, url_target
+from orchestrator.bench.run import MeasuredTarget, command_to_resume, is_url
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
@@ -19,12 +18,11 @@ from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome, outcome_file, outcome_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
 from orchestrator.evals.quality import beside_published
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.significance import Judgement, detectable_difference, judge_outcomes
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure
 from orchestrator.plan.plan import GREEDY, Plan
-from orchestrator.runs.run_dir import load_outcome
-from orchestrator.servers.servers import fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +43,6 @@ class EvalOptions:
         """The suite with answers of that length. Raises UsageError for one that there is not."""
         suite = find_suite(self.suite)
         return replace(suite, most_tokens=self.max_tokens or suite.most_tokens)
-
-
-def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
-    """An endpoint by its URL, or a server by its name; what reaches it stays open as long as the `stack`."""
-    if is_url(name):
-        return url_target(name, gpus=None, api_key_env=api_key_env)
-    return server_target(stack.enter_context(fleet(home, host)), name)
 
 
 def evaluate_beside(
@@ -105,7 +96,8 @@ def _score(
 
 def require_room(options: EvalOptions, *, beside: bool) -> None:
     """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
-    for folder in (options.output, *((options.output / BASELINE_FOLDER,) if beside else ())):
+    folders = [options.output, *([options.output / BASELINE_FOLDER] if beside else [])]
+    for folder in folders:
         _earlier(folder / outcome_file(options.suite), options)
 
 

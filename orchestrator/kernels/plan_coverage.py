@@ -173,7 +173,7 @@ def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *
 
 def _tuning_costs(plan: Plan) -> str:
     """How long it may take, and for how much, where a price was published."""
-    from orchestrator.report.write import price_book  # noqa: PLC0415 - a report is nothing that a start needs
+    from orchestrator.bench.published import price_book  # noqa: PLC0415 - a report is nothing that a start needs
 
     longest = f"hours, {TUNING_HOURS:.0f} at most unless `--hours` says another limit"
     price, source = price_book(()).of(plan.hardware.name)

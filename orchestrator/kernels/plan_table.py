@@ -23,21 +23,19 @@ from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes import runtime_kind
-from orchestrator.runtimes.base import Place
 
 
-def make_table(plan: Plan, home: Home, place: Place, *, accept_untuned: bool) -> bool:
+def make_table(plan: Plan, home: Home, given: RowSources, *, accept_untuned: bool) -> bool:
     """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
 
-    Returns whether it was built. Raises as `build_table`, unless untuned kernels are accepted.
+    `given` has the tables that the runtime's engine ships. Returns whether it was built. Raises as `build_table`,
+    unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
     if not takes_table(plan) or store.is_fresh(plan):
         return False
     say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
     try:
-        given = RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
         built = build_table(plan, given, home, upstream=True)
     except (KernelsError, BuildError) as error:
         if accept_untuned:

@@ -10,9 +10,10 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import ESCAPED
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
 from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import SCRAPED, SCRAPED_GATEWAY, Monitored, Pods, series_of
+from orchestrator.monitoring.series import SCRAPED, SCRAPED_GATEWAY, Monitored, series_of
 from orchestrator.render.artifacts import ContextFile
 from orchestrator.render.scripts import replica_folder
+from orchestrator.runtimes.base import Pods
 
 _EVERY: Final = "15s"
 _WIDTH: Final = 118

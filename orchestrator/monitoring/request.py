@@ -12,12 +12,13 @@ from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.flags import read_flags
 from orchestrator.engine.options import Meaning
-from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
+from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.planner.planning import Valid, load, read_profile
 from orchestrator.runs.run_dir import RunDir, known_names, latest_run, read_plan, require_name
 from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes.base import Pods
 from orchestrator.servers.run_history import request_of
 
 

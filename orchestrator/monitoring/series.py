@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.engine.gateway import GatewayMetric
 from orchestrator.engine.metrics import Metric
 from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.base import Pods
 
 TTFT_P95: Final = "ttft_p95_s"
 HIT_SHARE: Final = "hit_share"
@@ -31,19 +32,6 @@ class Expected:
 
     value: float
     source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pods:
-    """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
-
-    namespace: str
-    labels: Mapping[str, str]
-    port: str  # its name in the pod
-    called: str  # what its objects are called
-    replica: str | None  # the label that tells one of several servers
-    gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
-    gateway_port: str
 
 
 @dataclass(frozen=True, kw_only=True)

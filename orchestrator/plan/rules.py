@@ -66,9 +66,17 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
         tp=profile.layout.tp.value,
         context_length=profile.model.context_length,
         sparse_attention=profile.model.sparse_attention,
+        platform=profile.engine.platform,
+        decided={
+            "tp_size": profile.layout.tp.value,
+            "dp_size": profile.layout.dp.value,
+            "ep_size": profile.layout.ep.value,
+            "enable_dp_attention": profile.layout.dp_attention.value,
+            "port": profile.server.port,
+            "served_model_name": profile.model.served_name,
+        },
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer is not None,
-        cpu=profile.hardware.vendor == "cpu",
         port=profile.server.port,
         ranks=profile.layout.tp.value
         * (1 if profile.layout.dp_attention.value else profile.layout.dp.value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
+from orchestrator.bench.result_files import load_result, provenance_of
 from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
@@ -18,7 +19,7 @@ from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.report.configuration import configuration_of, started_with
 from orchestrator.report.history import PastStart, past_start
 from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
-from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, load_result, provenance_of
+from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock
 
 if TYPE_CHECKING:
     from orchestrator.planner.planning import Loaded

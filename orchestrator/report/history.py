@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
-from orchestrator.core.console import table, warn
-from orchestrator.core.errors import BenchError, DeployError, StartError
+from orchestrator.bench.result import BenchResult, Point
+from orchestrator.core.console import table
+from orchestrator.core.errors import DeployError, StartError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, load_result, require_name, runs_of
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, require_name, runs_of
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import ENDING_FILE, kept_state
 from orchestrator.servers.servers import PARTS_FILE, Fleet
@@ -197,18 +197,6 @@ def _states(servers: Fleet, name: str | None) -> Iterator[tuple[str, tuple[str, 
 
 def _real(path: Path) -> str:
     return str(path.absolute().resolve())
-
-
-def measured_below(directory: Path) -> Iterator[BenchResult]:
-    """The measurements below a directory; one that cannot be read is said and left out."""
-    for path in sorted(directory.rglob(RESULT_FILE)):
-        try:
-            result = load_result(path)
-        except BenchError as error:
-            warn(f"a result is left out: {error.message}: `{path}`")
-            continue
-        if result.points:
-            yield result
 
 
 def _is_of(result: BenchResult, name: str, run: RunDir, before: datetime | None) -> bool:

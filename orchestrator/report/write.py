@@ -6,25 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.bench.published import (
-    PriceBook,
-    Prices,
     Published,
     load_all_published,
     load_published,
     of_kind,
-    parse_prices,
+    price_book,
 )
 from orchestrator.bench.requests import RequestTimes, requests_file
 from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
+from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.safe_paths import FileName
 from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.report.compare import foreign
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.timeline import point_to_draw
-from orchestrator.runs.run_dir import load_outcome, load_requests, load_result
 
 
 def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
@@ -120,11 +119,6 @@ def _of_suites(evals: Sequence[tuple[Outcome | None, Outcome]]) -> Published | N
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
     known = of_kind(load_all_published(), Published)
     return next((each for each in known if alone & {line.suite for line in each.evals}), None)
-
-
-def price_book(prices: Sequence[str]) -> PriceBook:
-    """The prices given on the command line, over those that were published."""
-    return PriceBook(given=parse_prices(prices), published=of_kind(load_all_published(), Prices))
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:

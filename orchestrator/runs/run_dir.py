@@ -18,26 +18,22 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
-from orchestrator.bench.requests import RequestTimes, read_requests
-from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
 from orchestrator.core.command_hints import note_profile
-from orchestrator.core.errors import BenchError, HostError, NameTakenError, ProfileError, UsageError
+from orchestrator.core.errors import HostError, NameTakenError, ProfileError, UsageError
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact_data
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
-from orchestrator.evals.eval_result import Outcome, outcome_from_json
 from orchestrator.plan.lock import Lock, lock_of
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import ContextFile
 
 SMOKE_FILE: Final = "smoke.json"
 FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
-_MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
+MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _TIME: Final = "%Y%m%dT%H%M%SZ"
-_MOST_REQUESTS: Final = 256 << 20  # of the requests of a point; ten thousand of a thousand tokens each have 200 MB
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
@@ -233,22 +229,6 @@ def runtime_of(run: RunDir | None) -> str:
     return str(run.read("plan.json").get("runtime", "")) if run is not None else ""
 
 
-def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
-    """What stood behind a server, as its run directory tells."""
-    image = run.read("image.json").get("id")
-    return ServerProvenance(
-        name=run.path.parent.name,
-        profile=plan.profile if plan else None,
-        plan=json.loads(plan.to_json()) if plan else None,
-        plan_digest=plan.digest if plan else None,
-        image_digest=image if isinstance(image, str) else None,
-        patch_receipt=run.read("patches.json") or None,
-        host=run.read("host.json") or None,
-        gpu=plan.hardware.name if plan else None,
-        gpus=len(plan.gpus) if plan else None,
-    )
-
-
 def find_run(home: Home, text: str) -> RunDir | None:
     """The run of that directory, or of that `NAME/RUN` or `RUN` in this home; None where there is none."""
     if (Path(text) / "plan.json").is_file():
@@ -266,36 +246,12 @@ def note_request(run: RunDir) -> None:
         note_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
 
 
-def load_result(path: Path) -> BenchResult:
-    """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
-    file = path / RESULT_FILE if path.is_dir() else path
-    return BenchResult.from_json(_read(file, "result"), where=str(file))
-
-
 def load_lock(path: Path) -> tuple[Lock, Document]:
     """A lock and its lines. Raises ProfileError for one that cannot be read, was edited, or is of another version."""
     try:
-        text = read_file(path, most=_MOST_BYTES).decode()
+        text = read_file(path, most=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ProfileError(f"cannot read the lock: {reason}", where=str(path)) from error
     document = read_document(text, str(path))
     return lock_of(document, __version__), document
-
-
-def load_requests(file: Path) -> tuple[RequestTimes, ...]:
-    """The requests of one point, from their file. Raises BenchError for one that cannot be read."""
-    return read_requests(_read(file, "requests", most=_MOST_REQUESTS).splitlines(), where=str(file))
-
-
-def load_outcome(file: Path) -> Outcome:
-    """An evaluation, from its file. Raises BenchError for one that cannot be read."""
-    return outcome_from_json(_read(file, "outcome"), where=str(file))
-
-
-def _read(file: Path, what: str, *, most: int = _MOST_BYTES) -> str:
-    try:
-        return read_file(file, most=most).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error

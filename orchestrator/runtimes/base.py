@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
-    from orchestrator.monitoring.series import Pods
     from orchestrator.plan.plan import Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
@@ -272,3 +271,16 @@ class RuntimeKind:
     settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided
     takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
     leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    port: str  # its name in the pod
+    called: str  # what its objects are called
+    replica: str | None  # the label that tells one of several servers
+    gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
+    gateway_port: str

@@ -79,6 +79,11 @@ class Fleet:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
 
+    def run_of(self, handle: Handle) -> RunDir | None:
+        """Return the run directory of a server, None for one of another home: what names it may name any directory."""
+        run_dir = Path(handle.run_dir)
+        return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
+
     def _find(self, name: str | None) -> Iterator[Handle]:
         for kind, runtime in self.runtimes.items():
             try:

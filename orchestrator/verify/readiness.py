@@ -144,10 +144,10 @@ class _Wait:
     def _await_place(self, state: ServerState) -> None:
         """One that others have not started yet: they know how long that may take, and whether it never will."""
         self._pending = state.detail if state.status is Status.PENDING else ""
-        if not self._pending:
-            return
         if state.refusal is not None:
             raise self._refused(state.refusal)
+        if not self._pending:
+            return
         if state.stuck:
             hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from orchestrator.bench import benchmark
-from orchestrator.bench.connection import Address
 from orchestrator.bench.streamed_response import Answer
 from orchestrator.cli.main import main
 from orchestrator.core.secret import Secret
+from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
 
 

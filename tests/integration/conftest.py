@@ -26,7 +26,7 @@ from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.planner.planning import load
 
@@ -76,15 +76,15 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def cpu_environment(engine_home: Home) -> venvs.Environment:
+def cpu_environment(engine_home: Home) -> venv.Environment:
     """Real sglang for a CPU, built on first use."""
     plan = load("cpu-tiny").plan
     assert plan.engine.requirements is not None
-    return venvs.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
+    return venv.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
 
 
 @pytest.fixture(scope="session")
-def tiny_model(engine_home: Home, cpu_environment: venvs.Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(engine_home: Home, cpu_environment: venv.Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
     model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
     shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
@@ -94,7 +94,7 @@ def tiny_model(engine_home: Home, cpu_environment: venvs.Environment, tmp_path_f
 
 
 @pytest.fixture(scope="session")
-def cpu_engine(engine_home: Home, cpu_environment: venvs.Environment, tiny_model: Path) -> CpuEngine:
+def cpu_engine(engine_home: Home, cpu_environment: venv.Environment, tiny_model: Path) -> CpuEngine:
     """Everything a test needs to start a server of its own."""
     assert tiny_model.is_dir()
     return CpuEngine(home=engine_home, python=cpu_environment.python)

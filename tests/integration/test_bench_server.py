@@ -17,13 +17,13 @@ from quiet import Quietness
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.prompts import prompts
 from orchestrator.bench.result import Latency, MarkKind, Point, ServerProvenance
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import Workload, load_workload, read_text
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import Metric, quantile, read_buckets, read_metrics
 from orchestrator.engine.requests import tokenize_body
 from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.runs.run_dir import load_result
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -86,7 +86,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
     assert told.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
     with EngineClient(server.url, key=None) as client:
         tokens = client.post(endpoints.TOKENIZE, tokenize_body("tiny", text))["tokens"]
-        sent = [int(word) for word in prompts(workload, "4", 1, tokens)[0].rest.split(b",")]
+        sent = [int(word) for word in next(prompts(workload, "4", 1, tokens)).rest.split(b",")]
         passage = client.post("/detokenize", {"model": "tiny", "tokens": sent})["text"]
     assert passage.strip() in text
 

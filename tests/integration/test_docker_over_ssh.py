@@ -15,10 +15,10 @@ from loopback_ssh import needs_sshd, ssh_server, tunnels
 from patience import wait_for
 
 from orchestrator.core.errors import HostError
-from orchestrator.evals.logprobs.run import side_of_server
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.servers.servers import Fleet
+from orchestrator.servers.targets import side_of_server
 
 pytestmark = [
     pytest.mark.engine,

@@ -16,18 +16,19 @@ import pytest
 from cpu_server import CpuServer
 from together import together
 
-from orchestrator.bench.run import MeasuredTarget, url_target
+from orchestrator.bench.run import MeasuredTarget
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.evals.eval_result import Outcome, outcome_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.run import EvalOptions, against_outcome, evaluate_beside, run_eval
 from orchestrator.evals.significance import judge_outcomes
 from orchestrator.evals.suites import find_suite
 from orchestrator.hosts.venvs.venv import ensure
-from orchestrator.runs.run_dir import load_outcome
+from orchestrator.servers.targets import url_target
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
@@ -90,6 +91,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
     return evaluate
 
 
+@pytest.mark.slow
 def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., Outcome]) -> None:
     with (
         adding_model(3) as good,

@@ -22,7 +22,6 @@ from slow_build import with_step
 from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
-from orchestrator import verify as smoke
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
 from orchestrator.diagnose.match import diagnose
@@ -39,6 +38,8 @@ from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.planner.prebuilt import ReadyRequest, ready_plan
 from orchestrator.runtimes.base import Place
 from orchestrator.servers.start.prepare import base_overrides
+from orchestrator.verify import smoke
+from orchestrator.verify.target import target_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 
@@ -363,7 +364,7 @@ def test_the_image_serves_from_the_patched_sources(
     assert started.ok, started.stderr
     try:
         await_http(f"http://127.0.0.1:{port}/health", seconds=240)
-        target = smoke.target_of(load("cpu-tiny").plan, url=f"http://127.0.0.1:{port}", api_key=None)
+        target = target_of(load("cpu-tiny").plan, url=f"http://127.0.0.1:{port}", api_key=None)
 
         def log() -> list[str]:
             return docker.run("logs", name).stderr.splitlines()

@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE
 from wheels import unpacked
 
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv
 from orchestrator.images.patch_check import SourceChecker
 from orchestrator.images.sources import program_paths
 
@@ -32,7 +32,7 @@ Held = dict[str, object]  # what a rank holds to be accepted
 
 @pytest.fixture(scope="module")
 def verified(
-    cpu_environment: venvs.Environment, tmp_path_factory: pytest.TempPathFactory
+    cpu_environment: venv.Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], list[Held]]:
     """What each rank holds, by the folder that was named for it: all in one process, which imports torch once."""
     place = tmp_path_factory.mktemp("ranks")

@@ -15,7 +15,7 @@ from ports import free_port
 
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
-from orchestrator.hosts import venvs
+from orchestrator.hosts.venvs import venv
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.supervisor.patched import patched_copy
 from orchestrator.runtimes.supervisor.prepare import source_patches
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def package(cpu_environment: venvs.Environment) -> Path:
+def package(cpu_environment: venv.Environment) -> Path:
     """sglang 0.5.14 as it is installed."""
     return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
 
@@ -105,7 +105,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
 
 
 def test_a_spawned_child_imports_the_patched_files(
-    cpu_environment: venvs.Environment, package: Path, tmp_path: Path
+    cpu_environment: venv.Environment, package: Path, tmp_path: Path
 ) -> None:
     """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}

@@ -16,7 +16,6 @@ from ports import free_port
 from prometheus import every_second, missing, monitoring_request, scraping
 from real_servers import real_servers
 
-from orchestrator import verify as smoke
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
@@ -28,9 +27,11 @@ from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import monitored
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.verify import prove_url
+from orchestrator.verify import smoke
 from orchestrator.verify.checks import answers_right
 from orchestrator.verify.client import SmokeClient
-from orchestrator.verify.report import Verdict
+from orchestrator.verify.report import SmokeReport, Verdict
+from orchestrator.verify.target import target_of
 
 pytestmark = pytest.mark.engine
 PROBE = ProbeOptions(limit=None, longest=2048, other_checkpoint=False)
@@ -54,7 +55,7 @@ def started(engine: CpuEngine, name: str, *overrides: str) -> Iterator[CpuServer
 
 
 def probed(server: CpuServer) -> ProbeSide:
-    target = smoke.target_of(server.plan, url=server.url, api_key=None)
+    target = target_of(server.plan, url=server.url, api_key=None)
     return ProbeSide(name="tiny", engines=(("", target),), source=None, run=None)
 
 
@@ -73,12 +74,12 @@ def reload_weights(server: CpuServer, model: Path) -> None:
     ]
 
 
-def failures(report: smoke.SmokeReport) -> dict[str, str]:
+def failures(report: SmokeReport) -> dict[str, str]:
     return {check.name: check.evidence for check in report.failures}
 
 
 def test_a_real_server_passes(server: CpuServer) -> None:
-    target = smoke.target_of(server.plan, url=server.url, api_key=None)
+    target = target_of(server.plan, url=server.url, api_key=None)
     report = smoke.smoke_test(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
@@ -103,7 +104,7 @@ def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
 
 
 def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
-    target = smoke.target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
+    target = target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
     found = failures(smoke.smoke_test(claims, faults=None))
     assert found["right model"] == f"serves `{target.served_name}`, not `glm-5.2`"
@@ -114,7 +115,7 @@ def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuSer
 
 def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: CpuServer) -> None:
     trained = load("mi355x-tp4dp2", overrides=["flags.chunked-prefill-size=1024"]).plan
-    own = smoke.target_of(server.plan, url=server.url, api_key=None)
+    own = target_of(server.plan, url=server.url, api_key=None)
     claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
     with EngineClient(server.url, key=None) as client:
         found = answers_right(SmokeClient(claims, client, seed=1, faults=None))

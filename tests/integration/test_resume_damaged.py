@@ -11,10 +11,10 @@ from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Point, ServerProvenance
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.run import _earlier
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError
-from orchestrator.runs.run_dir import load_result
 
 ROUNDS = 80
 WORKLOAD = load_workload("smoke-tiny").model_copy(

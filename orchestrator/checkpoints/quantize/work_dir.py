@@ -57,12 +57,12 @@ class ShardNote:
 class WorkFolder:
     """See above."""
 
-    root: Path
+    target: Path
 
-    @classmethod
-    def beside(cls, target: Path) -> "WorkFolder":
-        """The folder of a target."""
-        return cls(target.with_name(f"{target.name}.quantising"))
+    @property
+    def root(self) -> Path:
+        """Where it lies: beside the target."""
+        return self.target.with_name(f"{self.target.name}.quantising")
 
     @property
     def checkpoint(self) -> Path:
@@ -156,8 +156,9 @@ class WorkFolder:
         return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
 
     def remove(self) -> None:
-        """Leave nothing of it."""
-        remove_tree(self.root, within=self.root.parent)
+        """Leave nothing of it. Raises UsageError for a folder that somebody else has made."""
+        self._require_own()
+        remove_tree(self.root, within=self.target.parent)
 
 
 def _differences(before: str, now: str) -> str | None:

@@ -7,9 +7,8 @@ from typing import Final
 
 from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import BenchError, HostError, SmokeError, StartError
+from orchestrator.core.errors import BenchError, HostError, SmokeError
 from orchestrator.core.files import read_file, write_whole
-from orchestrator.core.secret import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals.logprobs import probe
@@ -23,10 +22,8 @@ from orchestrator.evals.logprobs.reference import (
 )
 from orchestrator.evals.logprobs.report import ProbeFault, ProbeReport, ProbeRow
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.servers.servers import Fleet, api_key
-from orchestrator.servers.start.verify import require_running, untold
-from orchestrator.verify.target import Target, target_as_told, target_of
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.verify.target import Target
 
 PROBE_FILE: Final = "probe.json"
 _TEXT: Final = "alice"  # profiles/texts: in the public domain
@@ -50,35 +47,6 @@ class ProbeOptions:
     limit: float | None
     longest: int
     other_checkpoint: bool
-
-
-def side_of_server(servers: Fleet, name: str) -> ProbeSide:
-    """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
-    handle = servers.one(name)
-    require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    if plan is None:
-        what = f"the plan of `{name}` is not on this machine"
-        raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
-    key = api_key(plan.server.api_key_env)
-    urls = [server.url for server in handle.replicas] or [handle.url]
-    names = [f"replica {number}" for number in range(1, len(urls) + 1)] if handle.replicas else [""]
-    engines = ((whose, target_of(plan, url=url, api_key=key)) for whose, url in zip(names, urls, strict=True))
-    return ProbeSide(name=name, engines=tuple(engines), source=_source(plan), run=run)
-
-
-def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
-    """An endpoint that somebody else started. Raises UsageError for what is no URL, SmokeError for no sglang server."""
-    from orchestrator.bench.connection import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
-
-    url = Address.from_url(url).url
-    try:
-        with EngineClient(url, key=key) as server:
-            target = target_as_told(server, url=url, api_key=key)
-    except (NoAnswerError, OddAnswerError) as error:
-        raise untold(url, error, key=key) from error
-    return ProbeSide(name=url, engines=(("", target),), source=None, run=None)
 
 
 def load_reference(file: Path) -> SavedScores:
@@ -233,7 +201,8 @@ def keep(side: ProbeSide, report: ProbeReport) -> None:
         warn(f"this is not kept: {error.message}", hint=error.hint)
 
 
-def _source(plan: Plan) -> str:
+def checkpoint_source(plan: Plan) -> str:
+    """Return the location of the plan's checkpoint, with its revision where one is pinned."""
     source = plan.model.source
     return f"{source.location}@{source.revision}" if source.revision else source.location
 

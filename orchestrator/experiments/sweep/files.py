@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Mark
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import BenchError
@@ -25,7 +26,6 @@ from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.winner import evidence, profile_path, value_text, write_winner
 from orchestrator.report.side_by_side import ONE_RUN_EACH
-from orchestrator.runs.run_dir import load_result
 
 REPORT: Final = "sweep.html"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.result import BenchEnding, BenchResult
-from orchestrator.bench.run import BenchOptions, bench, server_target
+from orchestrator.bench.run import BenchOptions, bench
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import (
     BenchError,
@@ -35,6 +35,7 @@ from orchestrator.servers.start.launch import Up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.targets import server_target
 
 # What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
 _OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.catalog import Kind
 from orchestrator.core.errors import BenchError, UsageError
@@ -21,7 +22,6 @@ from orchestrator.plan.plan import NAME
 from orchestrator.planner.planning import is_path, read_draft
 from orchestrator.profiles.layers import EXTENDS, Override
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
-from orchestrator.runs.run_dir import load_result
 
 _MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
 _MOST: Final = 1 << 20

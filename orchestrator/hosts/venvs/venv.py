@@ -79,8 +79,9 @@ def interpreter(engine: Engine, home: Home) -> str:
             hint="name an interpreter that has the engine: `--set engine.python=python3`",
         )
     requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
-    made = ensure(requirements or Path(engine.requirements), home=home, progress=Progress())
-    return str(made.python)
+    if requirements is None:  # a path is none: a plan that was changed may name any
+        raise BuildError(f"there is no requirement file `{engine.requirements}`", where=f"engine `{engine.name}`")
+    return str(ensure(requirements, home=home, progress=Progress()).python)
 
 
 def built_interpreter(engine: Engine, home: Home) -> str | None:

@@ -9,13 +9,12 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.hosts.context import Space
 from orchestrator.hosts.survey import Runner
-from orchestrator.monitoring.series import Pods
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
+from orchestrator.runtimes.base import Cache, Place, Pods, Prepared, RuntimeKind
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files

@@ -203,6 +203,6 @@ def receipt_of(folder: Path) -> ImageReceipt | None:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
         files = [file for record in receipt.patches for file in record.files]
         whole = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     return receipt if whole else None

@@ -19,6 +19,7 @@ from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import Level, PreflightReport
 from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
@@ -101,9 +102,16 @@ def plan_to_build(
 
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     plan, inputs = planned(profile, overrides, home, given=given)
-    if MOE_TABLE in given or not make_table(plan, home, place_of(plan, home, host), accept_untuned=accept_untuned):
+    if MOE_TABLE in given or not make_table(
+        plan, home, builtin_tables(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
+    ):
         return plan, inputs
     return planned(profile, overrides, home, given=given)
+
+
+def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
+    """Return the tables that the engine of the plan ships with, on the host of `place`."""
+    return RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:

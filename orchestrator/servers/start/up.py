@@ -32,7 +32,6 @@ from orchestrator.planner.planning import planned, planned_at, read_profile, ren
 from orchestrator.planner.prebuilt import ready_plan, ready_preview, require_contained
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.runtimes import runtime_kind
 from orchestrator.runtimes.base import Handle, Place, Prepared, Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
@@ -43,6 +42,7 @@ from orchestrator.servers.start.host import place_of
 from orchestrator.servers.start.launch import Start, Up, bring_up
 from orchestrator.servers.start.prepare import (
     bring_checkpoint,
+    builtin_tables,
     far_headers,
     known_headers,
     prepare_engine,
@@ -192,7 +192,9 @@ def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows:
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
     plan = _with_fusion_told(plan, request, place)
     as_decided = plan.ready_image or request.decided
-    if not as_decided and make_table(plan, home, place, accept_untuned=request.accept_untuned):
+    if not as_decided and make_table(
+        plan, home, builtin_tables(plan, home, place), accept_untuned=request.accept_untuned
+    ):
         told, (plan, inputs) = plan.flags, planned(request.profile, request.overrides, home)
         plan = replace(plan, flags=told)
     if not request.accept_untuned:
@@ -212,8 +214,8 @@ def _judged(request: UpRequest, artifacts: Artifacts, place: Place, files: Mappi
     prepared = prepare_engine(artifacts, place)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, place.home, files, _locate(request, place.home))
-    elif runtime_kind(artifacts.plan.runtime).elsewhere is None:  # else its nodes judge them, before the server starts
-        note("arguments not checked by sglang: only the node that serves has it")
+    else:
+        note("sglang judges the arguments where its image is, before the server starts")
     return prepared
 
 

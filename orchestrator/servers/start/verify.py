@@ -194,11 +194,11 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     `strict_kernels`.
     """
     handle = servers.one(name)
-    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
+    runtime, run = servers.runtime(handle), servers.run_of(handle)
     plan = read_plan(run)
-    if plan is None:
+    if run is None or plan is None:
         raise StartError(
-            f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
+            f"the plan of `{name}` is not in this home", hint="`deploy up PROFILE --replace` starts it from here"
         )
     require_running(runtime, handle)
     if lost := lost_parts(runtime, handle):
@@ -217,7 +217,7 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
 
     Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
     """
-    from orchestrator.bench.connection import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
+    from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
 
     url = Address.from_url(url).url
     if plan is not None:

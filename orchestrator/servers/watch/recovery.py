@@ -168,7 +168,7 @@ def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:
     run, found = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
     handle = next(of_run, next(iter(found), None))
-    if handle is not None and servers.home.holds(Path(handle.run_dir)):
+    if handle is not None and servers.home.holds(Path(handle.run_dir), name):
         return RunDir(Path(handle.run_dir)), handle
     return run, handle
 

@@ -37,7 +37,6 @@ from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.health import Pulse
 from orchestrator.engine.liveness import Work, read_work
 from orchestrator.engine.responses import NoAnswerError
-from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.watch.alerts import Alerts
 from orchestrator.servers.watch.events import EventKind, Told, WatchEvent
 from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
@@ -257,7 +256,6 @@ def _first_look(means: Reality, name: str) -> Standing:
 @contextmanager
 def _only_watch(home: Home, name: str) -> Iterator[None]:
     """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
-    require_name(name)
     lock = open_lock(home.runs / FileName(name) / ".watch")
     try:
         try:

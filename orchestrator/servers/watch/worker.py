@@ -1,8 +1,8 @@
 """The programs that `deploy watch` starts, so that it need not import what a start needs.
 
 `python -m orchestrator.servers.watch.worker look NAME` prints a `Standing` or an `Unseen`, `… heal NAME RUN WHY` a
-`Healed`, as one line of JSON; nothing after Ctrl-C, and then it ends with 130. `… post` hands the event on its standard input,
-a line `{"url": …, "event": …}`, to a webhook.
+`Healed`, as one line of JSON; nothing after Ctrl-C, and then it ends with 130. `… post` hands the event on its
+standard input, a line `{"url": …, "event": …}`, to a webhook.
 """
 
 import json

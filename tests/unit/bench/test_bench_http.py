@@ -5,11 +5,12 @@ import tracemalloc
 
 import pytest
 
-from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.connection import Connections
 from orchestrator.bench.http1 import Framing, MalformedError
 from orchestrator.bench.load_generator import Asked, _Sender
 from orchestrator.bench.streamed_response import Answer
 from orchestrator.core.errors import UsageError
+from orchestrator.core.url import Address
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -18,8 +18,6 @@ from orchestrator.bench.run import (
     change,
     command_to_resume,
     is_url,
-    server_target,
-    url_target,
 )
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import StartError, UsageError
@@ -27,6 +25,7 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import Handle, ServerState, Status
 from orchestrator.servers.servers import Fleet
+from orchestrator.servers.targets import server_target, url_target
 
 
 class OneServer:

@@ -12,17 +12,18 @@ from measured_samples import tp4dp2
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.bench.run import MeasuredTarget, url_target
+from orchestrator.bench.run import MeasuredTarget
 from orchestrator.cli.evals import evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import Item, Outcome
 from orchestrator.evals.forecast import pace_of
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.run import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
 from orchestrator.evals.suites import find_suite
 from orchestrator.plan.plan import Hazard
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import load_outcome
+from orchestrator.servers.targets import url_target
 
 OUTCOME = Outcome(
     schema_version=1,

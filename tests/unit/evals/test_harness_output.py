@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.evals.eval_result import outcome_file, outcome_to_json
 from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_items, read_outcome
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.suites import find_suite
-from orchestrator.runs.run_dir import load_outcome, load_result
 
 RECORDED = Path(__file__).parent / "recorded"
 MODEL_ARGS = (

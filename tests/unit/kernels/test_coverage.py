@@ -34,7 +34,6 @@ from orchestrator.kernels.plan_coverage import (
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, planned
-from orchestrator.runtimes.base import Place
 
 
 def plan_of(profile: str, *overrides: str) -> Plan:
@@ -122,7 +121,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
     note_coverage(plan, Home(tmp_path))
     require_covered(plan, Home(tmp_path))
-    assert not make_table(plan, Home(tmp_path), Place(home=Home(tmp_path)), accept_untuned=False)
+    assert not make_table(plan, Home(tmp_path), RowSources(), accept_untuned=False)
     assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 

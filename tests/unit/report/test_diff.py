@@ -10,11 +10,11 @@ import pytest
 from measured_samples import save, tp4dp2, tp8
 from run_samples import past_run
 
+from orchestrator.bench.result_files import measured_below
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.plan.diff import changes
 from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, side_of
-from orchestrator.report.history import measured_below
 from orchestrator.runs.run_dir import RunDir
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from measured_samples import save, tp4dp2
 
 from orchestrator.bench.result import BenchResult
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError
 from orchestrator.core.text import hidden_in
+from orchestrator.evals.result_files import load_outcome
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
-from orchestrator.runs.run_dir import load_outcome, load_result
 
 ODD = (
     None,

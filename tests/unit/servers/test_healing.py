@@ -10,11 +10,12 @@ from run_samples import request_of
 
 from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, claim, is_claimed
 from orchestrator.runtimes.base import Handle, ServerState, Status
 from orchestrator.servers import restart
-from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending
+from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending, why_failed
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.watch import recovery
@@ -87,6 +88,17 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
     run = started(home, by_watch=by_watch)
     keep_ending(run, asked, RUNS)
     assert look(home, run, None).wanted is wanted
+
+
+@pytest.mark.parametrize("key", ["watch", "failed"])
+def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, key: str) -> None:
+    """It was taken out of the record, and a server that only a healing had ended was left alone for good."""
+    Secret(key)
+    home = Home(tmp_path)
+    for asked in (HEALING, why_failed(NotReadyError("not ready"))):
+        run = started(home, by_watch=True)
+        keep_ending(run, asked, RUNS)
+        assert look(home, run, None).wanted
 
 
 def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from engine_api import EngineApi, over_httpx
 from smoke_target import TARGET, engine
 
-from orchestrator import verify as smoke
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.origin import Origin
 from orchestrator.core.secret import Secret
 from orchestrator.plan.plan import Hazard, Question
 from orchestrator.planner.planning import load
+from orchestrator.verify import smoke
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
-from orchestrator.verify.target import Target
+from orchestrator.verify.target import Target, target_of
 
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
 KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
@@ -278,7 +278,7 @@ def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
 def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool) -> None:
     newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     plan = load("mi355x-tp8", overrides=[f"engine={engine}"] if engine else newer).plan
-    assert bool(smoke.target_of(plan, url="http://h", api_key=None).greedy) == greedy
+    assert bool(target_of(plan, url="http://h", api_key=None).greedy) == greedy
 
 
 def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:

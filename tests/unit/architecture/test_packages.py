@@ -1,4 +1,4 @@
-"""The architecture, held: an import points to a lower level, rooms beside each other stand alone, pure is pure."""
+"""The architecture: which package uses which, which ones are pure, and where each thing may be done."""
 
 import ast
 import re
@@ -12,22 +12,35 @@ from orchestrator.core.paths import data_root
 from orchestrator.runtimes import REGISTRY
 
 PACKAGE = data_root() / "orchestrator"
-# From the ground up. A room may import the rooms below its level, and no other room of its own level.
-LEVELS: tuple[tuple[str, ...], ...] = (
-    ("core",),
-    ("engine", "profile", "patches", "results"),
-    ("plan",),
-    ("render",),
-    ("monitoring", "rental"),
-    ("host", "weights", "environments"),
-    ("images", "kernels", "bench", "evals", "sweep", "quantisation"),
-    ("runtimes",),
-    ("prove", "diagnose", "report"),
-    ("commands",),
-    ("cli",),
-    ("__main__",),
-)
-# What reads a file, talks to a socket or asks the clock in a room that is otherwise pure.
+# Each package uses packages above its own line only, so there is no cycle.
+USES: dict[str, str] = {
+    "core": "",
+    "engine": "core",
+    "patches": "core",
+    "profiles": "core",
+    "plan": "core engine patches profiles",
+    "diagnose": "core engine",
+    "hosts": "core plan",
+    "render": "core engine patches plan",
+    "checkpoints": "core engine hosts patches plan render",
+    "images": "core engine hosts patches plan render",
+    "runs": "core plan render",
+    "bench": "core engine plan runs",
+    "kernels": "bench checkpoints core engine hosts images plan render runs",
+    "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render",
+    "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
+    "verify": "core engine plan profiles runtimes",
+    "evals": "bench core engine hosts plan planner runs verify",
+    "servers": "bench checkpoints core diagnose engine evals hosts images kernels patches plan planner render runs"
+    " runtimes verify",
+    "monitoring": "bench core engine plan planner render runs runtimes servers",
+    "report": "bench checkpoints core evals plan planner profiles runs runtimes servers",
+    "experiments": "bench core engine evals kernels plan planner profiles report runs runtimes servers",
+    "cli": "bench checkpoints core diagnose evals experiments hosts images kernels monitoring patches plan planner"
+    " profiles render report runs runtimes servers",
+    "__main__": "cli core",
+}
+# Modules of a pure package that read a file, talk to a socket or ask the clock.
 EDGES = {
     "orchestrator.patches.ledger",
     "orchestrator.engine.flags",
@@ -35,7 +48,7 @@ EDGES = {
     "orchestrator.engine.liveness",
     "orchestrator.engine.health",
 }
-PURE = ("engine", "profile", "patches", "results", "plan", "render", "monitoring", "rental", "kernels")
+PURE = ("engine", "profiles", "patches", "plan", "render")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
 READS = {
     "read_text",
@@ -60,12 +73,8 @@ OF_SGLANG = re.compile(
 )
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.removeprefix("orchestrator.").split(".")[0]
-
-
-def level_of(room: str) -> int:
-    return next(level for level, rooms in enumerate(LEVELS) if room in rooms)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -116,58 +125,43 @@ def calls(path: Path) -> Iterator[str]:
             yield getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def test_an_import_points_down() -> None:
-    for module, path in MODULES:
-        if module == "orchestrator":
-            continue
-        room = room_of(module)
-        for imported in imports(path):
-            if not imported.startswith("orchestrator.") or imported == "orchestrator.__version__":
-                continue
-            other = room_of(imported)
-            assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
+def used_by(package: str) -> set[str]:
+    """The packages that the modules of a package import from, at the top or inside a function."""
+    found = {
+        package_of(imported)
+        for module, path in MODULES
+        if package_of(module) == package and module != "orchestrator"
+        for imported in imports(path)
+        if imported.startswith("orchestrator.") and imported != "orchestrator.__version__"
+    }
+    return found - {package}
 
 
-def test_pure_rooms_touch_nothing() -> None:
+def test_the_table_lists_every_package() -> None:
+    assert set(USES) == {package_of(module) for module, _ in MODULES if module != "orchestrator"}
+
+
+@pytest.mark.parametrize("package", USES)
+def test_a_package_uses_what_the_table_says(package: str) -> None:
+    assert used_by(package) == set(USES[package].split())
+
+
+def test_packages_form_no_cycle() -> None:
+    names = list(USES)
+    for package, used in USES.items():
+        for other in used.split():
+            assert names.index(other) < names.index(package), f"`{package}` uses `{other}`, which stands below it"
+
+
+def test_pure_packages_touch_nothing() -> None:
     """No file, no clock, no environment, no network and no processes, but for the modules that are named."""
-    for module, path in [found for found in MODULES if room_of(found[0]) in PURE]:
-        if module in EDGES or module.startswith("orchestrator.kernels.disk"):
+    for module, path in [found for found in MODULES if package_of(found[0]) in PURE]:
+        if module in EDGES:
             continue
         touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
         assert not touched, f"{module} imports {sorted(touched)}"
         read = set(calls(path)) & READS
         assert not read, f"{module} calls {sorted(read)}"
-
-
-def of_a_room(path: Path) -> Iterator[tuple[str, str]]:
-    """The module and the name of each import from this package."""
-    for node in nodes_of(path):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator."):
-            yield from ((str(node.module), alias.name) for alias in node.names)
-
-
-def docstring_of(room: str) -> str:
-    return ast.get_docstring(module_of(PACKAGE / room / "__init__.py")) or ""
-
-
-def test_what_another_room_uses_is_shown_by_its_face() -> None:
-    """A name in the room's `__init__`, or a module that its docstring names as `module` or `room.module`."""
-    for module, path in MODULES:
-        for imported, _ in of_a_room(path):
-            room, _, inner = imported.removeprefix("orchestrator.").partition(".")
-            if inner and room != room_of(module):
-                named = {f"`{inner}`", f"`{room}.{inner}`"}
-                assert any(each in docstring_of(room) for each in named), f"{module} imports {imported}"
-
-
-def test_what_a_face_shows_is_used() -> None:
-    places = [path for _, path in MODULES] + sorted((PACKAGE.parent / "tests").rglob("*.py"))
-    used = {found for path in places for found in of_a_room(path)}
-    for module, path in MODULES:
-        if path.name == "__init__.py":
-            nodes = (node for node in module_of(path).body if isinstance(node, ast.Assign))
-            shown = [ast.literal_eval(node.value) for node in nodes if ast.unparse(node.targets[0]) == "__all__"]
-            assert not {name for names in shown for name in names if (module, name) not in used}, module
 
 
 def texts(nodes: Nodes) -> Iterator[str]:
@@ -190,8 +184,8 @@ def spoken_to_sglang(nodes: Nodes) -> list[str]:
     return [text for text in texts(nodes) if OF_SGLANG.search(text)]
 
 
-def test_only_the_engine_room_knows_how_sglang_is_spoken_to() -> None:
-    for module, path in [found for found in MODULES if room_of(found[0]) != "engine"]:
+def test_only_the_engine_package_knows_how_sglang_is_spoken_to() -> None:
+    for module, path in [found for found in MODULES if package_of(found[0]) != "engine"]:
         assert not spoken_to_sglang(nodes_of(path)), f"{module} holds what belongs to `engine`"
 
 
@@ -207,7 +201,7 @@ def test_only_the_engine_room_knows_how_sglang_is_spoken_to() -> None:
         'argv = ["--tp-size", "8"]',
     ],
 )
-def test_what_belongs_to_the_engine_room_is_found(source: str) -> None:
+def test_what_belongs_to_the_engine_package_is_found(source: str) -> None:
     assert spoken_to_sglang(nodes_in(source))
 
 
@@ -230,11 +224,6 @@ def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
     for module, path in MODULES:
         runs = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and node.value == "-m"]
         assert not runs or module in {"orchestrator.core.subprocesses", "orchestrator.engine.launch"}
-
-
-def test_the_levels_name_every_room() -> None:
-    rooms = {room_of(module) for module, _ in MODULES if module != "orchestrator"}
-    assert rooms == {room for level in LEVELS for room in level}
 
 
 def test_a_class_name_stands_once() -> None:
@@ -274,7 +263,7 @@ def decided_by(nodes: Nodes) -> set[str]:
 def test_only_runtimes_tell_one_runtime_from_another() -> None:
     """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
     for module, path in MODULES:
-        if room_of(module) not in ("runtimes", "rental"):  # a broker's form has keys of its own, `docker` among them
+        if package_of(module) not in ("runtimes", "render"):  # a broker's form has keys of its own, `docker` among them
             assert not set(REGISTRY) & decided_by(nodes_of(path)), f"{module} branches on the name of a runtime"
 
 
@@ -294,13 +283,13 @@ def test_a_branch_on_the_name_of_a_runtime_is_found(source: str) -> None:
 def test_only_the_registry_leads_to_a_runtime() -> None:
     """`deploy cache` reached into the folders of both: a third runtime's caches would have been none."""
     folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
-    for module, path in [found for found in MODULES if room_of(found[0]) != "runtimes"]:
+    for module, path in [found for found in MODULES if package_of(found[0]) != "runtimes"]:
         found = [imported for imported in imports(path) if imported.startswith(folders)]
         assert not found, f"{module} imports {found}"
 
 
 def test_a_runtime_does_not_know_another() -> None:
-    for module, path in [found for found in MODULES if room_of(found[0]) == "runtimes"]:
+    for module, path in [found for found in MODULES if package_of(found[0]) == "runtimes"]:
         for name in REGISTRY:
             folder = f"orchestrator.runtimes.{name}"
             if not module.startswith(folder) and module != "orchestrator.runtimes":

@@ -1,0 +1,39 @@
+"""TODO."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from orchestrator.core.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where an endpoint is reached. `base` is a path in front of the API's own, without a slash at the end."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+
+    @classmethod
+    def from_url(cls, url: str) -> "Address":
+        """Read `http[s]://host[:port][/base]`. Raises UsageError."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+            (parts.hostname or "").encode("idna")  # as the look-up of a name does
+        except ValueError as error:
+            raise UsageError(f"`{url}` is not a URL: {error}") from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise UsageError(f"`{url}` is not a URL of an endpoint", hint="write it as `http://host:port`")
+        if parts.username is not None or parts.password is not None:
+            hint = "name the variable that holds a key with `--api-key-env`; a URL is kept in histories and results"
+            raise UsageError("an endpoint's URL holds a user or a password", hint=hint)
+        tls = parts.scheme == "https"
+        return cls(host=parts.hostname, port=port or (443 if tls else 80), tls=tls, base=parts.path.rstrip("/"))
+
+    @property
+    def url(self) -> str:
+        """The endpoint as a URL, without anything that could be a credential."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
