@@ -18,7 +18,7 @@ from real_servers import RealServers
 from schedule import GroupScheduling, judges_times, slowest_groups, sort_longest_first
 from summary import last_lines, needless
 
-from orchestrator.core.known_secrets import know
+from orchestrator.core.secrets import set_known
 
 # `make attack` draws new random faults each time; the other targets repeat the same ones.
 MORE_ATTACKS = float(os.environ.get("ATTACK", "1")) > 1
@@ -153,4 +153,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def no_secret_outlives_its_test() -> Iterator[None]:
     """What one test makes a secret is an ordinary text in the next."""
     yield
-    know(())
+    set_known(())

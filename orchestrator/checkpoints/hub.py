@@ -18,7 +18,7 @@ from orchestrator.core.safe_paths import (
     UnsafeValueError,
     byte_count,
 )
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -1,7 +1,6 @@
-"""Files written whole or not at all, files and folders that are this user's alone, and locks between processes."""
+"""Files written whole or not at all, and files and folders that are this user's alone."""
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from zipfile import ZipFile
 
-from orchestrator.core.console import Progress
 from orchestrator.core.safe_paths import (
     RelativePath,
     UnsafeValueError,
@@ -171,17 +169,18 @@ def open_own(path: Path) -> BinaryIO:
     return open(_open_own(path, os.O_RDONLY), "rb")
 
 
-def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
+def open_lock(path: Path) -> FileIO:
+    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
 
     What was locked on a disk that has become read-only can be locked there once more.
     """
     try:
-        return _open_own(path, os.O_RDWR | os.O_CREAT)
+        lock = _open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        return _open_own(path, os.O_RDONLY)
+        lock = _open_own(path, os.O_RDONLY)
+    return FileIO(lock)
 
 
 def _open_own(path: Path, flags: int) -> int:
@@ -204,20 +203,3 @@ def _require_own(status: os.stat_result, path: Path) -> None:
 def _require_file(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
-
-
-@contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Be the only process that holds the lock at `path`, waiting for another one and saying so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open_lock(path)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            progress.done()
-        yield
-    finally:
-        os.close(lock)

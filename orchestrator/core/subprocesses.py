@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import IO, Final, NoReturn, Self
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.known_secrets import is_known
-from orchestrator.core.secret import HUB_TOKENS
+from orchestrator.core.secrets import HUB_TOKENS, is_known
 
 PIPE: Final = subprocess.PIPE
 DEVNULL: Final = subprocess.DEVNULL

@@ -36,13 +36,11 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         raise ValueError("it is nested too deep") from error
 
 
-def alike(text: str) -> str:
-    """`text` with each digit a zero: lines that differ in numbers only, as most lines of a log do, become the same."""
-    return kinds(text).decode("utf-8", "surrogatepass")
-
-
 def kinds(text: str, *, lower: bool = False) -> bytes:
-    """The same as bytes, which are searched and split more quickly; in lower case, but for letters beyond ASCII."""
+    """Return `text` as bytes with each digit a zero, so that lines that differ in numbers only become the same.
+
+    With `lower` its ASCII letters are in lower case.
+    """
     return text.encode("utf-8", "surrogatepass").translate(_LOWER_ZEROS if lower else _ZEROS)
 
 

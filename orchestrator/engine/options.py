@@ -24,7 +24,7 @@ class Meaning(StrEnum):
     API_KEY = "api-key"
 
 
-def flag_for(meaning: Meaning, value: bool | float | str) -> tuple[str, bool | float | str]:
+def flag_for(meaning: Meaning, value: float | str) -> tuple[str, float | str]:
     """Return the option and the value that set a meaning."""
     return meaning.value, value
 

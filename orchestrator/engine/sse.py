@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import (
     MOST_BYTES,
     Json,

@@ -12,7 +12,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import remove_tree, write_whole
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
+from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome

@@ -10,7 +10,7 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError

@@ -17,8 +17,8 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, path_named_in
+from orchestrator.core.secrets import redact
 from orchestrator.core.yaml_document import Document
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images.config import local_config

@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes import REGISTRY

@@ -9,7 +9,7 @@ from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import MeasuredTarget, NamedHardware, is_url
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError

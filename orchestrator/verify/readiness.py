@@ -18,8 +18,7 @@ from orchestrator.core.console import Progress, minutes
 from orchestrator.core.errors import NotReadyError, Problem, ProfileError
 from orchestrator.core.logs.lines import batches
 from orchestrator.core.polling import look_until
-from orchestrator.core.redaction import redact
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret, redact
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.log import StageReader

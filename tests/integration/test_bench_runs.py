@@ -23,7 +23,7 @@ from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Fai
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 

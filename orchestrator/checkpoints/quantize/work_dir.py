@@ -21,7 +21,8 @@ from orchestrator.checkpoints.quantize.forecast import Forecast
 from orchestrator.checkpoints.safetensors import BadShardError, StoredTensor, stored_tensors
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import locked, read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.files import read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import CheckpointFile, FileName, join
 from orchestrator.core.text import parse_json
 
@@ -73,7 +74,7 @@ class WorkFolder:
     def held(self, progress: Progress) -> Iterator[None]:
         """Be the only command that works here, waiting for another one and saying so."""
         self._require_own()  # before a lock is laid into it
-        with locked(self.root / _LOCK, progress):
+        with file_lock(self.root / _LOCK, progress):
             yield
 
     def begin(self, job: QuantisationJob) -> None:

@@ -20,7 +20,8 @@ from typing import Final
 from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import copy_file, locked, remove_tree, write_whole
+from orchestrator.core.files import copy_file, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import FileName
 from orchestrator.hosts.venvs.installer import PinnedList, install
@@ -108,7 +109,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
     environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
     if _complete(folder):
         return environment
-    with locked(folder.with_suffix(".lock"), progress):
+    with file_lock(folder.with_suffix(".lock"), progress):
         if _complete(folder):  # somebody else has built it meanwhile
             return environment
         remove_tree(folder, within=home.environments)

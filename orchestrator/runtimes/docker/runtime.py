@@ -23,7 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery, delivery
 from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts

@@ -18,7 +18,7 @@ from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.subprocesses import ProgramResult, quote
 from orchestrator.core.text import printable

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_own, remove_file
-from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.core.subprocesses import Program
 from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
@@ -39,7 +38,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     try:
         request = _take_request(run_dir)
-        know(request.secrets)
+        set_known(request.secrets)
         os.environ[VARIABLE] = request.token
         if (refusal := _refusal(run_dir, request)) is not None:
             write(sys.stderr, f"sglang refuses the arguments: {redact(refusal.text)}\n")

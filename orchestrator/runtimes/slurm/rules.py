@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.redaction import looks_secret
+from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.plan import Plan, SlurmJob
 from orchestrator.plan.rules import Case
 from orchestrator.profiles.schema import Profile

@@ -22,7 +22,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.hosts.context import Space
 from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.slurm.arguments import refusal_in
 from orchestrator.runtimes.slurm.job_reasons import why_it_ended, why_it_waits

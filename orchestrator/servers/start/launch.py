@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import heard, held, unheard
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote

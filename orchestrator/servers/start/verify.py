@@ -13,7 +13,7 @@ import httpx
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS

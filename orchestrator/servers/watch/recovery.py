@@ -14,8 +14,8 @@ from typing import Final
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import redact
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.slurm import jobs

@@ -14,7 +14,7 @@ from orchestrator.bench.result import BenchResult, MarkKind
 from orchestrator.bench.result_files import measured_below
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import Handle, ServerState, Status
