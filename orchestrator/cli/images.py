@@ -95,7 +95,7 @@ def build(
     plan, inputs = plan_to_build(
         profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
     )
-    place = place_of(plan, home, host)
+    place = place_of(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())

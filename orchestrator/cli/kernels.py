@@ -119,7 +119,7 @@ def table(
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = place_of(plan, home, host).far
+    far = place_of(plan.runtime, home, host).far
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)

@@ -110,6 +110,9 @@ def ports(subject: Subject) -> Iterator[Finding]:
         if port not in subject.machine.listening:
             yield info(f"port {port}", "free", purpose)
             continue
+        if port in subject.access.freed:
+            yield info(f"port {port}", "held by the server that is replaced", purpose)
+            continue
         hint = _another_port(subject, purpose, port)
         if name := subject.access.server_on(port):
             yield fail(f"port {port}", f"held by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")

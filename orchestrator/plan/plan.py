@@ -224,6 +224,17 @@ class PatchUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FoundPatches:
+    """Patches that the sources need at a start although their version did not say so, as an image's receipt tells."""
+
+    ids: frozenset[str] = frozenset()
+    env: tuple[EnvVar, ...] = ()
+
+
+AS_PLANNED: Final = FoundPatches()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hazard:
     """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
 
@@ -352,3 +363,8 @@ class Plan:
     def digest(self) -> str:
         """sha256 of the plan's text, hex: what `up` compares to tell "already up" from "another plan"."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def digest_on_any_port(self) -> str:
+        """As `digest`, the same whatever port the server has."""
+        return dataclasses.replace(self, server=dataclasses.replace(self.server, port=1)).digest

@@ -21,7 +21,7 @@ _APART: Final = 8  # ports: with dp-attention sglang derives seven from its own 
 _BASE_GPU: Final = "base-gpu-id"
 
 
-def planned_gateway(profile: "Profile") -> Gateway | None:
+def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: bool = False) -> Gateway | None:
     """The gateway of a profile with several replicas; what it does not set is said all the same, with its reason."""
     if profile.replicas == 1:
         return None
@@ -38,9 +38,9 @@ def planned_gateway(profile: "Profile") -> Gateway | None:
         version=VERSION,
         requirements=REQUIREMENTS,
         options=tuple(flag for name, flag in sorted({**defaults, **own}.items()) if name not in off),
-        ports=replica_ports(profile),
+        ports=(profile.server.port,) * profile.replicas if same_port else replica_ports(profile),
         metrics_port=profile.server.port + 1,
-        one_node=True,
+        one_node=one_node,
     )
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
-    from orchestrator.plan.plan import Plan
+    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.plan import FoundPatches, Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
     from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -230,7 +231,7 @@ class Prepared:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
-    as_found: Plan | None = None  # with those that they need although the plan did not expect it; None: as planned
+    found: FoundPatches | None = None  # those that they need at a start although the plan did not expect it
     image: ImageConfig | None = None  # that the server starts in, where it starts in one
     engine: EnginePython | None = None  # None where only the node that serves has it
 
@@ -268,7 +269,7 @@ class RuntimeKind:
     keeper: Callable[[Plan], str] | None = None  # what starts a server again that has died or hangs, where it is not us
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
     here: bool = True  # a server runs on the machine that preflight looks at
-    settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided
+    settings: Callable[[Profile], RuntimeSettings] | None = None  # of the profile's section for it
     takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
     leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start
 

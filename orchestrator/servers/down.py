@@ -31,7 +31,7 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True,
                     say(f"stopping `{name}`: its requests have {within:g} s to end")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_free(plan, place_of(plan, servers.home, host))
+            wait_until_free(plan, place_of(plan.runtime, servers.home, host))
 
 
 def down_all(

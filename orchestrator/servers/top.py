@@ -228,7 +228,7 @@ class View:
         if plan.flag("enable-metrics") is None:
             hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
-        place = place_of(plan, servers.home, host)
+        place = place_of(plan.runtime, servers.home, host)
         runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
         key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens

@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -154,7 +154,7 @@ class Sweep:
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
             base = read_profile(self.request.profile, overrides=overrides, catalogue=self.base.catalogue)
-            plan = base.decide({}, quiet=True)
+            plan = base.decide()
         except ProfileError as error:
             return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
@@ -166,7 +166,7 @@ class Sweep:
     def begun(self) -> dict[str, object]:
         """What a journal was begun with, by which it is known again."""
         return {
-            "profile": replace(self.plan, server=replace(self.plan.server, port=1)).digest,  # on whatever port
+            "profile": self.plan.digest_on_any_port,
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
             "workload": self.workload.digest,
@@ -184,7 +184,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
     catalogue = Catalogue.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
-    plan = base.decide({})
+    plan = base.decide()
+    base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
     space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:

@@ -298,7 +298,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
         draft.set("flags", "max-running-requests", running, f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
-        valid.decide({})
+        valid.decide()
     except ProfileError as error:
         return draft, Tried(tp=tp, capacity=None, refused=error.each())
     return draft, Tried(tp=tp, capacity=valid.capacity, refused=())

@@ -11,13 +11,13 @@ from orchestrator.core.secrets import redact_data
 from orchestrator.hosts.daemon import far_machine
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
-from orchestrator.images.patch_drift import as_found, differences
+from orchestrator.images.patch_drift import differences, found_at_start
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.rules import replicas_share_the_node
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
-from orchestrator.runtimes.docker.container import as_planned, docker_run_files, render
+from orchestrator.runtimes.docker.container import docker_run_files, render
 from orchestrator.runtimes.image import engine_in, has_image, image_of
 
 
@@ -45,15 +45,13 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     plan = artifacts.plan
     for text in differences(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
-    found = as_found(plan, built.receipt)
-    if found is not plan:
-        artifacts = as_planned(render(found, artifacts.build, built.tag), plan)
-    not_needed = built.receipt.not_at_start(plan.patches)
+    if (found := found_at_start(plan, built.receipt)).ids:
+        artifacts = render(plan, artifacts.build, built.tag, found)
     return Prepared(
         artifacts=artifacts,
         records=records,
-        not_needed=not_needed,
-        as_found=found,
+        not_needed=built.receipt.not_at_start(plan.patches),
+        found=found,
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),
     )

@@ -9,6 +9,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.hosts.context import Space
 from orchestrator.hosts.survey import Runner
+from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
@@ -53,13 +54,11 @@ def asks_for_a_key(case: Case) -> Iterator[Problem]:
         )
 
 
-def settle(plan: Plan, profile: Profile) -> Plan:
-    """The plan with what the profile's section says of the cluster."""
+def settings(profile: Profile) -> RuntimeSettings:
+    """Decide what the profile's section says of the cluster. Each pod has ports of its own, as it has GPUs."""
     said = profile.kubernetes.model_dump()
-    gateway = plan.gateway  # each pod has ports of its own, as it has GPUs
-    if gateway is not None:
-        gateway = replace(gateway, ports=(plan.server.port,) * plan.replicas, one_node=False)
-    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said), gateway=gateway)
+    cluster = Kubernetes(**said.pop("weights"), **said)
+    return RuntimeSettings(kubernetes=cluster, one_node=False, same_port=True)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -129,6 +128,6 @@ KUBERNETES: Final = RuntimeKind(
     pods=_pods,
     keeper=_keeper,
     elsewhere=cluster_findings,
-    settle=settle,
+    settings=settings,
     leaves=frozenset({"kubernetes.yaml", "weights.yaml"}),
 )

@@ -18,7 +18,7 @@ from orchestrator.render.scripts import replica_folder, script_file
 from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind, ServerState, TakenImage
 from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.record import CHECKER, FILE, QUESTION, REFUSAL, SERVER, START
-from orchestrator.runtimes.slurm.rules import RULES, settle
+from orchestrator.runtimes.slurm.rules import RULES, settings
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, container_words, job_of, job_script
 from orchestrator.runtimes.supervisor.patched_copies import copies
 from orchestrator.runtimes.supervisor.prepare import (
@@ -55,7 +55,7 @@ def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
         return prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
     home = str(place.home.root)
-    made = commanded(artifacts, plan, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
+    made = commanded(artifacts, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
     return Prepared(artifacts=made, records={})
 
 
@@ -129,6 +129,6 @@ SLURM: Final = RuntimeKind(
     kept=_kept,
     leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL}),
     here=False,
-    settle=settle,
+    settings=settings,
     takes=_takes,
 )

@@ -29,9 +29,8 @@ from orchestrator.runtimes.replicas import start_of
 from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
 from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
 from orchestrator.servers.servers import Fleet, lost_parts, note_gateway
-from orchestrator.servers.start.host import wait_until_free
+from orchestrator.servers.start.host import require_machine, wait_until_free
 from orchestrator.servers.start.launch import Start, Up, explanation, open_start, take_down
-from orchestrator.servers.start.prepare import require_machine
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_ready, of_replica, prove
 from orchestrator.verify.gateway import gateway_checks

@@ -8,11 +8,12 @@ compares under the name `shared_expert`, which the modules of this family do not
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestrator.kernels.keys import is_mxfp4
-from orchestrator.plan.plan import Moe, Plan
+from orchestrator.core.origin import Origin
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.plan import Flag, Moe, Plan
 
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
 _QUARK_ONLY: Final = 384  # deepseek_v2.py:2679
@@ -23,22 +24,6 @@ _ON: Final = "enforce-shared-experts-fusion"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoeCheckpoint:
-    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores its experts.
-
-    The dtypes are those of a layer where they differ, else of the first one with routed experts, as the safetensors
-    headers give them; None where they were not read.
-    """
-
-    moe: Moe
-    layers: int
-    draft_layers: int  # MTP layers, numbered after the others
-    exclude: tuple[str, ...]
-    shared_dtype: str | None
-    routed_dtype: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fusion:
     """The decision: True, False, or None where only the checkpoint can tell; by whom; and what to do about it."""
 
@@ -46,6 +31,33 @@ class Fusion:
     because: str
     hint: str = ""
     demanded: str = ""  # the switch without which the server does otherwise, and what it answers is wrong
+
+
+def is_mxfp4(plan: Plan) -> bool:
+    """Whether the plan's weights are MXFP4."""
+    return "mxfp4" in plan.model.quantisation
+
+
+def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
+    """Add the switch without which the server would fuse a shared expert that its checkpoint stores otherwise.
+
+    sglang drops such weights and says nothing (sgl-project/sglang#40754, #38878), or dies while it loads them.
+    """
+    fusion = decide_fusion(plan, checkpoint) if checkpoint else None
+    if fusion is None or not fusion.demanded:
+        return plan
+    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
+    return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
+
+
+def inferred_fusion_flag(plan: Plan) -> Flag | None:
+    """Find the switch that `with_fusion_flag` has added."""
+    return next((flag for flag in plan.flags if flag.name == _OFF and flag.origin is Origin.INFERRED), None)
+
+
+def may_fuse(plan: Plan) -> bool:
+    """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
+    return plan.model.moe is not None and would_fuse(plan, plan.model.moe)
 
 
 def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
