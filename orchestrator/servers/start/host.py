@@ -59,11 +59,13 @@ def inspect_host(
     environ: Mapping[str, str] = os.environ,
     *,
     checkpoint: bool = True,
+    stage: bool = True,
     freed: frozenset[int] = frozenset(),
 ) -> PreflightReport:
     """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at).
 
-    Without `checkpoint` it is not looked at here either; `freed` are ports of a server that is stopped first.
+    Without `checkpoint` it is not looked at here either, and without `stage` nothing needs room for it. `freed` are
+    ports of a server that is stopped first.
     """
     runner, kind = runner_for(place), runtime_kind(plan.runtime)
     if kind.elsewhere is not None:
@@ -71,7 +73,7 @@ def inspect_host(
     access = Access(
         runner=runner,
         environ=environ,
-        spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
+        spaces=() if place.far else (*(_weights_space(plan, place.home) if stage else ()), *kind.spaces(plan, runner)),
         checkpoint=_checkpoint(plan, place.home) if checkpoint and place.far is None else None,
         contained=kind.contained,
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
@@ -81,12 +83,13 @@ def inspect_host(
     return preflight(plan, access, kind.checks, here=kind.here)
 
 
-def require_host(plan: Plan, servers: Fleet, name: str, place: Place) -> PreflightReport:
+def require_host(plan: Plan, servers: Fleet, name: str, place: Place, *, stage: bool) -> PreflightReport:
     """The host passes preflight before anything is built or downloaded for a server of that name. Raises HostError.
 
     What runs under the name goes on running: its ports, and the VRAM that it holds, are free once it is stopped.
+    `stage` says that a missing checkpoint will be downloaded.
     """
-    report = inspect_host(plan, place, checkpoint=False, freed=_ports_of(servers, name))
+    report = inspect_host(plan, place, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
     report.require(but={VRAM_IN_USE})
     return report

@@ -89,7 +89,7 @@ def up(
         standing = _replaced_one_by_one(servers, name, plan=plan, request=request)
         if plan.ready_image is None and not request.accept_untuned:
             require_covered(plan, home)  # before anything is built or downloaded, as the next
-        before = require_host(plan, servers, name, place)
+        before = require_host(plan, servers, name, place, stage=request.stage)
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
         for hazard in image_hazards(made.plan, prepared.image) if prepared.image else ():
