@@ -16,8 +16,8 @@ from typing import Final, NoReturn, TypeAlias, TypeGuard
 from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
 from orchestrator.core.lookups import look_up_in_time
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.core.secrets import redact
 from orchestrator.core.signals import ENDING, start_deaf
 from orchestrator.core.streams import lost_output
 

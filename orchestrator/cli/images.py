@@ -219,7 +219,9 @@ def check_patches(
         str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
     ] = None,
     source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
-    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on the Docker host")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", callback=image_name, help="an image on the Docker host")
+    ] = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals import tau2
@@ -95,7 +95,8 @@ def _score(
 
 def require_room(options: EvalOptions, *, beside: bool) -> None:
     """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
-    for folder in (options.output, *((options.output / BASELINE_FOLDER,) if beside else ())):
+    folders = [options.output, *([options.output / BASELINE_FOLDER] if beside else [])]
+    for folder in folders:
         _earlier(folder / outcome_file(options.suite), options)
 
 

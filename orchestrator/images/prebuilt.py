@@ -105,7 +105,11 @@ def read_ready(docker: Docker, reference: str) -> ReadyImage:
     Raises BuildError for an image without a receipt, PatchError for one that is not what its receipt says.
     """
     receipt = read_receipt(docker, reference)
-    if parse_receipt(verify_inside(docker, reference)) != receipt:
+    try:
+        same = parse_receipt(verify_inside(docker, reference)) == receipt
+    except ValueError:
+        same = False
+    if not same:
         raise BuildError(f"`{reference}` holds another receipt than its label says", hint="build it anew")
     return ReadyImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.redaction import looks_secret
-from orchestrator.core.secret import names_secret
+from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import Arguments, argument_problems, name_problem, port_problem
@@ -63,6 +62,15 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
         tp=profile.layout.tp.value,
         context_length=profile.model.context_length,
         sparse_attention=profile.model.sparse_attention,
+        platform=profile.engine.platform,
+        decided={
+            "tp_size": profile.layout.tp.value,
+            "dp_size": profile.layout.dp.value,
+            "ep_size": profile.layout.ep.value,
+            "enable_dp_attention": profile.layout.dp_attention.value,
+            "port": profile.server.port,
+            "served_model_name": profile.model.served_name,
+        },
         quantisation=profile.model.quantisation,
     )
 
@@ -302,7 +310,7 @@ def places_are_its_own(case: Case) -> Iterator[Problem]:
 def secrets_stay_out(case: Case) -> Iterator[Problem]:
     """No secret stands in a profile: it would be rendered, labelled and hashed."""
     for name in case.profile.env:
-        if names_secret(name):
+        if is_secret_name(name):
             yield Problem(
                 f"`{name}` looks like a secret and is not written into a profile",
                 case.place("env", name),

@@ -17,8 +17,8 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
-from orchestrator.core.safe_paths import path_named_in
+from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, path_named_in
+from orchestrator.core.secrets import redact
 from orchestrator.core.yaml_document import Document
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images.config import local_config
@@ -198,8 +198,11 @@ def home_of_run(run: Path, home: Home) -> Home:
 
 
 def default_path(profile: str) -> Path:
-    """Where the lock of a profile is looked for: in this folder, by the profile's name."""
-    return Path(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}")
+    """Where the lock of a profile is looked for: in this folder, by the profile's name. Raises ProfileError."""
+    try:
+        return Path(RelativePath(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}"))
+    except UnsafeValueError as error:
+        raise ProfileError(f"no profile can be called `{profile}`", details=str(error)) from error
 
 
 def lock_output(output: Path | None, profile: str) -> Path:

@@ -9,7 +9,7 @@ from orchestrator.core.catalog import Catalogue, Kind, can_be_named
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.core.safe_paths import path_named_in
-from orchestrator.core.secret import know_variable
+from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import checked, read_file, read_model, without_unknown
 from orchestrator.core.yaml_document import Document, read_document
@@ -186,7 +186,7 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 def _valid(name: str, composed: Composed, catalogue: Catalogue) -> Valid:
     message = f"profile `{name}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
-    know_variable(profile.server.api_key_env)
+    register_env_secret(profile.server.api_key_env)
     return Valid(name=name, composed=composed, profile=profile, catalogue=catalogue)
 
 

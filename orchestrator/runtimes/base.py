@@ -17,7 +17,7 @@ from orchestrator.core.errors import HostError
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
-    from orchestrator.core.secret import Secret
+    from orchestrator.core.secrets import Secret
     from orchestrator.core.subprocesses import ProgramResult
     from orchestrator.engine.server_args import ArgumentRefusal
     from orchestrator.hosts.context import Check, Space

@@ -73,7 +73,7 @@ def _is_ours(servers: Fleet, handle: Handle) -> bool:
     """
     run_dir, kind = Path(handle.run_dir), runtime_kind(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
-    return servers.home.holds(run_dir) or (deleted and kind.here and not kind.contained)
+    return servers.home.holds(run_dir, handle.name) or (deleted and kind.here and not kind.contained)
 
 
 def grace_of(servers: Fleet, name: str) -> float:

@@ -10,9 +10,8 @@ from typing import Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
-from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret, know_variable
+from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import parts
@@ -79,6 +78,11 @@ class Fleet:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
 
+    def run_of(self, handle: Handle) -> RunDir | None:
+        """Return the run directory of a server, None for one of another home: what names it may name any directory."""
+        run_dir = Path(handle.run_dir)
+        return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
+
     def _find(self, name: str | None) -> Iterator[Handle]:
         for kind, runtime in self.runtimes.items():
             try:
@@ -110,7 +114,7 @@ def _know(handle: Handle) -> None:
     run = RunDir(Path(handle.run_dir))
     note_request(run)
     if (plan := read_plan(run)) is not None:
-        know_variable(plan.server.api_key_env)
+        register_env_secret(plan.server.api_key_env)
 
 
 def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
@@ -124,8 +128,8 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
         what = f"`{variable}` is not set; the plan says that it holds the API key"
         raise UsageError(what, hint=f"export {variable}=…")
     key = read_key(value, where=variable)
-    if len(key.reveal()) < SHORT:
-        what = f"the API key in `{variable}` has fewer than {SHORT} characters"
+    if len(key.reveal()) < SAFE_LENGTH:
+        what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
         warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
     return key
 

@@ -9,7 +9,7 @@ from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import MeasuredTarget, NamedHardware, is_url
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
@@ -77,10 +77,10 @@ def side_of_server(servers: Fleet, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
+    run = servers.run_of(handle)
     plan = read_plan(run)
-    if plan is None:
-        what = f"the plan of `{name}` is not on this machine"
+    if run is None or plan is None:
+        what = f"the plan of `{name}` is not in this home"
         raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
     key = api_key(plan.server.api_key_env)
     urls = [server.url for server in handle.replicas] or [handle.url]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import OddAnswerError, read_server_info

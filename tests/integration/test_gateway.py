@@ -21,7 +21,7 @@ from steady_load import client_of, complete, load
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record

@@ -265,6 +265,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "path", "behaviour"),
     [

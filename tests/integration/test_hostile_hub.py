@@ -86,6 +86,13 @@ def test_a_hub_lists_no_content_that_is_none(hub: Hub, oid: object) -> None:
     refused(hub, "the hub cannot be used", "is not a sha1 or sha256")
 
 
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("config.json/x",)], ids=short)
+def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> None:
+    """It was a download that broke off, and the hint was to run the same again."""
+    hub.more = [entry(path=name) for name in names]
+    refused(hub, "the hub cannot be used", "as a file and as a folder")
+
+
 @pytest.mark.parametrize(
     "answer",
     [

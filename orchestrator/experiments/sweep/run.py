@@ -3,10 +3,8 @@
 Every trial is an `up`, a `bench` and a `down`. What was found stands in a journal, from which a later call goes on.
 """
 
-import fcntl
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ from orchestrator.bench.workload import Workload, load_workload, read_text, work
 from orchestrator.core.catalog import Catalogue
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
-from orchestrator.core.files import cut, open_lock
+from orchestrator.core.files import cut
+from orchestrator.core.locks import LockHeldError, hold
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import quote
@@ -330,17 +329,14 @@ def opened(sweep: Sweep) -> Iterator[Search]:
         hint = hint or "leave out --resume"
         raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", where=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open_lock(folder / ".lock")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            hint = "wait for it, or use another --output"
-            raise HostError("another `deploy sweep` works here", where=str(folder), hint=hint) from error
+        lock = hold(folder / ".lock")
+    except LockHeldError as error:
+        message = f"another `deploy sweep` works here (pid {error.holder})"
+        raise HostError(message, where=str(folder), hint="wait for it, or use another --output") from error
+    with lock:
         _mend(journal)
         yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())
-    finally:
-        os.close(lock)
 
 
 def _mend(journal: Path) -> None:

@@ -23,7 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery, delivery
 from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts
@@ -175,7 +175,7 @@ class DockerRuntime:
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            self._keep_log(container, Path(handle.own_dir))
+            self._keep_log(container, handle)
             _remove(container)
 
     def close(self) -> None:
@@ -188,9 +188,10 @@ class DockerRuntime:
             if not goes_beside(run_dir, other):
                 raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
-    def _keep_log(self, container: Container, run_dir: Path) -> None:
+    def _keep_log(self, container: Container, handle: Handle) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
-        if not self._home.holds(run_dir):
+        run_dir = Path(handle.own_dir)
+        if not self._home.holds(run_dir, handle.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:

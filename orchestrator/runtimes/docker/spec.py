@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact_data
+from orchestrator.core.secrets import redact_data
 from orchestrator.hosts.daemon import far_machine
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker

@@ -17,7 +17,8 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.subprocesses import ProgramResult, quote
 from orchestrator.core.text import printable
@@ -103,7 +104,7 @@ class KubernetesRuntime:
         handle = self._handle(cluster, made)
         self._patience[handle.identity] = settings.patience
         self._forwards[handle.identity] = forward = Forward(cluster, plan.server.port)
-        return replace(handle, url=forward.url)
+        return replace(handle, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
@@ -291,7 +292,7 @@ class KubernetesRuntime:
     def _keep_log(self, handle: Handle) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
         run_dir = Path(handle.own_dir)
-        if not self._home.holds(run_dir):
+        if not self._home.holds(run_dir, handle.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
@@ -338,7 +339,7 @@ class KubernetesRuntime:
             profile=said[PROFILE],
             plan_digest=said[PLAN],
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
-            run_dir=said.get(RUN_DIR) or str(self._home.runs / name / "unknown"),
+            run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             identity=identity,
             service=said[URL],
             forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),

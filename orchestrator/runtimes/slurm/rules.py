@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.redaction import looks_secret
+from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import SlurmJob
 from orchestrator.plan.rules import Case

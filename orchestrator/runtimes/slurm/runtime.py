@@ -22,7 +22,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
@@ -32,6 +32,7 @@ from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
 from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.discovery import forgotten, found_servers
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
@@ -152,13 +153,14 @@ class SlurmRuntime:
         Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
         that cannot be read where no job in the queue tells that it is its server.
         """
-        until = time.monotonic() + grace
+        run_dir, until = Path(handle.own_dir), time.monotonic() + grace
         try:
             if handle.identity:
-                self._end(handle.identity, Path(handle.own_dir), grace=grace)
+                self._end(handle.identity, run_dir, grace=grace)
             else:
-                read_submission(Path(handle.own_dir))  # it says what is wrong with it
-            _note_stopped(Path(handle.own_dir))
+                read_submission(run_dir)  # it says what is wrong with it
+            if self._home.holds(run_dir, handle.name) or _is_run_of(handle.identity, run_dir):
+                _note_stopped(run_dir)
         finally:
             self._stop_together(handle.replicas, grace=max(until - time.monotonic(), 0))
 
@@ -190,10 +192,10 @@ class SlurmRuntime:
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
         )
         written = {START: start_file(dataclasses.asdict(request), requeue=job.requeue)}
-        written[SCRIPT] = job_script(plan, comment.name)
+        written |= {SCRIPT: job_script(plan, comment.name), **argument_files(artifacts)}
         try:
             for file, text in written.items():
-                write_whole(run_dir / FileName(file), text, mode=0o600 if file == START else 0o755)
+                write_whole(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
@@ -311,6 +313,13 @@ def _serves(number: str, run_dir: Path) -> bool:
     except HostError:
         return True  # until its job has ended
     return record is None or is_stale(record, job) or record.exit_code is None
+
+
+def _is_run_of(number: str, run_dir: Path) -> bool:
+    """Whether a directory is where a job was started, by its own record: the comment of a job may name any."""
+    with suppress(HostError):
+        return (submission := read_submission(run_dir)) is not None and submission.job == number
+    return False
 
 
 def _note_stopped(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.hosts.context import Space
 from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
@@ -17,7 +17,7 @@ from orchestrator.render.artifacts import Artifacts, ContextFile, gateway_comman
 from orchestrator.render.scripts import replica_folder, script_file
 from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind, ServerState, TakenImage
 from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
-from orchestrator.runtimes.slurm.record import FILE, SERVER, START
+from orchestrator.runtimes.slurm.record import CHECKER, FILE, QUESTION, REFUSAL, SERVER, START
 from orchestrator.runtimes.slurm.rules import RULES, settings
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, container_words, job_of, job_script
 from orchestrator.runtimes.supervisor.patched_copies import copies
@@ -127,7 +127,7 @@ SLURM: Final = RuntimeKind(
     tables=_tables,
     caches=_caches,
     kept=_kept,
-    leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT}),
+    leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL}),
     here=False,
     settings=settings,
     takes=_takes,

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.known_secrets import known
-from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
+from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token, known
 from orchestrator.engine.launch import delivery
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts

@@ -16,7 +16,7 @@ from orchestrator.core.errors import HostError, NotReadyError, StartError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.gateway import WORKERS, Behind, read_behind
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError

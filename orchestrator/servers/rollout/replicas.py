@@ -11,7 +11,7 @@ from orchestrator.core.console import say
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import starting

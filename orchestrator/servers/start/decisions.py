@@ -147,6 +147,6 @@ def _judged(source: PlanSource, artifacts: Artifacts, place: Place, files: Mappi
     prepared = prepare_engine(artifacts, place)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, place.home, files, source.location)
-    elif runtime_kind(artifacts.plan.runtime).elsewhere is None:  # else its nodes judge them, before the server starts
-        note("arguments not checked by sglang: only the node that serves has it")
+    else:
+        note("sglang judges the arguments where its image is, before the server starts")
     return prepared

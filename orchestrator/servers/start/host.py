@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.checkpoints.receipt import bytes_here
@@ -24,7 +23,7 @@ from orchestrator.hosts.survey import Runner, local
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_kind
 from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.servers import Fleet, fleet
@@ -116,7 +115,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 def _ports_of(servers: Fleet, name: str) -> frozenset[int]:
     """The ports of this machine that are free once what runs under a name is stopped."""
     here = [handle for handle in servers.find(name) if runtime_kind(handle.runtime).here]
-    plans = (read_plan(RunDir(Path(handle.run_dir))) for handle in here)
+    plans = (read_plan(servers.run_of(handle)) for handle in here)
     own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
 

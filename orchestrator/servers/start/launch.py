@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import heard, held, unheard
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote
@@ -154,7 +154,7 @@ def explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
         return "diagnosis: interrupted"
 
 
-def take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
+def take_down(handle: Handle, runtime: Runtime, run: RunDir | None, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail
@@ -164,10 +164,11 @@ def take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
         _stop(handle, runtime, run, why)
 
 
-def _stop(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> None:
+def _stop(handle: Handle, runtime: Runtime, run: RunDir | None, why: str) -> None:
     """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
     try:
         runtime.stop(handle, grace=0)
-        keep_ending(run, why)
+        if run is not None:
+            keep_ending(run, why)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")

@@ -9,7 +9,7 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact_data
+from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import unheard
 from orchestrator.kernels.plan_coverage import require_covered
 from orchestrator.plan.diff import changes

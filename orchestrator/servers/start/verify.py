@@ -13,7 +13,7 @@ import httpx
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS
@@ -194,11 +194,11 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     `strict_kernels`.
     """
     handle = servers.one(name)
-    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
+    runtime, run = servers.runtime(handle), servers.run_of(handle)
     plan = read_plan(run)
-    if plan is None:
+    if run is None or plan is None:
         raise StartError(
-            f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
+            f"the plan of `{name}` is not in this home", hint="`deploy up PROFILE --replace` starts it from here"
         )
     require_running(runtime, handle)
     if lost := lost_parts(runtime, handle):

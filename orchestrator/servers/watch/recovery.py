@@ -14,8 +14,8 @@ from typing import Final
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import redact
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
@@ -168,7 +168,7 @@ def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:
     run, found = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
     handle = next(of_run, next(iter(found), None))
-    if handle is not None and servers.home.holds(Path(handle.run_dir)):
+    if handle is not None and servers.home.holds(Path(handle.run_dir), name):
         return RunDir(Path(handle.run_dir)), handle
     return run, handle
 

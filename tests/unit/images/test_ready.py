@@ -14,7 +14,15 @@ from run_samples import request_of
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.prebuilt import ReadyImage, require_ready
-from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, ImageReceipt, PatchedFile, PatchRecord, SourceRecord
+from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_NAME,
+    ImageReceipt,
+    PatchedFile,
+    PatchRecord,
+    SourceRecord,
+    receipt_in,
+)
 from orchestrator.images.registry import Registry
 from orchestrator.patches.ledger import patch_digest, read_diffs, read_ledger
 from orchestrator.plan.plan import Plan
@@ -179,6 +187,27 @@ def previewed(*overrides: str, accept_untuned: bool = False) -> Plan:
 def labels_of(image: ReadyImage) -> dict[str, str]:
     receipt = asdict(image.receipt)
     return {**image.labels, "deploy.receipt": json.dumps({**receipt, "sources": dict(receipt["sources"])})}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("sources", each) for each in ([], None, 5, "x", {"sglang": 5}, {"sglang": {"root": 5}})),
+        *(("patches", each) for each in ({}, None, 5, [5], [[]], [{"id": 5}])),
+        *(("python", each) for each in (5, None, [])),
+        (None, []),
+        (None, 5),
+        (None, None),
+    ],
+)
+def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: object) -> None:
+    """Anybody may put a label on an image: some were a fault of this tool."""
+    image = ready(july())
+    receipt = json.loads(labels_of(image)["deploy.receipt"])
+    assert receipt_in({"deploy.receipt": json.dumps(receipt)}, "x") == image.receipt
+    told = json.dumps(value if key is None else receipt | {key: value})
+    with pytest.raises(BuildError, match="or damaged"):
+        receipt_in({"deploy.receipt": told}, "x")
 
 
 def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,9 +205,10 @@ def full_disk(path: Path, *_: object, **__: object) -> None:
 def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime, plan = Recording(), load("cpu-tiny").plan
-    runtime.start(name="tiny", run_dir=tmp_path)
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    runtime, plan, run_dir = Recording(), load("cpu-tiny").plan, tmp_path / "runs/tiny/1"
+    run_dir.mkdir(parents=True)
+    runtime.start(name="tiny", run_dir=run_dir)
+    (run_dir / "plan.json").write_text(json.dumps(plan.to_dict()))
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr(verify, "lost_parts", lambda *_: "")
     monkeypatch.setattr(verify, "prove", lambda *_, **__: report)

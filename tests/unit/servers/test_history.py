@@ -14,12 +14,18 @@ from orchestrator.bench.result import BenchResult, MarkKind
 from orchestrator.bench.result_files import measured_below
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import Handle, ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server
+from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server, why_failed
 from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.targets import side_of_server
+from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
+
+CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
 
 
 @pytest.fixture
@@ -132,14 +138,56 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
 ) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    stop_server(Stopping(Status.RUNNING), handle_of(elsewhere), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
-    assert [*elsewhere.path.iterdir()] == []
+    hens = past_run(servers.home, 1, name="hen")
+    for run in (elsewhere, hens):
+        before = contents(run)
+        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+        assert contents(run) == before
+
+
+def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_there(
+    servers: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    elsewhere.path.mkdir()
+    hens = past_run(servers.home, 1, name="hen", proven=None)
+    (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
+    monkeypatch.setattr("orchestrator.servers.start.verify.prove", lambda *_, **__: report)
+    for run in (elsewhere, hens):
+        before = contents(run)
+        named = handle_of(run)
+        runtime = Stopping(Status.RUNNING)
+        monkeypatch.setattr(Stopping, "find", lambda _, __, found=named: (found,), raising=False)
+        fleet = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
+        with pytest.raises(StartError, match="is not in this home"):
+            prove_again(fleet, "owl", strict_kernels=False)
+        with pytest.raises(StartError, match="is not in this home"):
+            side_of_server(fleet, "owl")
+        assert contents(run) == before
+
+
+def contents(run: RunDir) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
 def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
-    run = past_run(servers.home, 1)
-    keep_ending(run, "`up` failed with 7: api_key='wJ4-zTq8-mMv2'")
-    assert "wJ4" not in (run.path / ENDING_FILE).read_text()
+    run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
+    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
+    for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
+        keep_ending(run, why, state)
+        kept = (run.path / ENDING_FILE).read_text()
+        assert "[REDACTED]" in kept
+        assert "wJ4" not in kept
+
+
+def test_a_key_that_is_a_verdict_changes_none(servers: Fleet) -> None:
+    Secret("passed")
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
+    past_run(servers.home, 1).save("smoke.json", report.to_dict())
+    (start,) = history(servers, "owl", [])
+    assert start.smoke == {"passed": 1}
 
 
 def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,14 +45,21 @@ class OneServer(Table):
 
 
 @pytest.fixture
-def handle(tmp_path: Path) -> Handle:
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs/two/1"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def handle(run_dir: Path) -> Handle:
     return Handle(
         runtime="process",
         name="two",
         profile="h200-dp2",
         plan_digest="d",
         url="http://127.0.0.1:1",
-        run_dir=str(tmp_path),
+        run_dir=str(run_dir),
         identity="1",
     )
 
@@ -86,7 +93,7 @@ def test_nothing_is_lost_where_nothing_can_be_told(handle: Handle) -> None:
 
 
 def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
-    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
 
@@ -95,7 +102,7 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
 
     monkeypatch.setattr("orchestrator.servers.start.verify.answers", asked)
     monkeypatch.setattr("orchestrator.servers.start.verify.prove", asked)
-    (tmp_path / "plan.json").write_text(load("cpu-tiny").plan.to_json())
+    (run_dir / "plan.json").write_text(load("cpu-tiny").plan.to_json())
     note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
     servers = Fleet(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
@@ -110,11 +117,11 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
         prove_again(servers, "two", strict_kernels=False)
 
 
-def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Handle, tmp_path: Path) -> None:
+def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Handle, run_dir: Path) -> None:
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
     note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
-    noted = datetime.fromtimestamp((tmp_path / "parts.json").stat().st_mtime, UTC)
+    noted = datetime.fromtimestamp((run_dir / "parts.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
     said = lost_parts(runtime, handle)  # type: ignore[arg-type]
     assert said.startswith("it was started again 0 s ago, and is not ready yet")
@@ -123,22 +130,22 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Ha
 
 
 def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
-    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gateway answers all the while."""
     monkeypatch.setattr("orchestrator.servers.start.verify.answers", lambda _: False)
-    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    behind = tuple(replace(handle, run_dir=str(tmp_path / f"replica-{number}")) for number in (1, 2))
+    (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
     servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
         require_well(servers, statuses(servers, "two", ask=True), named=True)
 
 
 def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
-    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    second = replace(handle, run_dir=str(tmp_path / "replica-2"))
+    (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    second = replace(handle, run_dir=str(run_dir / "replica-2"))
     servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
     monkeypatch.setattr(
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
