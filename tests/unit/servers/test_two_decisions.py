@@ -84,7 +84,6 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decisions, "far_headers", lambda *_: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
     monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
-    monkeypatch.setattr(up, "require_covered", lambda *_: None)
     with pytest.raises(Reached):
         up.up(request, home)
     return started[0]
