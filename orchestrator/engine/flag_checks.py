@@ -30,7 +30,6 @@ _PAGED_TREE: Final = ("flashinfer", "fa3", "triton")  # arg_groups/speculative_h
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 _LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # that Python's logging and uvicorn both know
 _BUCKETS: Final = ("bucket-time-to-first-token", "bucket-inter-token-latency", "bucket-e2e-request-latency")
-_DEFAULT_SPECULATION: Final = (3, 1, 4)  # steps, top-k, drafts; arg_groups/speculative_hook.py:512-542
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even where nobody listens on it
 _LAST_PORT: Final = 65535
 _LARGEST: Final = 2**63
@@ -48,6 +47,9 @@ class Arguments:
     platform: str = "rocm"  # rocm | cuda | cpu
     decided: Mapping[str, FlagValue] = field(default_factory=dict)  # by other parts of a profile, as refusals name them
     quantisation: str  # of the checkpoint, as a model file calls it
+    mtp_layer: bool  # of the checkpoint
+    port: int  # of the server
+    ranks: int  # of all replicas, without the stages of a pipeline
 
     def number(self, name: str) -> float | None:
         """The value of a numeric option, None where it is not set, or is no number that one can reckon with.
@@ -88,23 +90,6 @@ def argument_problems(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name=found.name, message=message)
     for check in _CHECKS:
         yield from check(given)
-
-
-def speculation(flags: Mapping[str, FlagValue]) -> tuple[int, int, int] | None:
-    """Steps, top-k and drafts of each step, None without speculation; sglang's own where the flags say nothing.
-
-    That is 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542, the same in 0.5.16 and
-    0.5.23); 5/4/8 for Llama and Grok, which have no MTP layer, is left out.
-    """
-    if flags.get("speculative-algorithm") in (None, False):
-        return None
-    steps, topk, drafts = (
-        next(iter(flag_words(flags.get(f"speculative-{name}", ()))), None)
-        for name in ("num-steps", "eagle-topk", "num-draft-tokens")
-    )
-    if steps is None:
-        return _DEFAULT_SPECULATION
-    return int(steps), int(topk or 1), int(drafts or int(steps) + 1)
 
 
 def _names_differ(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -184,6 +169,50 @@ def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
     if (topk or 0) > 1 and paged and given.text("attention-backend") not in _PAGED_TREE:
         message = f"a draft tree (top-k {topk:g}) over pages of several tokens has no kernel in this attention backend"
         yield ArgumentProblem(name="speculative-eagle-topk", message=message, hint="set it to 1")
+
+
+def _has_a_draft(given: Arguments) -> Iterator[ArgumentProblem]:
+    """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
+
+    arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
+    """
+    algorithm = given.text("speculative-algorithm")
+    if algorithm is None or given.has("speculative-draft-model-path"):
+        return
+    if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
+        message = f"`{algorithm}` drafts with a model of its own, and none is named"
+        hint = "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`"
+        yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
+    elif not given.mtp_layer and algorithm != "NGRAM":
+        message = "speculation needs a draft: this model has no MTP layer"
+        hint = "remove the `speculative-…` flags, or set `speculative-draft-model-path`"
+        yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
+
+
+def _device(given: Arguments) -> Iterator[ArgumentProblem]:
+    """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (server_args.py:2785)."""
+    wanted, device = "cpu" if given.platform == "cpu" else "cuda", given.text("device")
+    if device not in {None, wanted}:
+        message = f"`--device {device}` is not this hardware's"
+        yield ArgumentProblem(name="device", message=message, hint=f"leave it out, or `{wanted}`")
+
+
+def _rank_port(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Ranks meet at a port of their own."""
+    if given.number("nccl-port") == given.port:
+        message = f"`--nccl-port {given.port}` is the server's own port"
+        yield ArgumentProblem(name="nccl-port", message=message, hint="leave it out")
+
+
+def _numa_nodes(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Each GPU has its NUMA node (utils/numa_utils.py:104)."""
+    nodes = given.flags.get("numa-node")
+    told = len(flag_words(nodes)) if nodes is not None else 0
+    gpus = int(given.number("base-gpu-id") or 0) + given.ranks
+    if nodes is not None and told < gpus:
+        message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
+        hint = "one for each GPU of the machine, or leave it out"
+        yield ArgumentProblem(name="numa-node", message=message, hint=hint)
 
 
 def _ngrams(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -355,6 +384,6 @@ def _number(word: str) -> float | None:
 
 _CHECKS: Final[Sequence[Check]] = (
     _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
-    _one_node, _model_overrides, _quantised_as_stored, _words, _serves_alone,
-    _senseless, _kernels_of_another_vendor,
+    _one_node, _model_overrides, _quantised_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
+    _has_a_draft, _device, _rank_port, _numa_nodes,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome, outcome_file, outcome_to_json
@@ -131,8 +132,11 @@ def joined(before: Outcome, more: Outcome, *, where: str) -> Outcome:
 
 def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: int | None) -> str:
     """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
-    if plan is not None and plan.flag("tool-call-parser") is None:
-        warn("this server reads no tool calls out of its answers", hint="`--set flags.tool-call-parser=…` at `up`")
+    if plan is not None and plan.serving.tool_parser is None:
+        warn(
+            "this server reads no tool calls out of its answers",
+            hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`",
+        )
     request = tau2.Tau2Request(
         url=target.url,
         model=served_model(target),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.core.console import table
-from orchestrator.engine.flag_checks import speculation
 from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
@@ -14,9 +13,6 @@ from orchestrator.plan.fusion import Fusion, decide_fusion, is_mxfp4
 from orchestrator.plan.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
-_DEFAULT_SPECULATING = (
-    48  # running requests, with speculation alone (sglang 0.5.14, arg_groups/speculative_hook.py:271)
-)
 
 
 class BucketState(StrEnum):
@@ -179,16 +175,15 @@ def load_buckets(plan: Plan) -> tuple[int, ...]:
 
     A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.
     """
-    speculates = speculation({flag.name: flag.values for flag in plan.flags})
-    drafts = speculates[2] if speculates else 1
-    running = int(plan.flag("max-running-requests") or (_DEFAULT_SPECULATING if speculates else 1))
+    facts = plan.serving
+    drafts = facts.drafts.tokens if facts.drafts else 1
+    running = facts.running or 1
     steps = {bucket(drafts * requests) for requests in range(1, running + 1)}
     return tuple(sorted({*steps, bucket(_largest_prefill(plan))}))
 
 
 def _largest_prefill(plan: Plan) -> int:
-    size = int(plan.flag("chunked-prefill-size") or _DEFAULT_PREFILL)
-    return size if size > 0 else _DEFAULT_PREFILL  # -1 turns chunking off
+    return plan.serving.prefill_chunk or _DEFAULT_PREFILL
 
 
 def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:

@@ -6,7 +6,6 @@ from math import inf
 from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.engine.flag_checks import speculation
 from orchestrator.engine.flags import FlagTable, flag_words
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Load, capacity_hazards
@@ -36,6 +35,7 @@ from orchestrator.plan.plan import (
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
 from orchestrator.plan.rules import RULES, Case, Rule
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import Composed
 from orchestrator.profiles.schema import ContainerSection, Profile
 
@@ -135,13 +135,13 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
 
 
 def _patches(profile: Profile, knowledge: Knowledge, facts: Facts) -> tuple[PatchUse, ...]:
-    drafts = speculation({name: setting.value for name, setting in profile.flags.items()})
+    drafts = profile_serving(profile).drafts
     known = PatchFacts(
         engine_version=profile.engine.version,
         platform=profile.engine.platform,
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer,
-        speculative_steps=drafts[0] if drafts else None,
+        speculative_steps=drafts.steps if drafts else None,
         inputs=facts.inputs,
     )
     return tuple(use for use in select(knowledge.ledger, known) if use.id not in profile.without_patches)
@@ -224,14 +224,12 @@ def _questions(profile: Profile) -> Iterator[Question]:
 
     A word is at least one token: as many words as a chunk of prefill has tokens are more than one chunk.
     """
-    chunk = _count(profile, "chunked-prefill-size")
-    room = min(
-        _count(profile, "context-length") or profile.model.context_length, _count(profile, "max-total-tokens") or inf
-    )
+    facts = profile_serving(profile)
+    room = min(facts.context, facts.cache_tokens or inf)
     most = int(room) // _TOKENS_OF_A_WORD
     for section in profile.model.questions:
         by_chunk = section.filler == "chunk"
-        words = chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
+        words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
         if by_chunk or words <= most:
             yield Question(
                 question=section.question,
@@ -241,12 +239,6 @@ def _questions(profile: Profile) -> Iterator[Question]:
                 origin=section.origin,
                 source=section.source,
             )
-
-
-def _count(profile: Profile, name: str) -> int:
-    """What an option counts; 0 where it is not set, or turns off what it counts."""
-    value = str(profile.flags[name].value) if name in profile.flags else ""
-    return int(value) if value.isdecimal() else 0
 
 
 def _engine(profile: Profile, composed: Composed) -> Engine:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.origin import Origin
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Flag, Moe, Plan
 
@@ -19,8 +20,8 @@ _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
 _QUARK_ONLY: Final = 384  # deepseek_v2.py:2679
 _ASKS_THE_CHECKPOINT: Final = (0, 5, 18)
 _IGNORES_THE_DRAFT: Final = (0, 5, 19)
-_OFF: Final = "disable-shared-experts-fusion"
-_ON: Final = "enforce-shared-experts-fusion"
+_OFF: Final = Meaning.NO_EXPERT_FUSION.value
+_ON: Final = Meaning.EXPERT_FUSION.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def may_fuse(plan: Plan) -> bool:
 
 def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
-    if plan.flag(_OFF) is not None:
+    if plan.serving.expert_fusion is False:
         return Fusion(fused=False, because=f"flag `--{_OFF}`")
     if checkpoint is None:
         return _without_checkpoint(plan)
@@ -75,7 +76,7 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
             because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
             hint=f"`--{_ON}` does not lift that veto; {_told_apart(version)}",
         )
-    if plan.flag(_ON) is not None:
+    if plan.serving.expert_fusion:
         return Fusion(fused=True, because=f"flag `--{_ON}`")
     return _by_configuration(plan, checkpoint.moe)
 
@@ -107,19 +108,16 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
         return Fusion(fused=False, because=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
     if plan.hardware.vendor == "cpu" or (plan.hardware.vendor == "nvidia" and plan.layout.ep > 1):
         return Fusion(fused=False, because="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
-    for name in ("enable-two-batch-overlap", "enable-single-batch-overlap"):
-        if plan.flag(name) is not None:
-            return Fusion(fused=False, because=f"flag `--{name}`")
-    if plan.flag("moe-a2a-backend") == "deepep":
-        return Fusion(fused=False, because="flag `--moe-a2a-backend deepep`")
+    if vetoes := plan.serving.fusion_vetoes:
+        return Fusion(fused=False, because=f"flag `{vetoes[0]}`")
     return Fusion(fused=True, because="sglang's default: nothing vetoes it")
 
 
 def would_fuse(plan: Plan, moe: Moe) -> bool:
     """Whether the server fuses experts of this shape where their checkpoint is not against it."""
-    if plan.flag(_OFF) is not None or not moe.shared_experts:
+    if plan.serving.expert_fusion is False or not moe.shared_experts:
         return False
-    return plan.flag(_ON) is not None or bool(_by_configuration(plan, moe).fused)
+    return plan.serving.expert_fusion is True or bool(_by_configuration(plan, moe).fused)
 
 
 def _stored_apart(checkpoint: MoeCheckpoint) -> str:

@@ -10,9 +10,11 @@ import ipaddress
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from orchestrator.core.origin import Origin
+from orchestrator.engine.serving import ServingFacts, serving_facts
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
@@ -337,11 +339,21 @@ class Plan:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""
         return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
 
+    @cached_property
+    def serving(self) -> ServingFacts:
+        """What the flags mean: it follows from them, so that it is no part of the plan's text."""
+        return serving_facts(
+            {flag.name: flag.values for flag in self.flags},
+            context_length=self.model.context_length,
+            platform=self.engine.platform,
+            sparse_attention=self.model.sparse_attention,
+        )
+
     @property
     def gpus(self) -> range:
-        """The GPUs it takes, by index: from the first on, or as sglang's own options say; none on a CPU."""
-        first, step = int(self.flag("base-gpu-id") or 0), int(self.flag("gpu-id-step") or 1)
-        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * int(self.flag("pp-size") or 1)
+        """The GPUs it takes, by index: from the first on, or as the flags say; none on a CPU."""
+        first, step = self.serving.first_gpu, self.serving.gpu_step
+        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages
         return range(first, first + count * self.replicas * step, step)
 
     def to_dict(self) -> dict[str, object]:

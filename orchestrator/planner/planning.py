@@ -20,7 +20,7 @@ from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.facts import NOTHING_KNOWN, Facts
 from orchestrator.plan.known_issues import Reports
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.plan.rules import arguments
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartChoice, choose_parts, compose
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -53,7 +53,7 @@ class Valid:
     @property
     def capacity(self) -> Capacity:
         """What fits on each of its replicas."""
-        return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
+        return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
     @cached_property
     def knowledge(self) -> Knowledge:

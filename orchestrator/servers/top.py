@@ -15,6 +15,7 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.gpus.inventory import gib
@@ -225,8 +226,8 @@ class View:
         plan = read_plan(RunDir(Path(self._handle.run_dir)))
         if plan is None:
             raise StartError(f"the plan of `{name}` is not on this machine", hint="look from where it was started")
-        if plan.flag("enable-metrics") is None:
-            hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
+        if not plan.serving.metrics:
+            hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = place_of(plan.runtime, servers.home, host)
         runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None

@@ -25,6 +25,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.engine.flags import FlagTable, flag_problems
+from orchestrator.engine.options import Meaning
 from orchestrator.experiments.reproduce import bench_seconds
 from orchestrator.experiments.sweep.objective import Goal, Objective
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
@@ -190,7 +191,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:
         raise UsageError("nothing varies: the space has one point", hint="name more values in the space")
-    said = file or SpaceFile(flags={"max-running-requests": (None,)})
+    said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
     named = request.workload or said.workload or base.profile.workload
     if named is None:
         raise UsageError("what is to be sent?", hint="name a workload with `-w`, or in the space or the profile")

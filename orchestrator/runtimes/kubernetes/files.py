@@ -9,6 +9,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import printable
 from orchestrator.core.yaml_document import dump_yaml
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import replica_folder
@@ -79,7 +80,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
         yield f"before that, once: the API key of ${variable}, by way of no file and no command line"
-        yield f"""  printf '{{"api-key": "%s"}}\\n' "${variable}" | {quote(argv)}"""
+        yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""
 
 
 def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> ContextFile:

@@ -42,5 +42,4 @@ def start_request(
 
 def _reads_hub(plan: Plan) -> bool:
     """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
-    paths = (word for flag in plan.flags if flag.name.endswith(("-path", "-paths")) for word in flag.values)
-    return any(_REPOSITORY.fullmatch(word) for word in paths)
+    return any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths)

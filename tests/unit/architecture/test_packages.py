@@ -20,7 +20,7 @@ USES: dict[str, str] = {
     "profiles": "core",
     "plan": "core engine patches profiles",
     "diagnose": "core engine",
-    "hosts": "core plan",
+    "hosts": "core engine plan",
     "render": "core engine patches plan",
     "checkpoints": "core engine hosts patches plan render",
     "images": "core engine hosts patches plan render",

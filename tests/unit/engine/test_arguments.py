@@ -4,7 +4,7 @@ against these in tests/integration/test_server_args.py."""
 import pytest
 
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.engine.flag_checks import speculation
+from orchestrator.engine.serving import serving_facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
@@ -128,8 +128,14 @@ def test_a_deprecated_option_is_told_with_its_successor(name: str, capsys: pytes
 
 def test_speculation_is_told_by_its_algorithm_and_completed_as_sglang_does() -> None:
     """0.5.14, 0.5.16 and 0.5.23: srt/arg_groups/speculative_hook.py, `_auto_choose_speculative_params`."""
-    assert speculation({"speculative-num-steps": 5}) is None
-    assert speculation({"speculative-algorithm": "EAGLE"}) == (3, 1, 4)
-    assert speculation({"speculative-algorithm": "EAGLE", "speculative-num-steps": 5}) == (5, 1, 6)
+
+    def speculation(**flags: str) -> tuple[int, int, int] | None:
+        given = {f"speculative-{name.replace('_', '-')}": value for name, value in flags.items()}
+        facts = serving_facts(given, context_length=1, platform="rocm", sparse_attention=False)
+        return facts.drafts and (facts.drafts.steps, facts.drafts.topk, facts.drafts.tokens)
+
+    assert speculation(num_steps="5") is None
+    assert speculation(algorithm="EAGLE") == (3, 1, 4)
+    assert speculation(algorithm="EAGLE", num_steps="5") == (5, 1, 6)
     bare = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
     assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8-july", overrides=bare).plan)
