@@ -17,7 +17,8 @@ from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.docker.container import container_spec
 from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.servers.start import prepare, up
+from orchestrator.servers.start import prepare
+from orchestrator.servers.start.decisions import decide_beforehand
 from orchestrator.servers.start.request import UpRequest
 
 pytestmark = needs_sshd
@@ -131,9 +132,10 @@ def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fus
         accept_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantised(recipe))
-    assert up._with_fusion_told(PLAN, request, far) == PLAN
+    source = request.source(far.home)
+    assert decide_beforehand(request, source, far).plan == PLAN
     assert prepare.far_headers(PLAN, far) is not None
-    flags = {flag.name: flag for flag in up._with_fusion_told(PLAN, request, far).flags}
+    flags = {flag.name: flag for flag in decide_beforehand(request, source, far).plan.flags}
     assert ("disable-shared-experts-fusion" in flags) == told
     if told:
         assert "shared" in flags["disable-shared-experts-fusion"].source

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-_LIVE = ("disk ", "sockets", "user")  # sections that are this machine's own
+_LIVE = ("sockets", "user")  # sections that are this machine's own
+_DISK = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 30000000000 0 30000000000 0% /\n"
 
 
 def path_of_ready_node(folder: Path) -> str:
@@ -32,8 +33,8 @@ def main(words: list[str]) -> int:
     node = sections("mi355x-healthy")
     done = subprocess.run(["/bin/sh", *words], capture_output=True, text=True, check=False)
     for name, text, code in re.findall(r"\x1e([^\n]*)\n([^\x1e\x1f]*)\x1f(\d+)", done.stdout):
-        recorded = name in node and not name.startswith(_LIVE)
-        print(f"\x1e{name}\n{node[name] if recorded else text}\x1f{0 if recorded else code}", end="")
+        told = _DISK if name.startswith("disk ") else node.get(name) if name not in _LIVE else None
+        print(f"\x1e{name}\n{text if told is None else told}\x1f{code if told is None else 0}", end="")
     return done.returncode
 
 

@@ -57,7 +57,6 @@ def decide_beforehand(request: UpRequest, source: PlanSource, place: Place, *, o
     decision = _decide(source, place, image)
     if image is not None:
         require_table(image, decision.plan, accept_untuned=request.accept_untuned)
-    tell_decision(decision.plan)
     return decision
 
 

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.checkpoints.receipt import bytes_here
@@ -24,7 +23,7 @@ from orchestrator.hosts.survey import Runner, local
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_kind
 from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.servers import Fleet, fleet
@@ -59,11 +58,13 @@ def inspect_host(
     environ: Mapping[str, str] = os.environ,
     *,
     checkpoint: bool = True,
+    stage: bool = True,
     freed: frozenset[int] = frozenset(),
 ) -> PreflightReport:
     """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at).
 
-    Without `checkpoint` it is not looked at here either; `freed` are ports of a server that is stopped first.
+    Without `checkpoint` it is not looked at here either, and without `stage` nothing needs room for it. `freed` are
+    ports of a server that is stopped first.
     """
     runner, kind = runner_for(place), runtime_kind(plan.runtime)
     if kind.elsewhere is not None:
@@ -71,7 +72,7 @@ def inspect_host(
     access = Access(
         runner=runner,
         environ=environ,
-        spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
+        spaces=() if place.far else (*(_weights_space(plan, place.home) if stage else ()), *kind.spaces(plan, runner)),
         checkpoint=_checkpoint(plan, place.home) if checkpoint and place.far is None else None,
         contained=kind.contained,
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
@@ -81,12 +82,13 @@ def inspect_host(
     return preflight(plan, access, kind.checks, here=kind.here)
 
 
-def require_host(plan: Plan, servers: Fleet, name: str, place: Place) -> PreflightReport:
+def require_host(plan: Plan, servers: Fleet, name: str, place: Place, *, stage: bool) -> PreflightReport:
     """The host passes preflight before anything is built or downloaded for a server of that name. Raises HostError.
 
     What runs under the name goes on running: its ports, and the VRAM that it holds, are free once it is stopped.
+    `stage` says that a missing checkpoint will be downloaded.
     """
-    report = inspect_host(plan, place, checkpoint=False, freed=_ports_of(servers, name))
+    report = inspect_host(plan, place, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
     report.require(but={VRAM_IN_USE})
     return report
@@ -113,7 +115,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 def _ports_of(servers: Fleet, name: str) -> frozenset[int]:
     """The ports of this machine that are free once what runs under a name is stopped."""
     here = [handle for handle in servers.find(name) if runtime_kind(handle.runtime).here]
-    plans = (read_plan(RunDir(Path(handle.run_dir))) for handle in here)
+    plans = (read_plan(servers.run_of(handle)) for handle in here)
     own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
 

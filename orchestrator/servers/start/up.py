@@ -11,7 +11,6 @@ from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import unheard
-from orchestrator.kernels.plan_coverage import require_covered
 from orchestrator.plan.diff import changes
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import note_capacity
@@ -26,7 +25,7 @@ from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
 from orchestrator.servers.rollout.update import require_one_by_one, roll
 from orchestrator.servers.servers import Fleet, api_key, fleet, of_other_plans
-from orchestrator.servers.start.decisions import decide_beforehand, look_at_coverage, prepare_start
+from orchestrator.servers.start.decisions import decide_beforehand, look_at_coverage, prepare_start, tell_decision
 from orchestrator.servers.start.host import place_of, require_host, require_machine
 from orchestrator.servers.start.launch import Start, Up, bring_up
 from orchestrator.servers.start.request import UpRequest
@@ -47,6 +46,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     home, place = source.home, place_of(source.runtime, source.home, request.host)
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
+    tell_decision(plan)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
     note_environment(plan, home)
@@ -87,9 +87,8 @@ def up(
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
         standing = _replaced_one_by_one(servers, name, plan=plan, request=request)
-        if plan.ready_image is None and not request.accept_untuned:
-            require_covered(plan, home)  # before anything is built or downloaded, as the next
-        before = require_host(plan, servers, name, place)
+        tell_decision(plan)
+        before = require_host(plan, servers, name, place, stage=request.stage)
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
         for hazard in image_hazards(made.plan, prepared.image) if prepared.image else ():

@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
     servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
     monkeypatch.setattr(up, "prepare_start", lambda *_: made)
-    monkeypatch.setattr(up, "require_host", lambda *_: None)
+    monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))

@@ -75,7 +75,7 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
         started.append(start.artifacts.plan)
         raise Reached
 
-    monkeypatch.setattr(up, "require_host", lambda *_: None)
+    monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     monkeypatch.setattr(up, "require_machine", lambda plan, *_: _ready(plan))
     monkeypatch.setattr(up, "bring_up", bring_up)
     monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
@@ -84,7 +84,6 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decisions, "far_headers", lambda *_: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
     monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
-    monkeypatch.setattr(up, "require_covered", lambda *_: None)
     with pytest.raises(Reached):
         up.up(request, home)
     return started[0]
@@ -150,6 +149,13 @@ def test_a_host_that_is_not_ready_is_refused_before_anything_is_built_or_downloa
     """438 GB were downloaded and an image built before a missing GPU, a full disk or a taken port was told."""
     monkeypatch.setattr(host, "runner_for", lambda _: machine(**sections))
     assert said in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
+
+
+def test_where_nothing_is_downloaded_nothing_needs_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = machine(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
+    monkeypatch.setattr(host, "runner_for", lambda _: full)
+    settings = ("runtime=process", "engine.python=/usr/bin/python3")
+    assert "weights" not in refused(request_of(*settings, profile="mi355x-tp8", stage=False), home)
 
 
 def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_to_refuse(
