@@ -166,6 +166,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert heading in {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in found}, link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    roots = (ROOT, ROOT / "orchestrator", ROOT / "tests", ROOT / "tests/unit", ROOT / "tests/integration", page.parent)
+    for named in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text()):
+        assert any((root / named).exists() for root in roots), f"`{named}` does not exist"
+
+
 def test_the_readme_stays_short() -> None:
-    """It had 887 lines, then 267: what belongs to a room stands in that room's own."""
+    """It had 887 lines, then 267: what belongs to a package stands on that package's own page."""
     assert (ROOT / "README.md").read_text().count("\n") <= 250
