@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from orchestrator.core.safe_paths import FileName
 from orchestrator.monitoring.series import EVERY, EXPECTED, SCRAPED, SCRAPED_GATEWAY, Monitored
 
 
@@ -23,7 +24,7 @@ def rendered(template: str, server: Monitored) -> str:
         autoescape=False,
     )
     jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # YAML takes no halves of a surrogate pair
-    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / FileName(template)).read_text(encoding="utf-8")
     return jinja.from_string(text).render(
         name=server.name,
         job=SCRAPED,
