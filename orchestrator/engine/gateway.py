@@ -10,7 +10,6 @@ images/launch_gateway.py reads it from a file, as sglang does with `--config`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
@@ -27,14 +26,6 @@ LIVENESS: Final = "/liveness"  # 200 as long as it runs; asks for no key
 READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
 WORKERS: Final = "/workers"  # the servers behind it: GET, POST, and PATCH and DELETE of one; asks for its control key
 CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # among the secrets of a start; no variable of any process
-
-
-class GatewayMetric(StrEnum):
-    """The counters and gauges of its own that are read here, as 1.13.0 writes them (seen of the real one)."""
-
-    HEALTH = "smg_worker_health"  # of each server behind it: 1, or 0 where it is sent nothing
-    RETRIES = "smg_worker_retries_total"
-    ANSWERS = "smg_http_responses_total"  # by `path` and `status_code`
 
 
 # Decided by other parts of a profile, or of the start.

@@ -1,64 +1,64 @@
-"""When somebody has to be woken, and why. A limit is the profile's, its load's or its plan's, and says so."""
+"""The recorded series and the alerts of a server, by `rules.yaml.j2`, and what of them is left out."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from orchestrator.engine.options import Meaning
-from orchestrator.monitoring.series import (
-    ACCEPT_LENGTH,
-    HIT_SHARE,
-    SCRAPED,
-    SCRAPED_GATEWAY,
-    TTFT_P95,
-    Expected,
-    Monitored,
-    left_out,
-    series_of,
-)
+import yaml
 
-# How far live traffic may stay below what is expected of a load that is made; this and what follows are our choice.
-_SLACK: Final = 0.8
-_FULL: Final = 0.95  # of the KV cache: beyond it requests are taken back (retracted) to make room
-_VRAM_FULL: Final = 0.98
-_FAILED: Final = 0.01  # of the gateway's answers
-_STORM: Final = 2  # times gone and back within an hour
-_OURS: Final = "a choice of this tool"
-_RECORDED: Final = re.compile(r"deploy:[\w:]+")
+from orchestrator.monitoring.series import ACCEPT_LENGTH, HIT_SHARE, RECORDED, TTFT_P95, Monitored
+from orchestrator.monitoring.templates import rendered
+
+_METRIC: Final = re.compile(r"sglang:\w+?(?=_bucket\b|\b)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alert:
-    """One alert, of an expression that has lasted; `limit` says whose limit it is."""
+class Rules:
+    """The groups of rules of a server, without those that need what its version of sglang lacks."""
 
-    name: str
-    expression: str
-    lasting: str
-    severity: str  # critical: not everybody is served; warning: they are, and worse than expected
-    summary: str
-    limit: str
+    groups: list[dict[str, Any]]
+    missing_metrics: dict[str, str]  # by the series that need them
+    missing_series: dict[str, str]  # by the alerts that need them
 
     @property
-    def needs(self) -> frozenset[str]:
-        """The recorded series that it is made of."""
-        return frozenset(_RECORDED.findall(self.expression))
+    def recorded(self) -> frozenset[str]:
+        """The series that are recorded."""
+        return frozenset(rule["record"] for group in self.groups for rule in group["rules"] if "record" in rule)
 
 
-def alerts_of(server: Monitored) -> tuple[Alert, ...]:
-    """The alerts for which everything is known and recorded."""
-    recorded = {series.record for series in series_of(server)}
-    return tuple(alert for alert in _alerts(server) if alert.needs <= recorded)
+def rules_of(server: Monitored) -> Rules:
+    """Render the rules, and leave out what cannot be computed."""
+    groups = yaml.safe_load(rendered("rules.yaml.j2", server))["groups"]
+    series, alerts = (group["rules"] for group in groups)
+    needs: dict[str, set[str]] = {}
+    for rule in series:
+        needs[rule["record"]] = set(_METRIC.findall(rule["expr"])).union(
+            *(needs[name] for name in RECORDED.findall(rule["expr"]))
+        )
+    missing_metrics = {
+        record: ", ".join(f"`{metric}`" for metric in sorted(metrics - server.exported))
+        for record, metrics in needs.items()
+        if metrics - server.exported
+    }
+    recorded = needs.keys() - missing_metrics.keys()
+    missing_series = {
+        rule["alert"]: ", ".join(sorted(missing))
+        for rule in alerts
+        if (missing := set(RECORDED.findall(rule["expr"])) - recorded)
+    }
+    series[:] = [rule for rule in series if rule["record"] in recorded]
+    alerts[:] = [rule for rule in alerts if rule["alert"] not in missing_series]
+    return Rules(groups=groups, missing_metrics=missing_metrics, missing_series=missing_series)
 
 
 def omitted(server: Monitored) -> Iterator[str]:
     """What is not recorded or told of, each with the reason."""
-    recorded = {series.record for series in series_of(server)}
-    for series, missing in left_out(server):
-        yield f"no {series.record}: sglang {server.plan.engine.version} has no {missing}"
-    for alert in _alerts(server):
-        if missing := ", ".join(sorted(alert.needs - recorded)):
-            yield f"no alert {alert.name}: {missing} is not recorded"
+    rules = rules_of(server)
+    for record, missing in rules.missing_metrics.items():
+        yield f"no {record}: sglang {server.plan.engine.version} has no {missing}"
+    for alert, missing in rules.missing_series.items():
+        yield f"no alert {alert}: {missing} is not recorded"
     for name, of in ((TTFT_P95, "DeployTtftHigh"), (HIT_SHARE, "DeployHitShareLow")):
         if name not in server.expected:
             yield f"no alert {of}: nothing is expected; `--workload` names a load that does, or `--expect {name}=…`"
@@ -69,169 +69,3 @@ def omitted(server: Monitored) -> Iterator[str]:
     if server.plan.gpus and not server.gpu_target:
         yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
     yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"
-
-
-def _alerts(server: Monitored) -> Iterator[Alert]:
-    yield from _of_life(server)
-    if server.servers > 1:
-        yield from _of_several(server)
-    yield from _of_load(server)
-    yield from _of_expectations(server)
-
-
-def _recorded(server: Monitored, name: str) -> str:
-    return f"deploy:{name}{{{server.selector}}}"
-
-
-def _of_life(server: Monitored) -> Iterator[Alert]:
-    dp, scraped = server.plan.layout.dp, f'up{{{server.selector},job="{SCRAPED}"}}'
-    ranks, of_rank, running, begun = (
-        _recorded(server, name)
-        for name in ("rank_tokens:rate", "rank_requests_running", "requests_running", "requests_open")
-    )
-    each = server.each
-    hung = f"min_over_time({of_rank}[5m]) > 0 unless on ({each}, dp_rank) {ranks} > 0"
-    # Answers that are not streamed are open while they run: two long ones on one rank are no sign of another's death.
-    unserved = f"min_over_time({begun}[5m]) >= {dp} and {begun} > ({running} or 0 * {begun})"
-    why = f"`deploy status {server.name}` and `deploy diagnose {server.name}` say why"
-    yield Alert(
-        name="DeployServerDown",
-        expression=f"{_none_of(scraped) if server.servers > 1 else f'{scraped} == 0'} or absent({scraped})",
-        lasting="1m",
-        severity="critical",
-        summary=f"{'none of its servers answers' if server.servers > 1 else 'it does not answer'}; {why}",
-        limit=f"four scrapes, {_OURS}",
-    )
-    yield Alert(
-        name="DeployRankDead",
-        expression=f"(count by ({each}) ({ranks} > 0) or 0 * {running} or 0 * {begun}) < {dp}"
-        f" and on ({each}) (count by ({each}) ({hung}) or ({unserved}))",
-        lasting="1m",
-        severity="critical",
-        summary=f"{{{{ $value }}}} of {dp} ranks compute, and there is work for more; {why}",
-        limit=f"`layout.dp` of the plan is {dp}",
-    )
-    yield Alert(
-        name="DeployRestarting",
-        expression=f"changes({scraped}[1h]) >= {2 * _STORM}",
-        lasting="0m",
-        severity="critical",
-        summary=f"it went and came back {_STORM} times within an hour; `deploy history {server.name}` lists the starts",
-        limit=_OURS,
-    )
-
-
-def _none_of(scraped: str) -> str:
-    return f"count by (server) ({scraped}) unless on (server) {scraped} == 1"
-
-
-def _of_several(server: Monitored) -> Iterator[Alert]:
-    """Of the servers behind a gateway, and of the gateway: while one of them is gone, the others serve."""
-    scraped, gateway = (f'up{{{server.selector},job="{job}"}}' for job in (SCRAPED, SCRAPED_GATEWAY))
-    answering, status = f"count by (server) ({scraped} == 1)", f"`deploy status {server.name}` names it"
-    yield Alert(
-        name="DeployReplicaDown",
-        # The target of a pod goes with it: what is left of it is that one is missing.
-        expression=f"{scraped} == 0 and on (server) {answering}"
-        f" or {answering} < {server.servers} unless on (server) {scraped} == 0",
-        lasting="1m",
-        severity="warning",
-        summary=f"one of its {server.servers} servers does not answer, the gateway sends to the others; {status}",
-        limit=f"`replicas` of the plan is {server.servers}",
-    )
-    if not server.gateway_is_scraped:
-        return
-    yield Alert(
-        name="DeployGatewayDown",
-        expression=f"{gateway} == 0 or absent({gateway})",
-        lasting="1m",
-        severity="critical",
-        summary=f"its gateway does not answer, and nobody else lets clients in; `deploy diagnose {server.name}`",
-        limit=f"four scrapes, {_OURS}",
-    )
-    behind = _recorded(server, "gateway_servers")
-    yield Alert(
-        name="DeployReplicaLeftOut",
-        expression=f"{behind} < on (server) {answering}",
-        lasting="2m",
-        severity="warning",
-        summary=f"the gateway sends to {{{{ $value }}}} of {server.servers} servers, and more answer: one hangs, "
-        f"or was taken away; {status}",
-        limit="two minutes, " + _OURS,
-    )
-    yield Alert(
-        name="DeployGatewayFails",
-        expression=f"{_recorded(server, 'gateway_failed_share:rate')} > {_FAILED}",
-        lasting="5m",
-        severity="critical",
-        summary="{{ $value | humanizePercentage }} of what clients are answered is an error of the servers",
-        limit=f"{_FAILED}, {_OURS}",
-    )
-
-
-def _of_load(server: Monitored) -> Iterator[Alert]:
-    queued, full = _recorded(server, "requests_queued"), _recorded(server, "kv_share")
-    yield Alert(
-        name="DeployQueueGrowing",
-        expression=f"min_over_time({queued}[5m]) > 0 and deriv({queued}[5m]) > 0",
-        lasting="5m",
-        severity="warning",
-        summary="{{ $value }} requests wait, and more from minute to minute: more arrive than it can serve",
-        limit="ten minutes in which it never empties and grows, " + _OURS,
-    )
-    yield Alert(
-        name="DeployKvCacheFull",
-        expression=f"{full} > {_FULL} and on ({server.each}) {queued} > 0",
-        lasting="10m",
-        severity="warning",
-        summary="{{ $value | humanizePercentage }} of a rank's KV cache is in use, and requests wait for it",
-        limit=f"{_FULL}, {_OURS}",
-    )
-    if server.gpu_target:
-        yield Alert(
-            name="DeployVramFull",
-            expression=f"{_recorded(server, 'vram_share')} > {_VRAM_FULL}",
-            lasting="5m",
-            severity="warning",
-            summary="{{ $value | humanizePercentage }} of a GPU's VRAM is in use: an allocation may fail",
-            limit=f"{_VRAM_FULL}, {_OURS}; the plan's `{Meaning.MEMORY_FRACTION}` is {_fraction(server)}",
-        )
-
-
-def _fraction(server: Monitored) -> str:
-    fraction = server.plan.serving.memory_fraction
-    return "sglang's own" if fraction is None else f"{fraction:g}"
-
-
-def _of_expectations(server: Monitored) -> Iterator[Alert]:
-    if limit := server.expected.get(TTFT_P95):
-        yield Alert(
-            name="DeployTtftHigh",
-            expression=f"{_recorded(server, 'ttft_seconds:p95')} > {limit.value:g}",
-            lasting="5m",
-            severity="warning",
-            summary="one request in twenty waits {{ $value | humanizeDuration }} or longer for its first token",
-            limit=f"{limit.value:g} s: {limit.source}",
-        )
-    if share := server.expected.get(HIT_SHARE):
-        yield Alert(
-            name="DeployHitShareLow",
-            expression=f"{_recorded(server, 'hit_share:rate')} < {share.value * _SLACK:g}",
-            lasting="15m",
-            severity="warning",
-            summary="{{ $value | humanizePercentage }} of the prompt tokens come from the cache",
-            limit=f"{_SLACK:g} of {share.value:g}: {share.source}",
-        )
-    if server.speculates:
-        length = server.expected.get(ACCEPT_LENGTH) or Expected(
-            value=1, source="no draft is right, as in the smoke test"
-        )
-        below = f"< {length.value * _SLACK:g}" if length.value > 1 else "<= 1"
-        yield Alert(
-            name="DeployAcceptLengthLow",
-            expression=f"{_recorded(server, 'accept_length:rate')} {below}",
-            lasting="15m",
-            severity="warning",
-            summary="a verification gives {{ $value }} tokens: drafts cost more than they give",
-            limit=f"{below}: {length.source}",
-        )

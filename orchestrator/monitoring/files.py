@@ -2,39 +2,37 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any
 
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import ESCAPED
-from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
+from orchestrator.monitoring.alerts import omitted, rules_of
 from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import SCRAPED, SCRAPED_GATEWAY, Monitored, series_of
+from orchestrator.monitoring.series import EVERY, SCRAPED, SCRAPED_GATEWAY, Monitored
 from orchestrator.render.artifacts import ContextFile
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import Pods
 
-_EVERY: Final = "15s"
-
 
 def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
     """All of them, sorted by path, with what was left out at the head of the rules."""
-    name = server.name
-    texts = {f"{name}.dashboard.json": dashboard(server)}
+    name, rules = server.name, rules_of(server)
+    texts = {f"{name}.dashboard.json": dashboard(server, rules.recorded)}
     if server.pods is not None:
-        texts[f"{name}.monitor.yml"] = _objects(server, server.pods)
+        texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
         whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
         said = (f"what is recorded of `{name}`, and its alerts", *omitted(server))
         texts |= {
             "prometheus.yml": dump_yaml(_scrape(), whole),
             f"{name}.targets.yml": dump_yaml(_targets(server), f"where `{name}` is scraped"),
-            f"{name}.rules.yml": dump_yaml(_rules(server), *said),
+            f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *said),
         }
     return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
 
 
-def _objects(server: Monitored, pods: Pods) -> str:
+def _objects(server: Monitored, pods: Pods, groups: list[dict[str, Any]]) -> str:
     """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.93.0, CRDs of both kinds, v1).
 
     A pod's name and address change with each start: its series go on under the server's name.
@@ -43,7 +41,7 @@ def _objects(server: Monitored, pods: Pods) -> str:
     if pods.gateway is not None:
         gateway = _monitor(server, SCRAPED_GATEWAY, pods.gateway, pods.gateway_port, None)
         objects.append(("PodMonitor", f"{pods.called}--gateway", gateway))
-    objects.append(("PrometheusRule", pods.called, _rules(server)))
+    objects.append(("PrometheusRule", pods.called, {"groups": groups}))
     labels = {**pods.labels, "app.kubernetes.io/managed-by": "deploy"}
     documents = (
         dump_yaml(
@@ -80,7 +78,7 @@ def _monitor(
     endpoint = {
         "port": port,
         "path": endpoints.METRICS,
-        "interval": _EVERY,
+        "interval": EVERY,
         "relabelings": relabelings,
         "metricRelabelings": [
             {"sourceLabels": ["__name__"], "regex": written, "targetLabel": "__name__", "replacement": name}
@@ -100,7 +98,7 @@ def _scrape() -> dict[str, object]:
         "metric_relabel_configs": [renamed],
     }
     return {
-        "global": {"scrape_interval": _EVERY, "evaluation_interval": _EVERY},
+        "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
         "rule_files": ["*.rules.yml"],
         "scrape_configs": [job],
     }
@@ -119,21 +117,3 @@ def _targets(server: Monitored) -> list[dict[str, object]]:
     if server.gpu_target:
         found.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
     return found
-
-
-def _rules(server: Monitored) -> dict[str, object]:
-    records = [{"record": each.record, "expr": each.expression} for each in series_of(server)]
-    alerts = [_rule(alert, server) for alert in alerts_of(server)]
-    named = ((f"deploy-{server.name}-series", records), (f"deploy-{server.name}-alerts", alerts))
-    return {"groups": [{"name": name, "interval": _EVERY, "rules": rules} for name, rules in named]}
-
-
-def _rule(alert: Alert, server: Monitored) -> dict[str, object]:
-    said = {"summary": f"{server.name}: {alert.summary}", "limit": alert.limit.replace("{{", '{{ "{{" }}')}
-    return {
-        "alert": alert.name,
-        "expr": alert.expression,
-        "for": alert.lasting,
-        "labels": {"severity": alert.severity, "server": server.name},
-        "annotations": said,
-    }

@@ -59,100 +59,108 @@ class DaemonRefusal:
         return f"profiles/hardware/{self.artifacts.plan.hardware.name}.yaml"
 
 
-def start_error(refusal: DaemonRefusal) -> DeployError:
-    """The error to show: the first cause whose words the daemon used."""
-    for pattern, explain in _CAUSES:
-        if match := re.search(pattern, refusal.said, re.IGNORECASE):
-            return explain(match, refusal)
-    return StartError("the container could not be started", details=f"  {refusal.said}")
+@dataclass(frozen=True, kw_only=True)
+class _Cause:
+    """What the daemon says, and the error that is shown for it; `{...}` are groups of the pattern, or `_facts`."""
 
-
-def _device(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    return HostError(
-        f"this host has no device `{match['device']}`",
-        where=f"{refusal.hardware}: container.devices",
-        hint=f"`ls -l {match['device']}` on the host: is the GPU driver loaded, is it the right hardware?",
-    )
-
-
-def _limit(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    name = _LIMITS.get(int(match["number"]), match["number"])
-    asked = next((f" to {limit.hard}" for limit in refusal.spec.needs.ulimits if limit.name == name), "")
-    return HostError(
-        f"the Docker daemon is not permitted to set the limit `{name}`{asked}",
-        where=f"{refusal.hardware}: container.ulimits",
-        hint="the daemon itself is confined (it lacks CAP_SYS_RESOURCE): raise its own limit, or ask for less",
-    )
-
-
-def _port(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    port = int(match["port"])
-    by = refusal.holder(port)
-    return HostError(
-        f"port {port} is taken" + (f" by {by}" if by else ""),
-        where="server.port",
-        hint="end what holds it, or choose another with `--set server.port=...`",
-    )
-
-
-def _bind(match: re.Match[str], _: DaemonRefusal) -> DeployError:
-    return HostError(
-        f"`{match['path']}` does not exist on the Docker host",
-        hint="`deploy stage PROFILE` brings the checkpoint there",
-    )
-
-
-def _group(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    return HostError(f"the image has no group `{match['group']}`", where=f"{refusal.hardware}: container.groups")
-
-
-def _name(match: re.Match[str], _: DaemonRefusal) -> DeployError:
-    container = match["name"]
-    return NameTakenError(
-        f"container `{container}` exists",
-        hint=f"`deploy status` shows it; `deploy down {container.removeprefix('deploy-').partition('--')[0]}` ends it",
-    )
-
-
-def _image(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    return StartError(
-        f"the Docker host has no image `{refusal.spec.image}`",
-        hint="`deploy build PROFILE` makes it",
-    )
-
-
-def _gpus(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    return HostError(
-        "the Docker daemon cannot hand out NVIDIA GPUs",
-        where=f"{refusal.hardware}: container.all_gpus",
-        hint="install the NVIDIA container toolkit and restart the daemon",
-    )
-
-
-def _capabilities(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    asked = ", ".join(refusal.spec.needs.cap_add)
-    return HostError(
-        f"the Docker daemon is not permitted to grant {asked}", where=f"{refusal.hardware}: container.cap_add"
-    )
-
-
-def _disk(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
-    return HostError(
-        "the Docker host's disk is full", hint="`docker system df` shows what takes it", details=f"  {refusal.said}"
-    )
+    pattern: str
+    message: str
+    where: str = ""
+    hint: str = ""
+    details: str = ""
+    fault: type[DeployError] = HostError
 
 
 # The wording of Docker 20.10 and runc 1.1.
-_CAUSES: Final[tuple[tuple[str, Callable[[re.Match[str], DaemonRefusal], DeployError]], ...]] = (
-    (r'gathering device information while adding custom device "(?P<device>[^"]+)"', _device),
-    (r"error setting rlimit type (?P<number>\d+): operation not permitted", _limit),
-    (r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use", _port),
-    (r"Bind for \S*:(?P<port>\d+) failed: port is already allocated", _port),
-    (r"bind source path does not exist: (?P<path>\S+)", _bind),
-    (r"Unable to find group (?P<group>\S+?):", _group),
-    (r'container name "/(?P<name>[^"]+)" is already in use', _name),
-    (r"no such image", _image),
-    (r"could not select device driver", _gpus),
-    (r"unable to apply caps", _capabilities),
-    (r"no space left on device", _disk),
+_CAUSES: Final = (
+    _Cause(
+        pattern=r'gathering device information while adding custom device "(?P<device>[^"]+)"',
+        message="this host has no device `{device}`",
+        where="{hardware}: container.devices",
+        hint="`ls -l {device}` on the host: is the GPU driver loaded, is it the right hardware?",
+    ),
+    _Cause(
+        pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
+        message="the Docker daemon is not permitted to set the limit `{limit}`{asked}",
+        where="{hardware}: container.ulimits",
+        hint="the daemon itself is confined (it lacks CAP_SYS_RESOURCE): raise its own limit, or ask for less",
+    ),
+    _Cause(
+        pattern=r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use"
+        r"|Bind for \S*:(?P<allocated>\d+) failed: port is already allocated",
+        message="port {taken} is taken{by}",
+        where="server.port",
+        hint="end what holds it, or choose another with `--set server.port=...`",
+    ),
+    _Cause(
+        pattern=r"bind source path does not exist: (?P<path>\S+)",
+        message="`{path}` does not exist on the Docker host",
+        hint="`deploy stage PROFILE` brings the checkpoint there",
+    ),
+    _Cause(
+        pattern=r"Unable to find group (?P<group>\S+?):",
+        message="the image has no group `{group}`",
+        where="{hardware}: container.groups",
+    ),
+    _Cause(
+        pattern=r'container name "/(?P<name>[^"]+)" is already in use',
+        message="container `{name}` exists",
+        hint="`deploy status` shows it; `deploy down {server}` ends it",
+        fault=NameTakenError,
+    ),
+    _Cause(
+        pattern=r"no such image",
+        message="the Docker host has no image `{image}`",
+        hint="`deploy build PROFILE` makes it",
+        fault=StartError,
+    ),
+    _Cause(
+        pattern=r"could not select device driver",
+        message="the Docker daemon cannot hand out NVIDIA GPUs",
+        where="{hardware}: container.all_gpus",
+        hint="install the NVIDIA container toolkit and restart the daemon",
+    ),
+    _Cause(
+        pattern=r"unable to apply caps",
+        message="the Docker daemon is not permitted to grant {capabilities}",
+        where="{hardware}: container.cap_add",
+    ),
+    _Cause(
+        pattern=r"no space left on device",
+        message="the Docker host's disk is full",
+        hint="`docker system df` shows what takes it",
+        details="  {said}",
+    ),
 )
+
+
+def start_error(refusal: DaemonRefusal) -> DeployError:
+    """The error to show: the first cause whose words the daemon used."""
+    for cause in _CAUSES:
+        if match := re.search(cause.pattern, refusal.said, re.IGNORECASE):
+            facts = _facts(refusal, match.groupdict())
+            return cause.fault(
+                cause.message.format_map(facts),
+                where=cause.where.format_map(facts),
+                hint=cause.hint.format_map(facts),
+                details=cause.details.format_map(facts),
+            )
+    return StartError("the container could not be started", details=f"  {refusal.said}")
+
+
+def _facts(refusal: DaemonRefusal, said: dict[str, str | None]) -> dict[str, str | None]:
+    """What a message may name: the groups of the pattern, and what is known of the container."""
+    limit = _LIMITS.get(int(said.get("number") or -1), said.get("number"))
+    taken = said.get("port") or said.get("allocated")
+    holder = refusal.holder(int(taken)) if taken else None
+    return said | {
+        "said": refusal.said,
+        "hardware": refusal.hardware,
+        "image": refusal.spec.image,
+        "capabilities": ", ".join(refusal.spec.needs.cap_add),
+        "limit": limit,
+        "asked": next((f" to {each.hard}" for each in refusal.spec.needs.ulimits if each.name == limit), ""),
+        "taken": taken,
+        "by": f" by {holder}" if holder else "",
+        "server": (said.get("name") or "").removeprefix("deploy-").partition("--")[0],
+    }

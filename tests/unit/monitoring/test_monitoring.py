@@ -20,6 +20,7 @@ from orchestrator.monitoring.alerts import omitted
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import MonitoringRequest, monitored
 from orchestrator.monitoring.series import Expected, Monitored
+from orchestrator.monitoring.templates import rendered
 
 NOTHING = MonitoringRequest(
     name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
@@ -46,6 +47,13 @@ def alerts(server: Monitored) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("version", Catalogue.shipped().names(Kind.FLAGS))
 def test_every_version_has_the_metrics_that_are_read_here(version: str) -> None:
     assert set(Metric) <= (read_flags(version, Catalogue.shipped()).metrics or set())
+
+
+def test_the_rules_name_no_metric_but_those_that_every_version_has(home: Home) -> None:
+    for profile in ("mi355x-tp4dp2", "mi355x-tp4x2"):
+        text = rendered("rules.yaml.j2", of_profile(home, profile=profile))
+        named = {name.removesuffix("_bucket") for name in re.findall(r"sglang:\w+", text)}
+        assert named == set(Metric) - {Metric.RETRACTIONS, Metric.E2E}
 
 
 def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
