@@ -28,7 +28,7 @@ from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartC
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import files
-from orchestrator.runtimes import REGISTRY, runtime_kind
+from orchestrator.runtimes import REGISTRY, runtime_class
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
 
@@ -68,8 +68,8 @@ class Valid:
             table=self.table,
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
-            runtimes={name: kind().rules for name, kind in REGISTRY.items()},
-            settle={name: kind().settle for name, kind in REGISTRY.items()},
+            runtimes={name: runtime_class(name).rules() for name in REGISTRY},
+            settle={name: runtime_class(name).settle for name in REGISTRY},
             inputs=inputs,
             load=self.load,
         )
@@ -172,12 +172,12 @@ def _decided(valid: Valid, files: Mapping[str, Path]) -> tuple[Plan, dict[str, b
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
     """What the plan's runtime starts a server from. `inputs` are the files given to patches, by input name."""
-    return runtime_kind(plan.runtime).render(plan, inputs or {})
+    return runtime_class(plan.runtime).render(plan, inputs or {})
 
 
 def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
     """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
-    own = runtime_kind(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
+    own = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
     return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 

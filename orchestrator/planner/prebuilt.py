@@ -17,7 +17,7 @@ from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import plan_with
 from orchestrator.render.dockerfile import repository
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place
 
 _ASKED: Final = Registry(within=5.0)  # seconds that a dry run may wait for it
@@ -53,7 +53,7 @@ def require_image_name(text: str) -> None:
 
 def require_contained(plan: Plan) -> None:
     """Raise UsageError for a plan whose runtime starts no image."""
-    if not runtime_kind(plan.runtime).contained:
+    if not runtime_class(plan.runtime).contained:
         raise UsageError(f"the {plan.runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
 
 
@@ -74,7 +74,7 @@ def ready_plan(request: ReadyRequest, place: Place) -> tuple[Plan, RowSources]:
     Raises BuildError for an image that is not the plan's, KernelsError for one without the table that its server needs.
     """
     asked = plan_with(request.profile, request.overrides, place.home, {})
-    if runtime_kind(asked.runtime).elsewhere is not None:
+    if runtime_class(asked.runtime).elsewhere:
         return ready_preview(request, asked, place), RowSources()
     docker, home = find_docker(place.far), place.home
     reference = fetch_ready(docker, request.image)
@@ -89,7 +89,7 @@ def ready_rows(plan: Plan, place: Place, *, accept_untuned: bool) -> RowSources:
 
     Raises BuildError for an image that is gone, or is another one by now.
     """
-    if runtime_kind(plan.runtime).elsewhere is not None:
+    if runtime_class(plan.runtime).elsewhere:
         return RowSources()
     docker, reference = find_docker(place.far), plan.ready_image or ""
     image = read_ready(docker, fetch_ready(docker, reference))
@@ -103,7 +103,7 @@ def ready_preview(request: ReadyRequest, plan: Plan, place: Place, registry: Reg
 
     Where neither can tell, that is said, and the plan is the profile's own.
     """
-    pulled_here = runtime_kind(plan.runtime).elsewhere is None
+    pulled_here = not runtime_class(plan.runtime).elsewhere
     later = "held against the plan once it is pulled" if pulled_here else "not held against the plan: nodes pull it"
     image = None if place.far else _here(request.image)
     if image is None and plan.kubernetes is not None and plan.kubernetes.image_on_node:

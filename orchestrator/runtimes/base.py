@@ -1,19 +1,19 @@
-"""What a runtime is: everything that is particular to one way of running a server.
+"""What a runtime is: the class that each folder beside this file has one of, and the values that it deals in.
 
-`RuntimeKind` is what a folder beside this file shows; `Runtime` is its verbs over the servers it starts. The registry
-of both stands in `orchestrator.runtimes`.
+`orchestrator.runtimes` has the table of all of them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, UsageError
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
@@ -122,75 +122,6 @@ class UnansweredError(HostError):
         self.found = found
 
 
-class Runtime(Protocol):
-    """A way to run a server."""
-
-    @property
-    def named(self) -> bool:
-        """Whether the user has named the machine that it asks: that this does not answer is then told."""
-
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
-        """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
-
-        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
-        directory itself: found and stopped they are one.
-
-        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
-        """
-
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """The servers of this runtime (of that name), running or exited, sorted by name.
-
-        Raises HostError where they cannot be told, UnansweredError where some of them can.
-        """
-
-    def state(self, handle: Handle) -> ServerState:
-        """What has become of it; never raises for "gone"."""
-
-    def titles(self, handle: Handle) -> tuple[str, ...]:
-        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
-
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
-
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
-
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
-
-    def close(self) -> None:
-        """Let go of connections this runtime holds; servers run on."""
-
-
-@runtime_checkable
-class Shows(Protocol):
-    """A runtime whose gateways find their servers by themselves, as these are shown to them."""
-
-    def show(self, handle: Handle, *, shown: bool) -> None:
-        """Let the gateway find one of its servers, or not. Raises HostError."""
-
-    def is_shown(self, handle: Handle) -> bool:
-        """Whether the gateway may find it."""
-
-    def is_ready(self, handle: Handle) -> bool:
-        """Whether a gateway that finds it takes it."""
-
-
-@runtime_checkable
-class Queues(Protocol):
-    """A runtime whose `start` of one of several servers returns while that still waits for its place.
-
-    So all of them wait at once, and each is given its place as one comes free.
-    """
-
-    def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
-        """Wait until it has its place, saying why it waits; with the URL that it has there. Raises StartError.
-
-        It may wait for hours: `meanwhile` is done every few seconds.
-        """
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cache:
     """What a start has made and later ones take; `place` is a volume's name or a folder, `size` in bytes."""
@@ -246,34 +177,6 @@ class TakenImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeKind:
-    """One way to run a server."""
-
-    name: str
-    contained: bool  # a server runs from an image of its own, within limits of its own
-    rules: Sequence[Rule]  # that a plan for it keeps, beside those of every plan
-    checks: Sequence[Check]  # of preflight, beside those of every machine
-    spaces: Callable[[Plan, Runner], Iterator[Space]]  # the room it takes, beside the checkpoint's
-    far: (
-        Callable[[str | None, Mapping[str, str]], str | None] | None
-    )  # which one `--host` means; None: only this machine
-    render: Callable[[Plan, Mapping[str, bytes]], Artifacts]  # `inputs` are files given to patches, by input name
-    files: Callable[[Artifacts, str], tuple[ContextFile, ...]]  # for a server of that name, beside those of every plan
-    prepare: Callable[[Artifacts, Place], Prepared]
-    tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
-    caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
-    # What preflight asks where others choose the machine and bring image and checkpoint there; None: it is known here.
-    elsewhere: Callable[[Plan], Iterator[Finding]] | None = None
-    pods: Callable[[Plan, str], Pods] | None = None  # of a server of that name, where others of its cluster watch it
-    keeper: Callable[[Plan], str] | None = None  # what starts a server again that has died or hangs, where it is not us
-    kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
-    here: bool = True  # a server runs on the machine that preflight looks at
-    settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided
-    takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
-    leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pods:
     """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
 
@@ -284,3 +187,170 @@ class Pods:
     replica: str | None  # the label that tells one of several servers
     gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
     gateway_port: str
+
+
+class Runtime(ABC):
+    """A way to run servers: a folder beside this file has its class, and the registry one line.
+
+    What a plan becomes is asked of the class, what runs of an object, which has a home and may have a host. A method
+    imports what few commands need: SDKs, and what renders and prepares.
+    """
+
+    name: ClassVar[str]  # as a profile's `runtime` has it
+    contained: ClassVar[bool] = False  # a server runs from an image of its own, within limits of its own
+    here: ClassVar[bool] = True  # a server runs on the machine that preflight looks at
+    over_ssh: ClassVar[bool] = False  # `--host` names another machine
+    elsewhere: ClassVar[bool] = False  # others choose the machine, and bring image and checkpoint there
+    discovers: ClassVar[bool] = False  # its gateways find their servers by themselves, as these are shown to them
+    leaves: ClassVar[frozenset[str]] = frozenset()  # files its starts write into a run directory beside every start's
+    named: bool = False  # the user has named the machine that it asks: that this does not answer is then told
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        """Look after the servers of a home, on this machine or on `host`."""
+        self._home = home
+        self._host_name = host
+
+    # Of a plan, before anything is started
+
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        """The rules that a plan for it keeps, beside those of every plan."""
+        return ()
+
+    @staticmethod
+    def settle(plan: Plan, _profile: Profile) -> Plan:
+        """The plan with what the profile's section for this runtime says."""
+        return plan
+
+    @classmethod
+    def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
+        """The machine that `--host` or the environment means; None for this one. Raises UsageError."""
+        del environ
+        if host is not None:
+            raise UsageError(
+                f"the {cls.name} runtime runs on this machine, not on `{host}`",
+                hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
+            )
+        return None
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        """The checks of preflight, beside those of every machine."""
+        return ()
+
+    @classmethod
+    def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
+        """What preflight finds where the server runs `elsewhere`."""
+        raise NotImplementedError(f"{cls.name}: {plan.profile}")
+
+    @classmethod
+    def spaces(cls, _plan: Plan, _runner: Runner) -> Iterator[Space]:
+        """The room that a server takes on disks, beside its checkpoint's."""
+        return iter(())
+
+    @classmethod
+    @abstractmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        """What a server is started from; `inputs` are files given to patches, by input name."""
+
+    @classmethod
+    def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+        """The files for a server of that name, beside those of every plan."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        """Make what a server runs in, while whatever runs goes on running. Raises BuildError, PatchError."""
+
+    @classmethod
+    def tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
+        """The tuned tables that the server's aiter reads by itself; an image keeps its own. Raises KernelsError."""
+        return ()
+
+    @classmethod
+    def takes(cls, _plan: Plan) -> TakenImage | None:
+        """The image that a lock pins beside the engine's own."""
+        return None
+
+    @classmethod
+    def pods(cls, _plan: Plan, _name: str) -> Pods | None:
+        """The pods of a server of that name, where others of its cluster watch it."""
+        return None
+
+    @classmethod
+    def keeper(cls, _plan: Plan) -> str | None:
+        """What starts a server again that has died or hangs, where this tool does not."""
+        return None
+
+    @classmethod
+    def kept(cls, _run_dir: Path) -> ServerState | None:
+        """The state of a server by its record in a run directory; None where there is none. Raises HostError."""
+        return None
+
+    # Of what runs
+
+    @abstractmethod
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+        """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
+
+        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
+        directory itself: found and stopped they are one.
+
+        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
+        """
+
+    def placed(self, handle: Handle, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
+        """Wait until one of several servers has its place, with the URL that it has there. Raises StartError.
+
+        Where servers queue for their places, `start` returns before: so all of them wait at once. It may take hours:
+        `meanwhile` is done every few seconds.
+        """
+        del meanwhile
+        return handle
+
+    @abstractmethod
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        """The servers of this runtime (of that name) with their states, running or exited, sorted by name.
+
+        Raises HostError where they cannot be told, UnansweredError where some of them can.
+        """
+
+    @abstractmethod
+    def state(self, handle: Handle) -> ServerState:
+        """What has become of a server since it was found; never raises for "gone"."""
+
+    def titles(self, _handle: Handle) -> tuple[str, ...]:
+        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
+        return ()
+
+    @abstractmethod
+    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
+
+    @abstractmethod
+    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
+
+    @abstractmethod
+    def stop(self, handle: Handle, *, grace: float) -> None:
+        """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
+
+    def show(self, handle: Handle, *, shown: bool) -> None:
+        """Let a gateway that `discovers` find one of its servers, or not. Raises HostError."""
+        raise NotImplementedError(f"{handle.name}: {shown}")
+
+    def is_shown(self, handle: Handle) -> bool:
+        """Whether a gateway that `discovers` may find it."""
+        raise NotImplementedError(handle.name)
+
+    def is_ready(self, handle: Handle) -> bool:
+        """Whether a gateway that finds it takes it."""
+        raise NotImplementedError(handle.name)
+
+    def caches(self) -> Sequence[Cache]:
+        """What its starts have made and later ones take."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027 - most hold none
+        """Let go of connections this runtime holds; servers run on."""

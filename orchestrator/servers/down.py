@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import claim, latest_run, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Handle
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.servers import Fleet
@@ -71,7 +71,7 @@ def _is_ours(servers: Fleet, handle: Handle) -> bool:
 
     A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
     """
-    run_dir, kind = Path(handle.run_dir), runtime_kind(handle.runtime)
+    run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
     return servers.home.holds(run_dir) or (deleted and kind.here and not kind.contained)
 

@@ -9,7 +9,7 @@ from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import ENDING, Handle, Runtime, ServerState, Status
 
 ENDING_FILE: Final = ENDING
@@ -50,7 +50,7 @@ def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None
 def kept_state(run: RunDir) -> ServerState | None:
     """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
     with suppress(HostError):
-        return next(filter(None, (kind().kept(run.path) for kind in REGISTRY.values())), None)
+        return next(filter(None, (runtime_class(name).kept(run.path) for name in REGISTRY)), None)
     return None
 
 

@@ -11,7 +11,7 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Handle, Runtime, since_then
 from orchestrator.servers.servers import Fleet
 
@@ -74,4 +74,4 @@ def _lines(
 def _zone(run: RunDir) -> tzinfo | None:
     """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
     plan = read_plan(run)
-    return UTC if plan is not None and runtime_kind(plan.runtime).contained else None
+    return UTC if plan is not None and runtime_class(plan.runtime).contained else None

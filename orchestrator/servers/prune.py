@@ -29,7 +29,7 @@ from orchestrator.runs.run_dir import (
     require_name,
     runs_of,
 )
-from orchestrator.runtimes import REGISTRY, runtime_kind
+from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
 from orchestrator.runtimes.replicas import run_dirs
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, kept_state
@@ -165,7 +165,7 @@ class _Found:
         state = kept_state(run)
         if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""
-        if plan is not None and runtime_kind(plan.runtime).contained and run.log.is_file():
+        if plan is not None and runtime_class(plan.runtime).contained and run.log.is_file():
             return ""  # the log of a container is kept when it is stopped
         return "its server is not known to have ended"
 
@@ -223,7 +223,7 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
 
 
 def _of_runtimes() -> tuple[str, ...]:
-    return tuple(file for kind in REGISTRY.values() for file in sorted(kind().leaves))
+    return tuple(file for name in REGISTRY for file in sorted(runtime_class(name).leaves))
 
 
 def _remove(run: RunDir) -> None:

@@ -29,7 +29,7 @@ from orchestrator.runs.run_dir import (
     runtime_of,
     that_came_up,
 )
-from orchestrator.runtimes import REGISTRY, open_runtime, runtime_kind
+from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
 from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status, UnansweredError
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
@@ -96,7 +96,7 @@ class Fleet:
 @contextmanager
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
-    names = (name for name in REGISTRY if host is None or runtime_kind(name).far is not None)
+    names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
     runtimes = {name: open_runtime(name, home, host) for name in names}
     try:
         yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))

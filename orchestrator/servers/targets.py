@@ -16,7 +16,7 @@ from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Fleet, api_key, fleet
 from orchestrator.servers.start.verify import require_running, untold
 from orchestrator.verify.target import target_as_told, target_of
@@ -62,7 +62,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
         behind=tuple(server.url for server in handle.replicas),
-        here=runtime_kind(handle.runtime).here,
+        here=runtime_class(handle.runtime).here,
     )
 
 

@@ -24,7 +24,7 @@ from orchestrator.kernels.plan_coverage import takes_table
 from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Handle, Runtime, ServerState
 from orchestrator.servers.servers import Fleet, lost_parts
 from orchestrator.servers.start.host import place_of, runner_for
@@ -229,7 +229,7 @@ class View:
             hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = place_of(plan, servers.home, host)
-        runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None
+        runner = runner_for(place) if runtime_class(self._handle.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
         key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
         self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]

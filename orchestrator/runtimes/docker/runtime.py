@@ -1,5 +1,7 @@
 """Servers in Docker containers, here or on a far host. What runs is recorded on the containers, as labels."""
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -10,11 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Final
-
-from docker.errors import APIError, NotFound
-from docker.models.containers import Container
-from requests import codes
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
@@ -25,21 +23,29 @@ from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.engine.launch import Delivery, delivery
-from orchestrator.plan.plan import NAME
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.hosts.daemon import far_machine
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Handle,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    since_then,
+)
 from orchestrator.runtimes.docker.container import (
     PART,
     RUN_DIR,
     ContainerSpec,
     container_labels,
     container_name,
+    docker_run_files,
     spec_of,
 )
-from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
-from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
-from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 from orchestrator.runtimes.replicas import (
     NO_GATEWAY,
@@ -53,22 +59,87 @@ from orchestrator.runtimes.replicas import (
     together,
 )
 
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+    from orchestrator.hosts.context import Check, Space
+    from orchestrator.hosts.survey import Runner
+    from orchestrator.plan.rules import Rule
+
 _STARTER: Final = "deploy.starter"
 _PAUSE: Final = 0.2  # seconds between two looks at containers that end
 _URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 _RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
-class DockerRuntime:
-    """The `docker` runtime, on the Docker host that `url` names, else DOCKER_HOST, else this machine."""
+class DockerRuntime(Runtime):
+    """Servers in containers of the Docker host that `host` names, else DOCKER_HOST, else this machine.
 
-    def __init__(self, home: Home, url: str | None = None) -> None:
-        self._home = home
-        self._host = DockerHost(home, url)
+    The SDK, which takes 0.1 s to import, is imported by what asks the daemon.
+    """
+
+    name = "docker"
+    contained = True
+    over_ssh = True
+    leaves: ClassVar = frozenset({"docker-run.sh"})
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        from orchestrator.runtimes.docker.host import DockerHost
+
+        super().__init__(home, host)
+        self._host = DockerHost(home, host)
         self.named = self._host.named
+
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.runtimes.image import has_image
+
+        return (has_image, replicas_share_the_node)
+
+    @classmethod
+    def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
+        return far_machine(host, environ)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.docker.checks import daemon, image
+
+        return (daemon, image)
+
+    @classmethod
+    def spaces(cls, plan: Plan, runner: Runner) -> Iterator[Space]:
+        from orchestrator.runtimes.docker.checks import image_space
+
+        return image_space(plan, runner)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.docker.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        return tuple(docker_run_files(artifacts, name))
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.docker.spec import prepare
+
+        return prepare(artifacts, place)
+
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.docker.caches import caches
+
+        return caches(self._home, self._host_name)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
+        from docker.errors import APIError
+
+        from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
+
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = part_of(run_dir)
         if part or artifacts.plan.gateway is not None:
@@ -91,7 +162,6 @@ class DockerRuntime:
                 raise
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """See `Runtime.find`."""
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
@@ -113,6 +183,8 @@ class DockerRuntime:
 
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """See `Runtime.titles`. `ps` runs on the daemon's machine, whatever the image has."""
+        from docker.errors import APIError
+
         container = self._get(handle)
         if container is None:
             return ()
@@ -125,6 +197,8 @@ class DockerRuntime:
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
+        from orchestrator.runtimes.docker.logs import container_log, follow_log
+
         if handle.replicas:
             yield from all_logs(self, handle, follow=follow, since=since)
             return
@@ -139,6 +213,8 @@ class DockerRuntime:
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
+        from orchestrator.runtimes.docker.logs import ContainerTail
+
         if handle.replicas:
             return all_tails([self.tail(part) for part in each_of(handle)])
         tail = ContainerTail(lambda: self._get(handle))
@@ -179,7 +255,6 @@ class DockerRuntime:
             _remove(container)
 
     def close(self) -> None:
-        """See `Runtime.close`."""
         self._host.close()
 
     def _require_own(self, name: str, run_dir: Path) -> None:
@@ -190,6 +265,8 @@ class DockerRuntime:
 
     def _keep_log(self, container: Container, run_dir: Path) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
+        from orchestrator.runtimes.docker.logs import save_log
+
         if not self._home.holds(run_dir):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
@@ -201,6 +278,8 @@ class DockerRuntime:
             warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
 
     def _get(self, handle: Handle) -> Container | None:
+        from docker.errors import NotFound
+
         with self._host.errors(), suppress(NotFound):
             return self._host.client.containers.get(handle.identity) if handle.identity else None
         return None
@@ -223,6 +302,11 @@ class DockerRuntime:
         self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
     ) -> Container:
         """A container with its secrets inside, ready to be started."""
+        from docker.errors import APIError
+        from requests import codes
+
+        from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
+
         api, name = self._host.client.api, container_name(labels["deploy.name"], labels.get(PART, ""))
         options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
         machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
@@ -242,6 +326,8 @@ class DockerRuntime:
 
         One of several servers that has ended makes room as well, for its own next start behind the same gateway.
         """
+        from docker.errors import NotFound
+
         with suppress(NotFound):
             container = self._host.client.containers.get(name)
             again = container.status == "exited" and container.labels.get(RUN_DIR) == run_dir
@@ -253,6 +339,8 @@ class DockerRuntime:
 
     def _discard(self, starter: str) -> None:
         """Remove what this very start has created; where that fails, say so: the error to raise is the start's own."""
+        from docker.errors import APIError
+
         label = f"{_STARTER}={starter}"
         try:
             with self._host.errors():
@@ -284,6 +372,9 @@ def _remove(container: Container) -> None:
 @contextmanager
 def _unless_gone() -> Iterator[None]:
     """Whatever is asked of a container that somebody else has removed (404), or is removing (409), is done."""
+    from docker.errors import APIError
+    from requests import codes
+
     try:
         yield
     except APIError as error:

@@ -1,6 +1,7 @@
 """Servers in Kubernetes clusters. What runs is recorded on the objects, as labels and annotations."""
 
-import json
+from __future__ import annotations
+
 import socket
 import time
 import uuid
@@ -9,27 +10,37 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import write_whole
 from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
-from orchestrator.core.subprocesses import ProgramResult, quote
-from orchestrator.core.text import printable
-from orchestrator.engine.launch import delivery
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, UnansweredError, since_then
+from orchestrator.core.subprocesses import quote
+from orchestrator.plan.plan import Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Handle,
+    Place,
+    Pods,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    UnansweredError,
+    since_then,
+)
+from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
-from orchestrator.runtimes.kubernetes.files import image_of_pods
-from orchestrator.runtimes.kubernetes.gateway import objects_of
+from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.manifests import CONFIG, CONTAINER, Manifest, cluster_of, metadata, secret_name
+from orchestrator.runtimes.kubernetes.manifests import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.namespaces import Seat, is_record, known_places, part_in
 from orchestrator.runtimes.kubernetes.observations import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
@@ -48,9 +59,13 @@ from orchestrator.runtimes.kubernetes.record import (
     object_name,
     selector,
 )
-from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
 from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.report import Finding
+    from orchestrator.plan.rules import Rule
+    from orchestrator.profiles.schema import Profile
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
 _BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain
@@ -65,13 +80,65 @@ done 2>/dev/null
 """
 
 
-class KubernetesRuntime:
-    """The `kubernetes` runtime, in the namespaces that the run directories of this home name."""
+class KubernetesRuntime(Runtime):
+    """Servers in pods, in the namespaces that the run directories of this home name."""
 
-    named = False
+    name = "kubernetes"
+    contained = True
+    here = False
+    elsewhere = True
+    discovers = True
+    leaves: ClassVar = frozenset({"kubernetes.yaml", "weights.yaml"})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.runtimes.image import has_image
+        from orchestrator.runtimes.kubernetes.spec import asks_for_a_key, weights_have_a_place
+
+        return (has_image, weights_have_a_place, asks_for_a_key)
+
+    @staticmethod
+    def settle(plan: Plan, profile: Profile) -> Plan:
+        from orchestrator.runtimes.kubernetes.spec import settle
+
+        return settle(plan, profile)
+
+    @classmethod
+    def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
+        from orchestrator.runtimes.kubernetes.checks import cluster_findings
+
+        return cluster_findings(plan)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.kubernetes.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        return manifest_files(artifacts, name)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, _place: Place) -> Prepared:
+        from orchestrator.runtimes.kubernetes.spec import prepare
+
+        return prepare(artifacts)
+
+    @classmethod
+    def pods(cls, plan: Plan, name: str) -> Pods | None:
+        from orchestrator.runtimes.kubernetes.spec import pods
+
+        return pods(plan, name)
+
+    @classmethod
+    def keeper(cls, plan: Plan) -> str | None:
+        from orchestrator.runtimes.kubernetes.spec import keeper
+
+        return keeper(plan)
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        super().__init__(home, host)
         self._seats: dict[str, Seat] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
@@ -88,15 +155,15 @@ class KubernetesRuntime:
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
         seat = Seat(cluster, part_of(run_dir) or (GATEWAY if plan.gateway is not None else ""))
-        *others, deployment = self._objects(seat, artifacts, name, secrets)
+        *others, deployment = objects_of_start(seat, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
         for each in (*others, deployment):
             each["metadata"]["annotations"] |= start
         try:
             with held():  # a request that was sent cannot be taken back
-                made = self._made(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
-            _require_taken(cluster.apply(others))
-            _require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
+                made = create_deployment(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
+            require_taken(cluster.apply(others))
+            require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # Ctrl-C, above all: nobody would know of these objects
             self._discard(seat, name, start[STARTER])
             raise
@@ -129,7 +196,7 @@ class KubernetesRuntime:
         seat, forward = self._seats[handle.identity], self._forwards.get(handle.identity)
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
-            forward.lead_to(view.name, _run(view))
+            forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not trouble(deployment, view):
             self._stuck_since.pop(handle.identity, None)
             return state
@@ -161,7 +228,6 @@ class KubernetesRuntime:
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
         if handle.replicas:
             return all_tails([self.tail(each) for each in each_of(handle) if each.identity])
         self._tails.append(self._log(handle))
@@ -188,7 +254,7 @@ class KubernetesRuntime:
             self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0), late=patience)
 
     def show(self, handle: Handle, *, shown: bool) -> None:
-        """See `Shows.show`. Its pod bears the label by which the gateway looks for it, or not.
+        """See `Runtime.show`. Its pod bears the label by which the gateway looks for it, or not.
 
         What comes in its place, on another node, bears it again: that is its Deployment's to say.
         """
@@ -209,53 +275,17 @@ class KubernetesRuntime:
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
     def is_shown(self, handle: Handle) -> bool:
-        """See `Shows.is_shown`."""
         view = self._look(handle)[1]
         return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
 
     def is_ready(self, handle: Handle) -> bool:
-        """See `Shows.is_ready`."""
         return (view := self._look(handle)[1]) is not None and view.ready
 
     def close(self) -> None:
-        """See `Runtime.close`."""
         for forward in self._forwards.values():
             forward.close()
         for tail in self._tails:
             tail.close()
-
-    def _objects(
-        self, seat: Seat, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
-    ) -> Iterator[Manifest]:
-        """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
-        plan = artifacts.plan
-        given = delivery(secrets, api_key_env=plan.server.api_key_env)
-        if given.config is not None and cluster_of(plan).secret is None:
-            about = metadata(plan, name, called=secret_name(plan, name))
-            data = {CONFIG: given.config.reveal()}
-            yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-        if plan.gateway is None and (job := staging_job(plan, name)) is not None:
-            yield job
-        for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
-            if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
-                warn("this Kubernetes is older than 1.21: who drains its node evicts the server")
-                continue
-            yield each
-
-    def _made(self, cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
-        """The Deployment as it was made. Raises NameTakenError, or StartError for a refusal."""
-        done = cluster.create(deployment)
-        if done.ok:
-            made: Mapping[str, Any] = json.loads(done.stdout)
-            return made
-        if "AlreadyExists" not in done.stderr:
-            _require_taken(done)
-        about = deployment["metadata"]
-        found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
-        raise NameTakenError(
-            f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
-            hint=f"another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
-        )
 
     def _servers(
         self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
@@ -367,21 +397,3 @@ class KubernetesRuntime:
         self._seen.forget(handle)
         if forward := self._forwards.get(handle.identity):
             forward.close()
-
-
-def holder(about: Mapping[str, Any]) -> str:
-    """Who started the server that these metadata are of, as far as they tell."""
-    host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
-    since = about.get("creationTimestamp")
-    return f": started from {printable(host)} at {since}" if host and since else ""
-
-
-def _run(view: PodView) -> str:
-    """What tells one run of a server from another."""
-    return f"{view.name}/{view.runs_since}"
-
-
-def _require_taken(applied: ProgramResult) -> None:
-    if not applied.ok:
-        said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
-        raise StartError("the cluster does not take the server", details=said)

@@ -6,6 +6,8 @@ was killed, at whatever moment, and a pid that now belongs to somebody else is n
 read hides nothing: its server is listed, and ended where its processes can be told by what they have inherited.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
@@ -13,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
@@ -23,9 +25,19 @@ from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret, secret_variables
 from orchestrator.core.signals import held
-from orchestrator.plan.plan import NAME
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Handle,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    since_then,
+)
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import end, end_together, put_away, record_end, runs, serves
 from orchestrator.runtimes.replicas import (
@@ -40,7 +52,9 @@ from orchestrator.runtimes.replicas import (
 )
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
+    CONFIG,
     FILE,
+    UNREADABLE,
     Record,
     how_it_ended,
     is_copy,
@@ -50,17 +64,71 @@ from orchestrator.runtimes.supervisor.record import (
 )
 from orchestrator.runtimes.supervisor.request import start_request
 
+if TYPE_CHECKING:
+    from orchestrator.hosts.context import Check
+    from orchestrator.plan.rules import Rule
+
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # a program, of which each server here has one
 _POLL: Final = 0.05  # seconds between two looks at /proc
 
 
-class ProcessRuntime:
+class ProcessRuntime(Runtime):
     """Servers as processes; their working directory is the tool's home."""
 
-    named = False
+    name = "process"
+    leaves: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.runtimes.process.rules import has_interpreter
+
+        return (has_interpreter, replicas_share_the_node)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.process.checks import device_access, locked_memory
+        from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
+
+        return (device_access, locked_memory, interpreter, compiler)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.supervisor.prepare import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+        from orchestrator.runtimes.supervisor.prepare import launcher_files
+
+        return launcher_files(artifacts)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.supervisor.prepare import prepare
+
+        return prepare(artifacts, place, place.home.packages)
+
+    @classmethod
+    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+        from orchestrator.runtimes.supervisor.prepare import own_tables
+
+        return own_tables(plan, home)
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> ServerState | None:
+        record = read_record(run_dir)
+        if record is None:
+            return None
+        state = _state(record)
+        stopped = record.stopped and state.status is Status.EXITED
+        return dataclasses.replace(state, detail="stopped") if stopped else state
+
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
+        return copies(self._home.packages, self)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. `run_dir` is a directory below `runs/<name>/` of the tool's home."""
@@ -94,7 +162,6 @@ class ProcessRuntime:
         return tuple(sorted((*recorded, *deleted), key=lambda server: server.name))
 
     def state(self, handle: Handle) -> ServerState:
-        """See `Runtime.state`."""
         try:
             record = read_record(Path(handle.own_dir))
         except HostError as error:
@@ -108,7 +175,6 @@ class ProcessRuntime:
         return _state(record)
 
     def titles(self, handle: Handle) -> tuple[str, ...]:
-        """See `Runtime.titles`."""
         try:
             record = read_record(Path(handle.own_dir))
         except HostError:
@@ -132,11 +198,7 @@ class ProcessRuntime:
         yield from tail.to_end()
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
         return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
-
-    def close(self) -> None:
-        """See `Runtime.close`. Nothing is held."""
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. A gateway ends first, and then the servers behind it, all at once.
@@ -179,16 +241,6 @@ class ProcessRuntime:
         end(name, record.marks if record else Marks(token=token_of(run_dir)), grace=0)
         if record is not None:
             record_end(record, run_dir)
-
-
-def kept_state(run_dir: Path) -> ServerState | None:
-    """The state of the server of a run, by its record; None where nothing was started there. Raises HostError."""
-    record = read_record(run_dir)
-    if record is None:
-        return None
-    state = _state(record)
-    stopped = record.stopped and state.status is Status.EXITED
-    return dataclasses.replace(state, detail="stopped") if stopped else state
 
 
 def _state(record: Record) -> ServerState:
@@ -267,7 +319,7 @@ def _deleted(runs: Path) -> list[Handle]:
     return found
 
 
-def _newest(runs: Sequence["_RecordedRun"]) -> list["_RecordedRun"]:
+def _newest(runs: Sequence[_RecordedRun]) -> list[_RecordedRun]:
     """The run that was started last, if there is one."""
     return sorted(runs, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))[-1:]
 

@@ -5,6 +5,8 @@ terminal, and one that was requeued is reached where it runs now. A job that has
 log, as Slurm forgets it after minutes. The run directory lies where the nodes see it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 import time
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
@@ -27,9 +29,20 @@ from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Handle,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    TakenImage,
+    since_then,
+)
 from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.discovery import forgotten, found_servers
@@ -37,6 +50,7 @@ from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.placement import await_node
 from orchestrator.runtimes.slurm.record import (
+    FILE,
     SERVER,
     START,
     JobComment,
@@ -45,9 +59,14 @@ from orchestrator.runtimes.slurm.record import (
     write_submission,
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_of, job_options, job_script
-from orchestrator.runtimes.slurm.state import is_stale, server_state
+from orchestrator.runtimes.slurm.state import is_stale, kept_state, server_state
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.context import Check
+    from orchestrator.plan.rules import Rule
+    from orchestrator.profiles.schema import Profile
 
 _POLL: Final = 0.5  # seconds between two looks at a job
 _LOG_POLL: Final = 0.2
@@ -58,13 +77,67 @@ _ASKED: Final = 10.0  # seconds a question to a node may take
 _GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"
 
 
-class SlurmRuntime:
+class SlurmRuntime(Runtime):
     """Servers as jobs; their working directory is the tool's home, which the nodes share."""
 
-    named = False
+    name = "slurm"
+    here = False
+    leaves: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.runtimes.slurm.rules import RULES
+
+        return RULES
+
+    @staticmethod
+    def settle(plan: Plan, profile: Profile) -> Plan:
+        from orchestrator.runtimes.slurm.rules import settle
+
+        return settle(plan, profile)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
+
+        return (cluster, node_interpreter)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.slurm.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        from orchestrator.runtimes.slurm.spec import files
+
+        return files(artifacts, name)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.slurm.spec import prepare
+
+        return prepare(artifacts, place)
+
+    @classmethod
+    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+        from orchestrator.runtimes.slurm.spec import tables
+
+        return tables(plan, home)
+
+    @classmethod
+    def takes(cls, plan: Plan) -> TakenImage | None:
+        from orchestrator.runtimes.slurm.spec import takes
+
+        return takes(plan)
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> ServerState | None:
+        return kept_state(run_dir)
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        super().__init__(home, host)
         self._addresses: dict[str, str] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
@@ -96,7 +169,6 @@ class SlurmRuntime:
         return tuple(sorted(found, key=lambda handle: (handle.name, handle.run_dir)))
 
     def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
-        """See `Queues.placed`."""
         hint = _GIVE_ROOM if plan.gateway else ""
         job = await_node(handle.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
         return dataclasses.replace(handle, url=f"http://{self._address(job.node)}:{plan.server.port}")
@@ -141,7 +213,6 @@ class SlurmRuntime:
         yield from tail.to_end()
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
         return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
 
     def stop(self, handle: Handle, *, grace: float) -> None:
@@ -177,8 +248,10 @@ class SlurmRuntime:
             for server in reversed(servers):
                 ends.callback(self.stop, server, grace=0)
 
-    def close(self) -> None:
-        """See `Runtime.close`. Nothing is held."""
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
+        return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
         """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""

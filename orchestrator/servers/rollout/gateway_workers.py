@@ -21,7 +21,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.gateway import WORKERS, Behind, read_behind
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.runs.run_dir import unwritable
-from orchestrator.runtimes.base import Handle, Runtime, Shows
+from orchestrator.runtimes.base import Handle, Runtime
 from orchestrator.verify.gateway import count_servers
 
 _FILE: Final = "gateway.key"
@@ -63,7 +63,7 @@ def control_of(
 
     Raises StartError where that is not to be had.
     """
-    if isinstance(runtime, Shows):
+    if runtime.discovers:
         return Discovery(url=gateway.url, runtime=runtime, servers=servers)
     file = Path(gateway.own_dir) / _FILE
     try:
@@ -156,7 +156,7 @@ class Discovery:
     """A gateway that finds its `servers` by itself. Each call raises HostError where its cluster does not answer."""
 
     url: str
-    runtime: Shows
+    runtime: Runtime
     servers: int
 
     def hold_back(self, new: Handle) -> None:

@@ -18,7 +18,7 @@ from orchestrator.planner.estimate import starting
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Handle, Queues, Runtime, ServerState, Shows, Status
+from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
 from orchestrator.servers.start.verify import await_ready, of_replica, prove
@@ -60,11 +60,9 @@ class Several:
             started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
             self._servers.append(started)
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
-        if isinstance(self.runtime, Queues):
-            for number, replica in enumerate(self.artifacts.replicas):
-                server = self._servers[number]
-                others = partial(self._require_others, server)
-                self._servers[number] = self.runtime.placed(server, replica.plan, meanwhile=others)
+        for number, replica in enumerate(self.artifacts.replicas):
+            others = partial(self._require_others, self._servers[number])
+            self._servers[number] = self.runtime.placed(self._servers[number], replica.plan, meanwhile=others)
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             seconds = await_ready(
                 server,
@@ -87,7 +85,7 @@ class Several:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
         given = dict(secrets)
-        if not isinstance(self.runtime, Shows):  # else it finds them itself
+        if not self.runtime.discovers:  # else it finds them itself
             given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)

@@ -24,7 +24,7 @@ from orchestrator.planner.estimate import starting
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
-from orchestrator.runtimes.base import Handle, Place, Queues, Runtime, Status
+from orchestrator.runtimes.base import Handle, Place, Runtime, Status
 from orchestrator.runtimes.replicas import start_of
 from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
 from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
@@ -185,8 +185,7 @@ class _Change:
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
-        if isinstance(self.runtime, Queues):
-            step.new = new = self.runtime.placed(new, replica.plan)
+        step.new = new = self.runtime.placed(new, replica.plan)
         self.control.hold_back(new)
         say(f"started {self._called(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, starting(replica.plan)

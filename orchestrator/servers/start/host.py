@@ -8,7 +8,7 @@ from functools import partial
 from orchestrator.checkpoints.receipt import bytes_here
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.hosts.checks import preflight
@@ -21,7 +21,7 @@ from orchestrator.hosts.survey import Runner, local
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.servers import fleet
 
@@ -33,15 +33,7 @@ def place_of(plan: Plan, home: Home, host: str | None, environ: Mapping[str, str
 
     Raises UsageError for a far machine and a runtime that only knows this one.
     """
-    kind = runtime_kind(plan.runtime)
-    if kind.far is not None:
-        return Place(home=home, far=kind.far(host, environ))
-    if host is not None:
-        raise UsageError(
-            f"the {kind.name} runtime runs on this machine, not on `{host}`",
-            hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
-        )
-    return Place(home=home)
+    return Place(home=home, far=runtime_class(plan.runtime).resolve_host(host, environ))
 
 
 def runner_for(place: Place) -> Runner:
@@ -51,9 +43,9 @@ def runner_for(place: Place) -> Runner:
 
 def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.environ) -> PreflightReport:
     """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at)."""
-    runner, kind = runner_for(place), runtime_kind(plan.runtime)
-    if kind.elsewhere is not None:
-        return PreflightReport(profile=plan.profile, findings=tuple(kind.elsewhere(plan)))
+    runner, kind = runner_for(place), runtime_class(plan.runtime)
+    if kind.elsewhere:
+        return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = Access(
         runner=runner,
         environ=environ,
@@ -63,7 +55,7 @@ def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.envir
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
         server_on=partial(_server_on, place),
     )
-    return preflight(plan, access, kind.checks, here=kind.here)
+    return preflight(plan, access, kind.checks(), here=kind.here)
 
 
 def _server_on(place: Place, port: int) -> str | None:
@@ -80,7 +72,7 @@ def wait_until_drained(plan: Plan, place: Place) -> None:
 
     Where the server runs on other machines, the runtime's own stop has waited.
     """
-    if plan.hardware.vendor == "cpu" or not runtime_kind(plan.runtime).here:
+    if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).here:
         return
     runner, progress = runner_for(place), Progress()
     try:
@@ -101,7 +93,7 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
-    if not runtime_kind(plan.runtime).here:
+    if not runtime_class(plan.runtime).here:
         return
     runner = runner_for(place)
     for _, port in plan_ports(plan):

@@ -26,7 +26,7 @@ from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import planned
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.servers.start.host import inspect_host, place_of, runner_for, wait_until_drained
 
@@ -36,7 +36,7 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
 
     Raises WeightsError, HostError.
     """
-    if runtime_kind(plan.runtime).elsewhere is not None:
+    if runtime_class(plan.runtime).elsewhere:
         note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
         return
     if place.far is not None:
@@ -111,7 +111,7 @@ def plan_to_build(
 
 def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
-    return RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
+    return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), far=place.far)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def base_overrides(reference: str) -> tuple[str, ...]:
 
 def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
     """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
-    return runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
+    return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
 
 
 def require_machine(plan: Plan, place: Place) -> PreflightReport:

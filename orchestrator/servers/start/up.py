@@ -32,7 +32,7 @@ from orchestrator.planner.planning import planned, planned_at, read_profile, ren
 from orchestrator.planner.prebuilt import ready_plan, ready_preview, require_contained
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Handle, Place, Prepared, Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
@@ -215,7 +215,7 @@ def _judged(request: UpRequest, artifacts: Artifacts, place: Place, files: Mappi
     prepared = prepare_engine(artifacts, place)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, place.home, files, _locate(request, place.home))
-    elif runtime_kind(artifacts.plan.runtime).elsewhere is None:  # else its nodes judge them, before the server starts
+    elif not runtime_class(artifacts.plan.runtime).elsewhere:  # else its nodes judge them, before the server starts
         note("arguments not checked by sglang: only the node that serves has it")
     return prepared
 

@@ -21,7 +21,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Handle, ServerState, Status
 from orchestrator.runtimes.replicas import each_of
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
@@ -98,9 +98,9 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 
 def require_ours(plan: Plan, name: str) -> None:
     """Raise UsageError for one that others look after."""
-    if (keeper := runtime_kind(plan.runtime).keeper) is not None:
+    if (keeper := runtime_class(plan.runtime).keeper(plan)) is not None:
         raise UsageError(
-            f"`deploy watch` does not look after `{name}`: {keeper(plan)}",
+            f"`deploy watch` does not look after `{name}`: {keeper}",
             hint=f"`deploy status {name}` tells of restarts; `deploy metrics {name}` writes alerts for its Prometheus",
         )
 

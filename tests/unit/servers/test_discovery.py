@@ -1,6 +1,7 @@
 """A gateway that finds its servers by itself: what is shown to it, and what it counts then."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
@@ -24,6 +25,7 @@ SERVER = Handle(
 class Shown:
     """A cluster of two servers, of which one may be shown; its gateway counts what is shown, or always as many."""
 
+    discovers: ClassVar = True
     shown: bool = True
     ready: bool = True
     always: int | None = None
