@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.origin import Origin
+from orchestrator.plan.units import UnitPlan, unit_plans
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
@@ -332,6 +333,11 @@ class Plan:
         first, step = int(self.flag("base-gpu-id") or 0), int(self.flag("gpu-id-step") or 1)
         count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * int(self.flag("pp-size") or 1)
         return range(first, first + count * self.replicas * step, step)
+
+    @property
+    def units(self) -> tuple[UnitPlan, ...]:
+        """What is started for it, in this order."""
+        return unit_plans(self)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.polling import look_until
+from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
@@ -31,7 +34,8 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
 
 LOG: Final = "server.log"  # in the run directory
 ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
-_UNITS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
+_PAUSE: Final = 0.2  # seconds between two looks at units that end
+_AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 class Status(StrEnum):
@@ -45,36 +49,14 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handle:
-    """One started server: enough to find it again from another terminal, and nothing secret."""
-
-    runtime: str
-    name: str
-    profile: str
-    plan_digest: str
-    url: str  # base URL as reached from this machine
-    run_dir: str  # absolute path of the run directory on this machine
-    identity: str  # container id, or pid and start time
-    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
-    forward: str = ""  # the command that leads there from this machine
-    replicas: tuple[Handle, ...] = ()  # the servers behind it, where it is their gateway
-    gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
-
-    @property
-    def own_dir(self) -> str:
-        """Where its own record and log are: the server's, or those of the gateway alone."""
-        return self.gateway_dir or self.run_dir
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The truth about a handle, as the runtime sees it (whether it answers is for health to say)."""
+    """The truth about a unit, as the runtime sees it (whether it answers is for health to say)."""
 
     status: Status
-    exit_code: int | None
-    restarts: int
-    started_at: str | None  # ISO 8601, UTC
-    detail: str  # what else the runtime knows: a reason, a signal
+    exit_code: int | None = None
+    restarts: int = 0
+    started_at: str | None = None  # ISO 8601, UTC
+    detail: str = ""  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
     stuck: bool = False  # it is pending, and nothing that comes by itself would start it
     refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
@@ -95,8 +77,29 @@ class ServerState:
         if moment is None:
             return ""
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
-        size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+        size, unit = next((each for each in _AGES if seconds >= 2 * each[0]), (1, "s"))
         return f"{max(seconds, 0) / size:.0f} {unit}"
+
+
+UNSEEN: Final = ServerState(status=Status.UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One started server, or gateway: enough to find it again from another terminal, and nothing secret."""
+
+    runtime: str
+    name: str
+    profile: str
+    plan_digest: str
+    url: str  # base URL as reached from this machine
+    run_dir: str  # absolute path of the run directory on this machine; one of several has a folder of its own there
+    identity: str  # container id, or pid and start time
+    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
+    forward: str = ""  # the command that leads there from this machine
+    role: Role = Role.SERVER
+    number: int = 1  # among those of its role
+    state: ServerState = field(default=UNSEEN, compare=False)  # when it was listed
 
 
 def since_then(
@@ -116,7 +119,7 @@ def since_then(
 class UnansweredError(HostError):
     """Some of the places that were asked for servers did not answer; `found` are those of the others."""
 
-    def __init__(self, message: str, *, found: tuple[Handle, ...], hint: str = "", details: str = "") -> None:
+    def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
         """`message` says which did not."""
         super().__init__(message, hint=hint, details=details)
         self.found = found
@@ -135,7 +138,7 @@ class Cache:
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON-able data."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "remove"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "remove"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,62 +294,82 @@ class Runtime(ABC):
     # Of what runs
 
     @abstractmethod
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
-        """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
+        """Start a unit. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
 
         Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
-        directory itself: found and stopped they are one.
+        directory itself.
 
         `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
         """
 
-    def placed(self, handle: Handle, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
+    def placed(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         """Wait until one of several servers has its place, with the URL that it has there. Raises StartError.
 
         Where servers queue for their places, `start` returns before: so all of them wait at once. It may take hours:
         `meanwhile` is done every few seconds.
         """
         del meanwhile
-        return handle
+        return unit
 
     @abstractmethod
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """The servers of this runtime (of that name) with their states, running or exited, sorted by name.
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
+        """The units of this runtime (of that name) with their states, running or exited, sorted by name.
+
+        A gateway comes before the servers behind it, these by their numbers.
 
         Raises HostError where they cannot be told, UnansweredError where some of them can.
         """
 
     @abstractmethod
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """What has become of a server since it was found; never raises for "gone"."""
 
-    def titles(self, _handle: Handle) -> tuple[str, ...]:
+    def titles(self, _unit: Unit) -> tuple[str, ...]:
         """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
         return ()
 
     @abstractmethod
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
 
     @abstractmethod
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """The same log, from its beginning, as a function that gives the lines which are new at each call."""
 
     @abstractmethod
-    def stop(self, handle: Handle, *, grace: float) -> None:
+    def stop(self, unit: Unit, *, grace: float) -> None:
         """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
 
-    def show(self, handle: Handle, *, shown: bool) -> None:
+    def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - `stop` asks as well
+        """Have a unit finish its requests and end; does not wait for it."""
+
+    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+        """Stop several units, which drain at the same time; each is stopped also where another one cannot be."""
+        for unit in units:
+            with suppress(HostError):  # `stop` says so
+                self.ask_to_end(unit)
+        look_until(
+            lambda running: not running,
+            lambda: any(self.state(unit).status is Status.RUNNING for unit in units),
+            within=grace,
+            pause=_PAUSE,
+        )
+        with ExitStack() as stops:
+            for unit in reversed(units):
+                stops.callback(self.stop, unit, grace=0)
+
+    def show(self, unit: Unit, *, shown: bool) -> None:
         """Let a gateway that `discovers` find one of its servers, or not. Raises HostError."""
-        raise NotImplementedError(f"{handle.name}: {shown}")
+        raise NotImplementedError(f"{unit.name}: {shown}")
 
-    def is_shown(self, handle: Handle) -> bool:
+    def is_shown(self, unit: Unit) -> bool:
         """Whether a gateway that `discovers` may find it."""
-        raise NotImplementedError(handle.name)
+        raise NotImplementedError(unit.name)
 
-    def is_ready(self, handle: Handle) -> bool:
+    def is_ready(self, unit: Unit) -> bool:
         """Whether a gateway that finds it takes it."""
-        raise NotImplementedError(handle.name)
+        raise NotImplementedError(unit.name)
 
     def caches(self) -> Sequence[Cache]:
         """What its starts have made and later ones take."""

@@ -8,8 +8,8 @@ from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import claim, latest_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Handle
 from orchestrator.servers.exit_record import stop_server
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.host import place_of, wait_until_free
 
@@ -66,7 +66,7 @@ def down_all(
         raise HostError(what, problems=problems)
 
 
-def _is_ours(servers: Fleet, handle: Handle) -> bool:
+def _is_ours(servers: Fleet, handle: Server) -> bool:
     """Whether it was started from this home: several homes may share a Docker daemon.
 
     A process whose run directory was deleted is told by the path of that; the labels of a container may name any.

@@ -10,7 +10,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes import REGISTRY, runtime_class
-from orchestrator.runtimes.base import ENDING, Handle, Runtime, ServerState, Status
+from orchestrator.runtimes.base import ENDING, ServerState, Status
+from orchestrator.servers.group import Group, Server
 
 ENDING_FILE: Final = ENDING
 HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
@@ -18,7 +19,7 @@ HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server 
 UP_FAILED: Final = "`up` failed"
 
 
-def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
+def stop_server(runtime: Group, handle: Server, *, home: Home, grace: float, why: str) -> None:
     """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None

@@ -31,8 +31,8 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
-from orchestrator.runtimes.replicas import run_dirs
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, kept_state
+from orchestrator.servers.group import run_dirs
 from orchestrator.servers.run_history import needed_runs
 from orchestrator.servers.servers import PARTS_FILE, Fleet
 

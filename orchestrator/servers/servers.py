@@ -30,7 +30,8 @@ from orchestrator.runs.run_dir import (
     that_came_up,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status, UnansweredError
+from orchestrator.runtimes.base import ServerState, Status, UnansweredError
+from orchestrator.servers.group import Group, Server, servers_of
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -40,11 +41,11 @@ class Fleet:
     """The runtimes of this machine, or of a far one."""
 
     home: Home
-    runtimes: Mapping[str, Runtime]
+    runtimes: Mapping[str, Group]
     named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
     silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Server, ...]:
         """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
 
         Raises UsageError for what cannot be a name.
@@ -56,7 +57,7 @@ class Fleet:
             _know(handle)
         return found
 
-    def one(self, name: str) -> Handle:
+    def one(self, name: str) -> Server:
         """The server of that name.
 
         Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
@@ -75,16 +76,16 @@ class Fleet:
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
-    def runtime(self, handle: Handle) -> Runtime:
+    def runtime(self, handle: Server) -> Group:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
 
-    def _find(self, name: str | None) -> Iterator[Handle]:
+    def _find(self, name: str | None) -> Iterator[Server]:
         for kind, runtime in self.runtimes.items():
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
-                yield from error.found if isinstance(error, UnansweredError) else ()
+                yield from servers_of(error.found) if isinstance(error, UnansweredError) else ()
                 if kind in self.named or self._started_with(kind):
                     self.silent[kind] = error.message
 
@@ -97,7 +98,7 @@ class Fleet:
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
     names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
-    runtimes = {name: open_runtime(name, home, host) for name in names}
+    runtimes = {name: Group(open_runtime(name, home, host)) for name in names}
     try:
         yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
     finally:
@@ -105,7 +106,7 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
             runtime.close()
 
 
-def _know(handle: Handle) -> None:
+def _know(handle: Server) -> None:
     """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
     run = RunDir(Path(handle.run_dir))
     note_request(run)
@@ -130,7 +131,7 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     return key
 
 
-def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
+def note_parts(runtime: Group, handle: Server, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
     RunDir(Path(handle.run_dir)).save_state(PARTS_FILE, told)
@@ -141,7 +142,7 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
-def lost_parts(runtime: Runtime, handle: Handle) -> str:
+def lost_parts(runtime: Group, handle: Server) -> str:
     """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
 
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
@@ -171,14 +172,14 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     return "; ".join(filter(None, [began, state.detail]))
 
 
-def of_other_plans(handle: Handle, plan: Plan) -> str:
+def of_other_plans(handle: Server, plan: Plan) -> str:
     """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
     planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
     return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
 
 
-def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
+def _lost_servers(runtime: Group, handle: Server) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
     count = plan.replicas if plan else len(handle.replicas)

@@ -25,7 +25,8 @@ from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Handle, Runtime, ServerState
+from orchestrator.runtimes.base import ServerState
+from orchestrator.servers.group import Group, Server
 from orchestrator.servers.servers import Fleet, lost_parts
 from orchestrator.servers.start.host import place_of, runner_for
 from orchestrator.servers.start.verify import key_of, require_running
@@ -219,8 +220,8 @@ class View:
         Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
         exports no counters.
         """
-        self._handle: Handle = servers.one(name)
-        self._runtime: Runtime = servers.runtime(self._handle)
+        self._handle: Server = servers.one(name)
+        self._runtime: Group = servers.runtime(self._handle)
         self._require_running()
         plan = read_plan(RunDir(Path(self._handle.run_dir)))
         if plan is None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -18,7 +17,6 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
@@ -29,12 +27,11 @@ from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
-    Handle,
     Place,
     Prepared,
     Runtime,
     ServerState,
-    Status,
+    Unit,
     since_then,
 )
 from orchestrator.runtimes.docker.container import (
@@ -47,17 +44,7 @@ from orchestrator.runtimes.docker.container import (
     spec_of,
 )
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.replicas import (
-    NO_GATEWAY,
-    all_logs,
-    all_tails,
-    each_of,
-    goes_beside,
-    is_replica,
-    number_of,
-    part_of,
-    together,
-)
+from orchestrator.runtimes.replicas import goes_beside, is_replica, number_of, part_of, with_roles
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -134,7 +121,7 @@ class DockerRuntime(Runtime):
 
         return caches(self._home, self._host_name)
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
         from docker.errors import APIError
 
@@ -152,7 +139,7 @@ class DockerRuntime(Runtime):
             try:
                 container = self._create(artifacts, spec, labels=labels, secrets=given)
                 container.start()
-                return self._handle(container, labels)
+                return self._unit(container, labels)
             except APIError as error:
                 self._discard(starter)
                 said, holder = str(error.explanation or error), self._host.port_holder
@@ -161,31 +148,24 @@ class DockerRuntime(Runtime):
                 self._discard(starter)
                 raise
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
             known = [(container, container.attrs["Labels"]) for container in listed]
-            known = sorted(
-                ((container, labels) for container, labels in known if is_record(labels)),
-                key=lambda each: (each[1]["deploy.name"], number_of(each[1].get(PART, ""))),
-            )
-            handles = [self._handle(container, labels) for container, labels in known]
-        parts = {server.identity for (_, labels), server in zip(known, handles, strict=True) if PART in labels}
-        return tuple(_one(list(same), parts) for _, same in groupby(handles, key=lambda handle: handle.name))
+            units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
+        return with_roles(replace(unit, state=self.state(unit)) for unit in units)
 
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
-        if handle.replicas and not handle.identity:
-            return NO_GATEWAY
-        container = self._get(handle)
+        container = self._get(unit)
         return ABSENT if container is None else server_state(container.attrs)
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.titles`. `ps` runs on the daemon's machine, whatever the image has."""
         from docker.errors import APIError
 
-        container = self._get(handle)
+        container = self._get(unit)
         if container is None:
             return ()
         try:
@@ -195,29 +175,24 @@ class DockerRuntime(Runtime):
             return ()
         return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
         from orchestrator.runtimes.docker.logs import container_log, follow_log
 
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        container = self._get(handle)
+        container = self._get(unit)
         if container is None:
-            kept = LogTail(Path(handle.own_dir, LOG)).to_end()
+            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
         moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():
             yield from follow_log(container, moment) if follow else container_log(container, moment)
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
         from orchestrator.runtimes.docker.logs import ContainerTail
 
-        if handle.replicas:
-            return all_tails([self.tail(part) for part in each_of(handle)])
-        tail = ContainerTail(lambda: self._get(handle))
+        tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
             with self._host.errors(), _unless_gone():
@@ -225,33 +200,19 @@ class DockerRuntime(Runtime):
 
         return new_lines
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log.
+    def ask_to_end(self, unit: Unit) -> None:
+        if (container := self._get(unit)) is not None:
+            with self._host.errors(), _unless_gone():
+                container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
 
-        A gateway ends first, and then the servers behind it, which drain at the same time.
-        """
-        until = time.monotonic() + grace
-        self._stop_one(handle, grace=grace)
-        for server in handle.replicas:
-            if (container := self._get(server)) is not None:
-                with self._host.errors(), _unless_gone():
-                    container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
-        look_until(
-            lambda running: not running,
-            lambda: any(self.state(server).status is Status.RUNNING for server in handle.replicas),
-            within=max(until - time.monotonic(), 0),
-            pause=_PAUSE,
-        )
-        for server in handle.replicas:
-            self._stop_one(server, grace=0)
-
-    def _stop_one(self, handle: Handle, *, grace: float) -> None:
-        container = self._get(handle)
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """Wait `grace` seconds for running requests to drain; keep the log."""
+        container = self._get(unit)
         if container is None:
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            self._keep_log(container, Path(handle.own_dir))
+            self._keep_log(container, Path(unit.run_dir))
             _remove(container)
 
     def close(self) -> None:
@@ -259,9 +220,8 @@ class DockerRuntime(Runtime):
 
     def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError where a container of another start has the name of one of several servers."""
-        for other in self.find(name):
-            if not goes_beside(run_dir, other):
-                raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
+        if not goes_beside(run_dir, self.find(name)):
+            raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
     def _keep_log(self, container: Container, run_dir: Path) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
@@ -277,16 +237,16 @@ class DockerRuntime(Runtime):
                 raise
             warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
 
-    def _get(self, handle: Handle) -> Container | None:
+    def _get(self, unit: Unit) -> Container | None:
         from docker.errors import NotFound
 
         with self._host.errors(), suppress(NotFound):
-            return self._host.client.containers.get(handle.identity) if handle.identity else None
+            return self._host.client.containers.get(unit.identity) if unit.identity else None
         return None
 
-    def _handle(self, container: Container, labels: Mapping[str, str]) -> Handle:
+    def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
         way = self._host.way_to(labels["deploy.url"])
-        return Handle(
+        return Unit(
             runtime="docker",
             name=labels["deploy.name"],
             profile=labels["deploy.profile"],
@@ -296,6 +256,7 @@ class DockerRuntime(Runtime):
             forward=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels["deploy.name"]) / "unknown"),
             identity=str(container.id),
+            number=number_of(labels.get(PART, "")) or 1,
         )
 
     def _create(
@@ -348,12 +309,6 @@ class DockerRuntime(Runtime):
                     _remove(container)
         except (APIError, HostError) as error:
             warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
-
-
-def _one(containers: Sequence[Handle], parts: Collection[str]) -> Handle:
-    """The containers of one name as one server; `parts` are the identities of those behind a gateway."""
-    own = next((each for each in containers if each.identity not in parts), None)
-    return together(own, [each for each in containers if each.identity in parts])
 
 
 def is_record(labels: Mapping[str, str]) -> bool:

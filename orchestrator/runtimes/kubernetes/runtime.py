@@ -22,10 +22,10 @@ from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.runtimes.base import (
     LOG,
-    Handle,
     Place,
     Pods,
     Prepared,
@@ -33,6 +33,7 @@ from orchestrator.runtimes.base import (
     ServerState,
     Status,
     UnansweredError,
+    Unit,
     since_then,
 )
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
@@ -60,7 +61,7 @@ from orchestrator.runtimes.kubernetes.record import (
     selector,
 )
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
-from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
+from orchestrator.runtimes.replicas import number_of, part_of
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
@@ -145,8 +146,9 @@ class KubernetesRuntime(Runtime):
         self._seen = Sightings()
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
+        self._overdue: set[str] = set()  # of those whose end was awaited in vain
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. What was made is deleted before an error leaves.
 
         The Deployment is made first, and made rather than applied: of two starts of a name the API server lets one win,
@@ -167,99 +169,93 @@ class KubernetesRuntime(Runtime):
         except BaseException:  # Ctrl-C, above all: nobody would know of these objects
             self._discard(seat, name, start[STARTER])
             raise
-        handle = self._handle(cluster, made)
-        self._patience[handle.identity] = settings.patience
-        self._forwards[handle.identity] = forward = Forward(cluster, plan.server.port)
-        return replace(handle, url=forward.url)
+        unit = self._unit(cluster, made)
+        self._patience[unit.identity] = settings.patience
+        self._forwards[unit.identity] = forward = Forward(cluster, plan.server.port)
+        return replace(unit, url=forward.url)
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
         places = known_places(self._home, name)
         selected = selector(name) if name else f"{NAME},{OURS}"
         answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
         found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
-        handles = [handle for each in found if not isinstance(each, HostError) for handle in each]
+        units = [unit for each in found if not isinstance(each, HostError) for unit in each]
         if name is not None:
-            handles = [self._reached(handle) for handle in handles]
-        handles.sort(key=lambda handle: handle.name)
+            units = [self._reached(unit) for unit in units]
+        units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.number))
         if silent := [each for each in found if isinstance(each, HostError)]:
             said = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise UnansweredError(said, found=tuple(handles), hint=silent[0].hint, details=silent[0].details)
-        return tuple(handles)
+            raise UnansweredError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
+        return tuple(units)
 
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. One that has waited too long for what it will not get is stuck."""
-        if handle.replicas and not handle.identity:
-            return NO_GATEWAY
-        deployment, view = self._look(handle)
+        return self._told(unit, *self._look(unit))
+
+    def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        seat, forward = self._seats[handle.identity], self._forwards.get(handle.identity)
+        seat, forward = self._seats[unit.identity], self._forwards.get(unit.identity)
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
             forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not trouble(deployment, view):
-            self._stuck_since.pop(handle.identity, None)
+            self._stuck_since.pop(unit.identity, None)
             return state
-        since = self._stuck_since.setdefault(handle.identity, time.monotonic())
-        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(handle.name, seat.part))
+        since = self._stuck_since.setdefault(unit.identity, time.monotonic())
+        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, seat.part))
         more = seat.cluster.shown("describe", *about)
-        stuck = state.stuck or time.monotonic() - since >= self._patience.get(handle.identity, inf)
+        stuck = state.stuck or time.monotonic() - since >= self._patience.get(unit.identity, inf)
         return replace(state, stuck=stuck, detail=f"{state.detail}; {more} shows more")
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.titles`. By a shell in the pod, which has a process table of its own."""
-        view = self._look(handle)[1] if handle.identity else None
+        view = self._look(unit)[1] if unit.identity else None
         if view is None or view.runs_since is None:
             return ()
         asked = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._seats[handle.identity].cluster.ask(*asked)
+        listed = self._seats[unit.identity].cluster.ask(*asked)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        if not handle.identity or self._look(handle)[0] is None:
-            kept = LogTail(Path(handle.own_dir, LOG)).to_end()
+        if not unit.identity or self._look(unit)[0] is None:
+            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
-        log = self._log(handle, since)
+        log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        if handle.replicas:
-            return all_tails([self.tail(each) for each in each_of(handle) if each.identity])
-        self._tails.append(self._log(handle))
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        self._tails.append(self._log(unit))
         return self._tails[-1].tail
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. A gateway ends first, and then everything of that name.
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """Delete its objects and await its pod's end.
 
         Raises HostError for a pod whose node does not say that it has ended.
         """
-        until = time.monotonic() + grace
-        own, patience = [replace(handle, replicas=())] if handle.identity else [], LATE
-        for each in own:
-            self._keep_log(each)
-            try:
-                self._end(own, part=self._seats[each.identity].part, grace=grace)
-            except HostError:
-                if not handle.replicas:
-                    raise
-                patience = _BRIEFLY  # for its servers, which may be elsewhere, and for it once more
-        for each in handle.replicas:
-            self._keep_log(each)
-        if handle.replicas:
-            self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0), late=patience)
+        self._keep_log(unit)
+        try:
+            self._end([unit], part=self._seats[unit.identity].part, grace=grace)
+        except HostError:
+            self._overdue.add(unit.identity)
+            raise
 
-    def show(self, handle: Handle, *, shown: bool) -> None:
+    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+        """Delete everything of their name at once, what they share too."""
+        for unit in units:
+            self._keep_log(unit)
+        overdue = any(unit.identity in self._overdue for unit in units)  # the others may be elsewhere
+        self._end(units, part="", grace=grace, late=_BRIEFLY if overdue else LATE)
+
+    def show(self, unit: Unit, *, shown: bool) -> None:
         """See `Runtime.show`. Its pod bears the label by which the gateway looks for it, or not.
 
         What comes in its place, on another node, bears it again: that is its Deployment's to say.
         """
-        seat = self._seats[handle.identity]
-        asked = ("pods", "--selector", selector(handle.name, seat.part))
+        seat = self._seats[unit.identity]
+        asked = ("pods", "--selector", selector(unit.name, seat.part))
         label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
 
         def labelled() -> bool:  # of a Deployment that was just made there is no pod yet
@@ -269,17 +265,17 @@ class KubernetesRuntime(Runtime):
             return bool(done.stdout.strip())
 
         if not look_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
-            self._seen.forget(handle)
-            what, detail = f"deployment/{deployment_name(handle.name, seat.part)}", self.state(handle).detail
+            self._seen.forget(unit)
+            what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
             hint = f"{seat.cluster.shown('describe', what)} shows more"
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
-    def is_shown(self, handle: Handle) -> bool:
-        view = self._look(handle)[1]
+    def is_shown(self, unit: Unit) -> bool:
+        view = self._look(unit)[1]
         return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
 
-    def is_ready(self, handle: Handle) -> bool:
-        return (view := self._look(handle)[1]) is not None and view.ready
+    def is_ready(self, unit: Unit) -> bool:
+        return (view := self._look(unit)[1]) is not None and view.ready
 
     def close(self) -> None:
         for forward in self._forwards.values():
@@ -289,51 +285,50 @@ class KubernetesRuntime(Runtime):
 
     def _servers(
         self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
-    ) -> list[Handle] | HostError:
+    ) -> list[Unit] | HostError:
         """The servers in what a namespace has answered, several of a name as one; or why it has not."""
         if isinstance(answer, HostError):
             return answer
         items = answer["items"]
         records = [each for each in items if each["kind"] == "Deployment" and is_record(each["metadata"])]
-        handles = [self._handle(cluster, each) for each in records]
+        units = [self._unit(cluster, each) for each in records]
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
             warnings = warnings_of(cluster) if warns and not named else None  # of all at once
-            for handle in handles:
-                self._seen.keep(handle, self._seats[handle.identity], items, warnings)
+            seen = [self._seen.keep(unit, self._seats[unit.identity], items, warnings) for unit in units]
         except HostError as error:
             return error
-        names = dict.fromkeys(handle.name for handle in handles)
-        return [self._one([handle for handle in handles if handle.name == each]) for each in names]
+        listed = zip(units, seen, strict=True)
+        return [replace(unit, state=self._told(unit, each.deployment, each.view)) for unit, each in listed]
 
-    def _look(self, handle: Handle) -> tuple[Mapping[str, Any] | None, PodView | None]:
+    def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """The Deployment and the pod. Raises HostError for a cluster that has not answered for too long."""
-        seen = self._seen.of(handle, self._seats[handle.identity])
+        seen = self._seen.of(unit, self._seats[unit.identity])
         return seen.deployment, seen.view
 
-    def _log(self, handle: Handle, since: datetime | None = None) -> ServerLog:
+    def _log(self, unit: Unit, since: datetime | None = None) -> ServerLog:
         def look() -> tuple[bool, PodView | None]:
-            deployment, view = self._look(handle)
+            deployment, view = self._look(unit)
             return deployment is not None, view
 
-        return ServerLog(self._seats[handle.identity].cluster, look, since)
+        return ServerLog(self._seats[unit.identity].cluster, look, since)
 
-    def _keep_log(self, handle: Handle) -> None:
+    def _keep_log(self, unit: Unit) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
-        run_dir = Path(handle.own_dir)
+        run_dir = Path(unit.run_dir)
         if not self._home.holds(run_dir):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
-            self._seen.forget(handle)
-            if (state := self.state(handle)).status is Status.UNKNOWN:
+            self._seen.forget(unit)
+            if (state := self.state(unit)).status is Status.UNKNOWN:
                 warn(f"the log is not kept: {state.detail}")
-            elif self._look(handle)[0] is not None:
-                write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(handle, follow=False)))
+            elif self._look(unit)[0] is not None:
+                write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
-    def _end(self, servers: Sequence[Handle], *, part: str, grace: float, late: float = LATE) -> None:
+    def _end(self, servers: Sequence[Unit], *, part: str, grace: float, late: float = LATE) -> None:
         """End one server, or with no `part` everything of a name. Raises HostError."""
         seat, meant = self._seats[servers[0].identity], {each.identity for each in servers}
         several = bool(part or seat.part)
@@ -351,18 +346,18 @@ class KubernetesRuntime(Runtime):
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
             if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
-                self._end([self._handle(cluster, found)], part=seat.part, grace=1)
+                self._end([self._unit(cluster, found)], part=seat.part, grace=1)
         except DeployError as error:
             selected = selector(name, seat.part)
             hint = f"{cluster.shown('delete', kinds_of(seat.part), '--selector', selected)} removes them"
             warn(f"objects of `{name}` may be left: {error}", hint=hint)
 
-    def _handle(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Handle:
+    def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
         said, identity = about["annotations"], str(about["uid"])
         self._seats[identity] = seat = Seat(cluster, part_in(deployment))
         name, port = about["labels"][NAME], said[URL].rpartition(":")[2]
-        return Handle(
+        return Unit(
             runtime="kubernetes",
             name=name,
             profile=said[PROFILE],
@@ -370,30 +365,21 @@ class KubernetesRuntime(Runtime):
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
             run_dir=said.get(RUN_DIR) or str(self._home.runs / name / "unknown"),
             identity=identity,
+            role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
+            number=number_of(seat.part) or 1,
             service=said[URL],
             forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
         )
 
-    def _reached(self, handle: Handle) -> Handle:
+    def _reached(self, unit: Unit) -> Unit:
         """With a local port that leads to the server, where it runs."""
-        if handle.replicas:
-            behind = tuple(self._reached(each) for each in handle.replicas)
-            own = self._reached(replace(handle, replicas=())) if handle.identity else handle
-            return replace(own, replicas=behind)
-        if handle.identity not in self._forwards:
-            port = int(handle.service.rpartition(":")[2])
-            self._forwards[handle.identity] = Forward(self._seats[handle.identity].cluster, port)
-            self.state(handle)
-        return replace(handle, url=self._forwards[handle.identity].url)
+        if unit.identity not in self._forwards:
+            port = int(unit.service.rpartition(":")[2])
+            self._forwards[unit.identity] = Forward(self._seats[unit.identity].cluster, port)
+            self.state(unit)
+        return replace(unit, url=self._forwards[unit.identity].url)
 
-    def _one(self, found: Sequence[Handle]) -> Handle:
-        """The Deployments of one name as one server."""
-        numbers = {each.identity: number_of(self._seats[each.identity].part) for each in found}
-        own = next((each for each in found if not numbers[each.identity]), None)
-        behind = sorted((each for each in found if numbers[each.identity]), key=lambda each: numbers[each.identity])
-        return own if own is not None and not behind else together(own, behind)
-
-    def _forget(self, handle: Handle) -> None:
-        self._seen.forget(handle)
-        if forward := self._forwards.get(handle.identity):
+    def _forget(self, unit: Unit) -> None:
+        self._seen.forget(unit)
+        if forward := self._forwards.get(unit.identity):
             forward.close()

@@ -11,7 +11,7 @@ from orchestrator.runtimes.kubernetes.manifests import AWAITS, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
 
-ABSENT: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+ABSENT: Final = ServerState(status=Status.ABSENT)
 # Why a container has not started, as the kubelet says it, that only a person can change (kubelet, images/types.go,
 # kuberuntime_container.go); what it tries again, it tries with the same words.
 _HELD: Final[Mapping[str, str]] = {

@@ -1,10 +1,12 @@
 """What has become of a job's server, as Slurm and the supervisor's record tell it together."""
 
 import dataclasses
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.redaction import redact
 from orchestrator.runtimes.base import ServerState, Status
@@ -18,6 +20,17 @@ _SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
 
 _UNTOLD: Final = "its node failed, or its job was cancelled"
 _ENDING: Final = "its job is just ending"
+
+
+def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
+    """The state of the server of a run; `ask` asks Slurm for its job, where nobody has ended that."""
+    try:
+        submission, record = read_submission(run_dir), read_record(run_dir, SERVER)
+    except HostError as error:
+        return ServerState(status=Status.UNKNOWN, detail=error.message)
+    if submission is not None and submission.stopped:
+        return ServerState(status=Status.ABSENT)
+    return server_state(ask(), record, run_dir)
 
 
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:

@@ -24,9 +24,9 @@ from orchestrator.planner.estimate import starting
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
-from orchestrator.runtimes.base import Handle, Place, Runtime, Status
-from orchestrator.runtimes.replicas import start_of
+from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
+from orchestrator.servers.group import Group, Server, start_of
 from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
 from orchestrator.servers.servers import Fleet, lost_parts, note_gateway
 from orchestrator.servers.start.host import wait_until_free
@@ -55,7 +55,7 @@ def all_at_once(name: str, request: UpRequest) -> str:
     return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
 
 
-def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
+def roll(start: Start, servers: Fleet, standing: Server, place: Place) -> Up:
     """Replace the servers that are not those of the plan; where all are, each of them once more.
 
     Raises StartError where the gateway takes no changes, before anything is touched; afterwards a DeployError, or what
@@ -99,12 +99,12 @@ class _Change:
 
     start: Start
     servers: Fleet
-    runtime: Runtime
+    runtime: Group
     control: Control | Discovery
     run: RunDir
     place: Place
     seconds: float = 0.0  # that the new ones took until they were ready
-    _standing: dict[int, Handle] = field(default_factory=dict)
+    _standing: dict[int, Server] = field(default_factory=dict)
     _starts: set[Path] = field(default_factory=set)  # that servers which stood here are of
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class _Change:
     def _artifacts(self, number: int) -> Artifacts:
         return self.start.artifacts.replicas[number - 1]
 
-    def _address(self, number: int, server: Handle | None = None) -> str:
+    def _address(self, number: int, server: Server | None = None) -> str:
         """Where the gateway finds it: on the node that they share, or where it has its place."""
         planned = self._artifacts(number).plan.server.url
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
@@ -127,7 +127,7 @@ class _Change:
     def _called(self, number: int) -> str:
         return f"replica {number} of {self._plan.replicas}"
 
-    def see(self, standing: Handle) -> None:
+    def see(self, standing: Server) -> None:
         """Take what stands behind the gateway now."""
         of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
         numbers = {number: of_folder.get(replica_folder(number)) for number in range(1, self._plan.replicas + 1)}
@@ -179,7 +179,7 @@ class _Change:
         self._standing.pop(number, None)
         wait_until_free(plan, self.place)
 
-    def _start_new(self, number: int, step: "_Step") -> Handle:
+    def _start_new(self, number: int, step: "_Step") -> Server:
         replica, key = self._artifacts(number), self.start.key
         self.run.save("host.json", require_machine(replica.plan, self.place).to_dict())
         folder = self._folder(number)
@@ -199,7 +199,7 @@ class _Change:
         self._checks[number] = of_replica(number, report)
         return new
 
-    def _require_score(self, new: Handle, number: int) -> None:
+    def _require_score(self, new: Server, number: int) -> None:
         least = self.start.request.least_gsm8k
         if least is None:
             return
@@ -292,4 +292,4 @@ class _Step:
 
     begun: bool = False  # the gateway is told to send it nothing more
     away: bool = False  # and has nothing more for it
-    new: Handle | None = None
+    new: Server | None = None

@@ -33,9 +33,10 @@ from orchestrator.planner.prebuilt import ready_plan, ready_preview, require_con
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Handle, Place, Prepared, Status
+from orchestrator.runtimes.base import Place, Prepared, Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
+from orchestrator.servers.group import Server
 from orchestrator.servers.rollout.update import require_one_by_one, roll
 from orchestrator.servers.servers import Fleet, api_key, fleet, of_other_plans
 from orchestrator.servers.start.argument_check import Locate, engine_files, profile_places, require_accepted
@@ -166,7 +167,7 @@ def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
     return planned(request.profile, request.overrides, home)
 
 
-def _standing_several(servers: Fleet, name: str, *, healing: bool) -> Handle | None:
+def _standing_several(servers: Fleet, name: str, *, healing: bool) -> Server | None:
     """The servers of that name behind a gateway that runs, each started by itself; None where there are none.
 
     Behind one that hangs none can be changed: `healing` ends them all, as where it has died.
@@ -278,7 +279,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     return None
 
 
-def _way_on(handle: Handle, name: str, *, request: UpRequest) -> str:
+def _way_on(handle: Server, name: str, *, request: UpRequest) -> str:
     """The command by which a server gives way to one of the plan."""
     first = "replaces one replica after the other" if handle.replicas else "stops it first"
     return f"`{request.command(name)} --replace` {first}"

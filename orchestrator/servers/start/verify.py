@@ -22,8 +22,8 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status
-from orchestrator.runtimes.replicas import start_of
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import Group, Server, start_of
 from orchestrator.servers.servers import Fleet, api_key, lost_parts, note_parts
 from orchestrator.verify.gateway import count_servers, gateway_checks
 from orchestrator.verify.readiness import Starting, wait
@@ -37,7 +37,7 @@ _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
-def answers(handle: Handle) -> bool:
+def answers(handle: Server) -> bool:
     """Whether the server generates a token when asked for its health, which needs no API key.
 
     Of several, whether their gateway, which asks each of them, counts all.
@@ -45,7 +45,7 @@ def answers(handle: Handle) -> bool:
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
-def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) -> int:
+def _healthy_replicas(handle: Server, *, tries: int = 2, within: float = inf) -> int:
     """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
     if handle.replicas:
         return count_servers(handle.url)
@@ -56,7 +56,7 @@ def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) ->
         return 0
 
 
-def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
+def await_healthy(handle: Server, runtime: Group, *, deadline: float) -> None:
     """Wait until every replica of a running server is healthy.
 
     A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
@@ -86,7 +86,7 @@ def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
         raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
 
 
-def gateway_lives(handle: Handle) -> bool:
+def gateway_lives(handle: Server) -> bool:
     """Whether the gateway before several servers says that it runs."""
     try:
         with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
@@ -96,8 +96,8 @@ def gateway_lives(handle: Handle) -> bool:
 
 
 def await_ready(
-    handle: Handle,
-    runtime: Runtime,
+    handle: Server,
+    runtime: Group,
     *,
     plan: Plan,
     key: Secret | None,
@@ -123,7 +123,7 @@ def await_ready(
     return seconds
 
 
-def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
+def prove(handle: Server, runtime: Group, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed.
 
     Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
@@ -144,7 +144,7 @@ def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -
     return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
 
 
-def _plan_of(server: Handle) -> Plan | None:
+def _plan_of(server: Server) -> Plan | None:
     """The plan of the start that one of several servers is of."""
     return read_plan(RunDir(start_of(server)))
 
@@ -154,19 +154,19 @@ def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def key_of(handle: Handle) -> Secret | None:
+def key_of(handle: Server) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
     return api_key(plan.server.api_key_env) if plan else None
 
 
-def served_model(handle: Handle) -> str:
+def served_model(handle: Server) -> str:
     """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
     return plan.model.served_name if plan else "default"
 
 
-def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
+def not_running(runtime: Group, handle: Server) -> Problem | None:
     """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
@@ -181,7 +181,7 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
 
 
-def require_running(runtime: Runtime, handle: Handle) -> None:
+def require_running(runtime: Group, handle: Server) -> None:
     """Raise StartError, with how it has ended, for a server that no longer runs."""
     if (ended := not_running(runtime, handle)) is not None:
         raise StartError(ended.message, hint=ended.hint)
@@ -245,7 +245,7 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
     return diagnose(log).degraded
 
 
-def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
+def explain_failure(runtime: Group, handle: Server, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))

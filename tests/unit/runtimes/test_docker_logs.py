@@ -14,7 +14,7 @@ from docker.models.containers import Container
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import LOG, Handle
+from orchestrator.runtimes.base import LOG, Unit
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
@@ -111,7 +111,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
     monkeypatch.setattr(runtime, "_get", lambda _: container)
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    runtime.stop(Handle(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
+    runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
     return container.removed
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.render.artifacts import Artifacts, server_command
-from orchestrator.runtimes.base import Handle, Prepared, Runtime, ServerState, Status
+from orchestrator.runtimes.base import Unit, Prepared, Runtime, ServerState, Status
 
-RUNS = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+RUNS = ServerState(status=Status.RUNNING)
 
 
 class OnPaper(Runtime):
@@ -39,28 +39,27 @@ class OnPaper(Runtime):
 
     def start(self, artifacts, *, name, run_dir, secrets):
         Path(run_dir, "server.log").write_text("serving\\n")
-        return self._handle(run_dir)
+        return self._unit(run_dir)
 
     def find(self, name=None):
         logs = self._home.runs.glob(f"{name or '*'}/*/server.log")
-        return tuple(self._handle(log.parent) for log in sorted(logs))
+        return tuple(replace(self._unit(log.parent), state=RUNS) for log in sorted(logs))
 
-    def state(self, handle):
-        gone = replace(RUNS, status=Status.ABSENT)
-        return RUNS if Path(handle.run_dir, "server.log").exists() else gone
+    def state(self, unit):
+        return RUNS if Path(unit.run_dir, "server.log").exists() else ServerState(status=Status.ABSENT)
 
-    def logs(self, handle, *, follow, since=None):
-        return LogTail(Path(handle.run_dir, "server.log")).to_end()
+    def logs(self, unit, *, follow, since=None):
+        return LogTail(Path(unit.run_dir, "server.log")).to_end()
 
-    def tail(self, handle):
-        return LogTail(Path(handle.run_dir, "server.log"))
+    def tail(self, unit):
+        return LogTail(Path(unit.run_dir, "server.log"))
 
-    def stop(self, handle, *, grace):
-        Path(handle.run_dir, "server.log").unlink()
+    def stop(self, unit, *, grace):
+        Path(unit.run_dir, "server.log").unlink()
 
-    def _handle(self, run_dir):
+    def _unit(self, run_dir):
         known = {"profile": "cpu-tiny", "plan_digest": "", "url": "http://127.0.0.1:9", "identity": "1"}
-        return Handle(runtime=self.name, name=run_dir.parent.name, run_dir=str(run_dir), **known)
+        return Unit(runtime=self.name, name=run_dir.parent.name, run_dir=str(run_dir), **known)
 """
 
 
@@ -79,14 +78,14 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Pat
     artifacts = runtime_class(on_paper).prepare(render_artifacts(plan), Place(home=home)).artifacts
     assert "server.sh" in {file.path for file in rendered_files(artifacts, "owl")}
     run = open_run(home, "owl", plan)
-    handle = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
+    unit = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
 
     with fleet(home) as servers:
-        assert servers.one("owl") == handle
+        assert servers.one("owl").unit == unit
         assert [(each.runtime, each.status) for each in statuses(servers, "owl", ask=False)] == [(on_paper, "running")]
         down(servers, "owl", host=None)
         assert servers.find("owl") == ()
-        assert servers.runtimes[on_paper].state(handle).status is Status.ABSENT
+        assert open_runtime(on_paper, home).state(unit).status is Status.ABSENT
 
 
 def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Fleet
 
 
@@ -87,9 +88,9 @@ def test_a_damaged_result_is_said_and_hides_no_other(
     assert capsys.readouterr().err.count("a result is left out") == 2
 
 
-def handle_of(run: RunDir, name: str = "owl") -> Handle:
+def handle_of(run: RunDir, name: str = "owl") -> Server:
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    return Handle(runtime="it", name=name, run_dir=str(run.path), **known)
+    return Server(runtime="it", name=name, run_dir=str(run.path), **known)
 
 
 class Stopping:
@@ -98,13 +99,13 @@ class Stopping:
     def __init__(self, status: Status, detail: str = "", *, silent: bool = False) -> None:
         self.status, self.detail, self.silent = status, detail, silent
 
-    def state(self, _: Handle) -> ServerState:
+    def state(self, _: Server) -> ServerState:
         if self.silent:
             raise HostError("the daemon does not answer")
         known = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
         return ServerState(status=self.status, detail=self.detail, **known)  # type: ignore[arg-type]
 
-    def stop(self, _: Handle, *, grace: float) -> None:
+    def stop(self, _: Server, *, grace: float) -> None:
         assert grace == 5
 
 
@@ -185,7 +186,7 @@ def test_a_record_out_of_form_is_told_as_nothing(servers: Fleet, make: Callable[
 
 def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answer(tmp_path: Path) -> None:
     class Silent:
-        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        def find(self, _name: str | None = None) -> tuple[Server, ...]:
             raise HostError("the daemon does not answer")
 
     home = Home(tmp_path)
