@@ -1,6 +1,6 @@
 """Tuned kernels of a plan: the table its server gets, and whether its log says they were used."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,18 +25,18 @@ from orchestrator.render.dockerfile import base_reference
 from orchestrator.runs.run_dir import RunDir
 
 
-def make_table(plan: Plan, home: Home, given: RowSources, *, accept_untuned: bool) -> bool:
+def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, accept_untuned: bool) -> bool:
     """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
 
-    `given` has the tables that the runtime's engine ships. Returns whether it was built. Raises as `build_table`,
-    unless untuned kernels are accepted.
+    `given` looks for the tables that the runtime's engine ships, where one is built. Returns whether it was built.
+    Raises as `build_table`, unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
     if not takes_table(plan) or store.is_fresh(plan):
         return False
     say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
     try:
-        built = build_table(plan, given, home, upstream=True)
+        built = build_table(plan, given(), home, upstream=True)
     except (KernelsError, BuildError) as error:
         if accept_untuned:
             warn(f"no table of tuned kernels: {error.message}", hint=error.hint)

@@ -240,7 +240,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     place, asked = Place(home=Home(tmp_path / "home")), list[RowSources]()
     monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
-        plan_table.make_table(plan, place.home, builtin_tables(plan, place.home, place), accept_untuned=False)
+        plan_table.make_table(plan, place.home, lambda: builtin_tables(plan, place.home, place), accept_untuned=False)
     assert "--accept-untuned" in caught.value.hint
 
     configs = installed / "aiter/configs"
@@ -248,7 +248,9 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
-    assert plan_table.make_table(plan, place.home, builtin_tables(plan, place.home, place), accept_untuned=False)
+    assert plan_table.make_table(
+        plan, place.home, lambda: builtin_tables(plan, place.home, place), accept_untuned=False
+    )
     assert [given.tables for given in asked] == [tuple(read)]
 
 

@@ -103,7 +103,7 @@ def plan_to_build(
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     plan, inputs = planned(profile, overrides, home, given=given)
     if MOE_TABLE in given or not make_table(
-        plan, home, builtin_tables(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
+        plan, home, lambda: builtin_tables(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
     ):
         return plan, inputs
     return planned(profile, overrides, home, given=given)

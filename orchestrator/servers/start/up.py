@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from orchestrator.core.catalog import Catalogue
@@ -195,7 +196,7 @@ def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows:
     plan = _with_fusion_told(plan, request, place)
     as_decided = plan.ready_image or request.decided
     if not as_decided and make_table(
-        plan, home, builtin_tables(plan, home, place), accept_untuned=request.accept_untuned
+        plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned
     ):
         told, (plan, inputs) = plan.flags, planned(request.profile, request.overrides, home)
         plan = replace(plan, flags=told)
