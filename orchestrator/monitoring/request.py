@@ -15,7 +15,7 @@ from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, T
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.planner.planning import Valid, load, read_profile
-from orchestrator.runs.run_dir import RunDir, known_names, latest_run, read_plan, require_name
+from orchestrator.runs.run_dir import RunDir, latest_run, not_started, read_plan, require_name
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Pods
 from orchestrator.servers.run_history import request_of
@@ -102,10 +102,7 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tu
     require_name(name)
     run = latest_run(home, name)
     if run is None:
-        near = did_you_mean(name, {*known_names(home)} - {name})
-        raise StartError(
-            f"nothing was started as `{name}` from here", hint=near or "`--profile PROFILE` takes a profile"
-        )
+        raise not_started(home, name, hint="`--profile PROFILE` takes a profile")
     plan = read_plan(run)
     if plan is None:
         raise StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"))

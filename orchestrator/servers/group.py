@@ -17,7 +17,9 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.errors import StartError
 from orchestrator.core.files import read_own
+from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import number_of, part_of, top_of
 
@@ -52,6 +54,23 @@ class Server(Unit):
         """The unit itself, or the gateway."""
         own = {each.name: getattr(self, each.name) for each in fields(Unit)}
         return Unit(**{**own, "run_dir": self.own_dir})
+
+    @property
+    def run(self) -> RunDir:
+        """The run that it is of, by its newest start."""
+        return RunDir(Path(self.run_dir))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of that start; None where it is not on this machine."""
+        return read_plan(self.run)
+
+    def require_plan(self) -> Plan:
+        """The plan of that start. Raises StartError where it is not on this machine."""
+        if (plan := self.plan) is None:
+            hint = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
+            raise StartError(f"the plan of `{self.name}` is not on this machine", hint=hint)
+        return plan
 
     @property
     def units(self) -> tuple[Unit, ...]:

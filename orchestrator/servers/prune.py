@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import DeployError, HostError, Problem, StartError
+from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.core.files import remove_file, remove_folder
 from orchestrator.core.safe_paths import FileName, RelativePath
-from orchestrator.core.suggest import did_you_mean
 from orchestrator.runs.run_dir import (
     FILES_FILE,
     SMOKE_FILE,
     RunDir,
     claim,
     known_names,
+    not_started,
     read_plan,
     require_name,
     runs_of,
@@ -90,7 +90,7 @@ def prune(servers: Fleet, name: str | None, request: PruneRequest) -> tuple[OldR
     if name is not None:
         require_name(name)
         if name not in names:
-            raise StartError(f"nothing was started as `{name}` from here", hint=did_you_mean(name, names))
+            raise not_started(servers.home, name)
         names = (name,)
     told: list[OldRun] = []
     problems: list[Problem] = []

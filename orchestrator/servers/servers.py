@@ -24,7 +24,6 @@ from orchestrator.runs.run_dir import (
     known_names,
     latest_run,
     note_request,
-    read_plan,
     require_name,
     runtime_of,
     that_came_up,
@@ -108,9 +107,8 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
 
 def _know(handle: Server) -> None:
     """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
-    run = RunDir(Path(handle.run_dir))
-    note_request(run)
-    if (plan := read_plan(run)) is not None:
+    note_request(handle.run)
+    if (plan := handle.plan) is not None:
         know_variable(plan.server.api_key_env)
 
 
@@ -134,7 +132,7 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
 def note_parts(runtime: Group, handle: Server, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
-    RunDir(Path(handle.run_dir)).save_state(PARTS_FILE, told)
+    handle.run.save_state(PARTS_FILE, told)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
@@ -150,13 +148,13 @@ def lost_parts(runtime: Group, handle: Server) -> str:
     """
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
-    noted = RunDir(Path(handle.run_dir)).read(PARTS_FILE).get("parts")
+    noted = handle.run.read(PARTS_FILE).get("parts")
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""
     running = parts(titles)
     lost = [str(part) for part in noted if part not in running]
-    if not running and (again := _started_again(runtime.state(handle), RunDir(Path(handle.run_dir)))):
+    if not running and (again := _started_again(runtime.state(handle), handle.run)):
         return again
     return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
 
@@ -181,7 +179,7 @@ def of_other_plans(handle: Server, plan: Plan) -> str:
 
 def _lost_servers(runtime: Group, handle: Server) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     count = plan.replicas if plan else len(handle.replicas)
     known = {Path(server.run_dir).name: server for server in handle.replicas}
     for number in range(1, count + 1):

@@ -2,12 +2,10 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import MeasuredTarget, NamedHardware, is_url
-from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.url import Address
@@ -15,7 +13,6 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
-from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Fleet, api_key, fleet
 from orchestrator.servers.start.verify import require_running, untold
@@ -44,9 +41,8 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     """
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    stood = provenance_of(run, plan)
+    plan = handle.plan
+    stood = provenance_of(handle.run, plan)
     provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
 
     def look() -> dict[str, object] | None:
@@ -77,16 +73,12 @@ def side_of_server(servers: Fleet, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    if plan is None:
-        what = f"the plan of `{name}` is not on this machine"
-        raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
+    plan = handle.require_plan()
     key = api_key(plan.server.api_key_env)
     urls = [server.url for server in handle.replicas] or [handle.url]
     names = [f"replica {number}" for number in range(1, len(urls) + 1)] if handle.replicas else [""]
     engines = ((whose, target_of(plan, url=url, api_key=key)) for whose, url in zip(names, urls, strict=True))
-    return ProbeSide(name=name, engines=tuple(engines), source=checkpoint_source(plan), run=run)
+    return ProbeSide(name=name, engines=tuple(engines), source=checkpoint_source(plan), run=handle.run)
 
 
 def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:

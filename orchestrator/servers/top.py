@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
 from orchestrator.core.console import table
-from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
@@ -23,7 +22,6 @@ from orchestrator.kernels.log_gate import GateReader
 from orchestrator.kernels.plan_coverage import takes_table
 from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState
 from orchestrator.servers.group import Group, Server
@@ -223,9 +221,7 @@ class View:
         self._handle: Server = servers.one(name)
         self._runtime: Group = servers.runtime(self._handle)
         self._require_running()
-        plan = read_plan(RunDir(Path(self._handle.run_dir)))
-        if plan is None:
-            raise StartError(f"the plan of `{name}` is not on this machine", hint="look from where it was started")
+        plan = self._handle.require_plan()
         if plan.flag("enable-metrics") is None:
             hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)

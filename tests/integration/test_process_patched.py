@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,9 +249,8 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
-    assert plan_table.make_table(
-        plan, place.home, lambda: builtin_tables(plan, place.home, place), accept_untuned=False
-    )
+    given = partial(builtin_tables, plan, place.home, place)
+    assert plan_table.make_table(plan, place.home, given, accept_untuned=False)
     assert [given.tables for given in asked] == [tuple(read)]
 
 

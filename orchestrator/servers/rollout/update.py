@@ -227,7 +227,7 @@ class _Change:
             self._leave(number)
         elif step.away and old is not None:  # in the midst of its stop
             self._standing.pop(number, None)
-            take_down(old, self.runtime, RunDir(Path(old.run_dir)), _REPLACED)
+            take_down(old, self.runtime, old.run, _REPLACED)
         elif step.begun and old is not None:
             try:
                 self.control.put_back(self._address(number, old), old)

@@ -133,7 +133,7 @@ def up(
             return running
         standing = _standing_several(servers, name, healing=request.healing)
         if standing is not None:
-            old = read_plan(RunDir(Path(standing.run_dir)))
+            old = standing.plan
             require_one_by_one(old or plan, plan, name, request)
         elif request.only is not None or request.least_gsm8k is not None:
             option = "--least-gsm8k" if request.only is None else "--only"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -156,13 +155,13 @@ def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
 
 def key_of(handle: Server) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     return api_key(plan.server.api_key_env) if plan else None
 
 
 def served_model(handle: Server) -> str:
     """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     return plan.model.served_name if plan else "default"
 
 
@@ -194,12 +193,7 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     `strict_kernels`.
     """
     handle = servers.one(name)
-    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    if plan is None:
-        raise StartError(
-            f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
-        )
+    runtime, run, plan = servers.runtime(handle), handle.run, handle.require_plan()
     require_running(runtime, handle)
     if lost := lost_parts(runtime, handle):
         raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))

@@ -169,7 +169,7 @@ def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Server | None]:
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
     handle = next(of_run, next(iter(found), None))
     if handle is not None and servers.home.holds(Path(handle.run_dir)):
-        return RunDir(Path(handle.run_dir)), handle
+        return handle.run, handle
     return run, handle
 
 

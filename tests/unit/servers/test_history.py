@@ -19,14 +19,14 @@ from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import Group, Server
 from orchestrator.servers.servers import Fleet
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Fleet:
     home = Home(tmp_path / "home")
-    return Fleet(home, {"process": ProcessRuntime(home)})
+    return Fleet(home, {"process": Group(ProcessRuntime(home))})
 
 
 def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
