@@ -157,11 +157,12 @@ class ProcessRuntime(Runtime):
         try:
             record = read_record(Path(unit.run_dir))
         except HostError as error:
-            return _no_record(Status.UNKNOWN, error.message)
+            return ServerState(status=Status.UNKNOWN, detail=error.message)
         if not Path(unit.run_dir).exists() and family(Marks(token=token_of(Path(unit.run_dir)))):
-            return _no_record(Status.UNKNOWN, f"it runs, and its run directory `{unit.run_dir}` was deleted")
+            deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
+            return ServerState(status=Status.UNKNOWN, detail=deleted)
         if record is None or record.stopped or record.supervisor != unit.identity:
-            return _no_record(Status.ABSENT, "")
+            return ServerState(status=Status.ABSENT)
         return _state(record)
 
     def titles(self, unit: Unit) -> tuple[str, ...]:
@@ -230,7 +231,6 @@ def _state(record: Record) -> ServerState:
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
         exit_code=record.exit_code,
-        restarts=0,
         started_at=record.started_at,
         ended_at=record.ended_at,
         detail="" if running else _how_it_ended(record),
@@ -354,10 +354,6 @@ def _lost(name: str, run_dir: Path) -> Unit:
     return Unit(
         runtime="process", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir.absolute()), identity=""
     )
-
-
-def _no_record(status: Status, detail: str) -> ServerState:
-    return ServerState(status=status, detail=detail)
 
 
 def _how_it_ended(record: Record) -> str:

@@ -36,18 +36,10 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
     """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
     if job is not None and job.waits:
-        return ServerState(
-            status=Status.PENDING,
-            exit_code=None,
-            restarts=job.restarts,
-            started_at=None,
-            detail=why_it_waits(job),
-        )
+        return ServerState(status=Status.PENDING, restarts=job.restarts, detail=why_it_waits(job))
     current = None if record is None or (job is not None and is_stale(record, job)) else record
     if job is not None and job.runs and (current is None or current.exit_code is None):
-        return ServerState(
-            status=Status.RUNNING, exit_code=None, restarts=job.restarts, started_at=job.begins, detail=""
-        )
+        return ServerState(status=Status.RUNNING, restarts=job.restarts, started_at=job.begins)
     return _ended(job, current, run_dir)
 
 

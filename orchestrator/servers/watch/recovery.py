@@ -31,7 +31,7 @@ from orchestrator.servers.servers import PARTS_FILE, Fleet, api_key, fleet, lost
 from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
 
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
-_GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+_GONE: Final = ServerState(status=Status.ABSENT)
 
 
 def standing(servers: Fleet, name: str) -> Standing:
