@@ -98,6 +98,7 @@ def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None
     with pytest.raises(HostError, match="it does not end"):
         Group(pair).stop(server, grace=0)
     assert pair.ended == {"run", "run/replica-1", "run/replica-2"} - {hangs}
+    assert {f"stop {unit.identity}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
 
 
 def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(tmp_path: Path) -> None:
