@@ -13,7 +13,7 @@ A verdict is one of
 
 - `{"accepted": "validated"}`, or `"parsed"` where there is no config.json: then only the parser was asked;
 - `{"refused": {"kind", "message", "place", "line", "options"}}`: what sglang raised, at which line of its sources, and
-  the options without which it does not raise it;
+  the options without which it does not raise it; or a file that a start would look for in vain;
 - `{"unchecked": REASON}`: sglang raised something that says nothing about the arguments.
 
 `check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 where sglang refuses: the first
@@ -29,6 +29,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import linecache
 import os
@@ -51,6 +52,8 @@ _DRIVEN = {
 }
 # Compiled packages that an installation may lack: replaced where they are missing.
 _OPTIONAL = {"flashinfer", "triton", "tvm_ffi", "xgrammar"}
+# Options that name a file or a folder, which `ServerArgs` does not look for.
+_FILES = {"--tokenizer-path", "--chat-template", "--completion-template", "--speculative-draft-model-path"}
 _LINE = 300  # characters of a source line that are worth showing
 _MESSAGE = 600  # characters of a message in the file of a verdict: Kubernetes keeps 4096 bytes
 REFUSED = 3  # exit code
@@ -182,6 +185,8 @@ class Judge:
             error = self._raised(argv, parse_only=True)
             return self._refusal(argv, error, parse_only=True) if error else {"accepted": "parsed"}
         error = self._raised(argv)
+        if not isinstance(error, ParserError) and (missing := self._missing_file(argv, model)) is not None:
+            return {"refused": missing}
         if error is None:
             return {"accepted": "validated"}
         if _is_of_this_machine(error):
@@ -191,6 +196,18 @@ class Judge:
             if bare is not None and _signature(bare) == _signature(error):
                 return {"unchecked": f"sglang refuses this model without any option too: {self._text(error)}"}
         return self._refusal(argv, error)
+
+    def _missing_file(self, argv: Sequence[str], model: str) -> "dict[str, object] | None":
+        """The refusal of a path that a start would look for in vain; what lies beside the model may be yet to come."""
+        beside = Path(self._replaced[model]).parent if model in self._replaced else None
+        for option, value in itertools.pairwise(argv):
+            path = Path(value)
+            if option not in _FILES or not _is_path(value) or path.exists():
+                continue
+            if beside is None or not path.is_relative_to(beside):
+                said = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "place": "", "line": ""}
+                return {**said, "options": [option.removeprefix("--")]}
+        return None
 
     def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
         """What sglang raises for a command line; None where it accepts it."""
@@ -256,6 +273,11 @@ def _is_of_this_machine(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
     return isinstance(error, ImportError | OSError) or raised_in_torch or MagicMock.__name__ in str(error)
+
+
+def _is_path(value: str) -> bool:
+    """Whether it can be nothing else: a template may have a name, and a tokenizer may be on the hub."""
+    return value.startswith(("/", "./", "../", "~")) or value.endswith((".jinja", ".json"))
 
 
 def _names(message: str, option: str) -> bool:

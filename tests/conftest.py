@@ -15,10 +15,10 @@ import pytest
 from hypothesis import settings
 from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
-from schedule import GroupScheduling, judges_times, sort_longest_first
+from schedule import GroupScheduling, judges_times, slowest_groups, sort_longest_first
 from summary import last_lines, needless
 
-from orchestrator.core.known_secrets import know
+from orchestrator.core.secrets import set_known
 
 # `make attack` draws new random faults each time; the other targets repeat the same ones.
 MORE_ATTACKS = float(os.environ.get("ATTACK", "1")) > 1
@@ -140,6 +140,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("this run")
     seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
     record_run(reports)
+    if hasattr(config, "cache"):  # not where pytest has no cache
+        config.cache.set("tests/seconds", {group: round(taken, 1) for group, taken in slowest_groups(reports)})
     for line in last_lines(terminalreporter, seconds=seconds, real_servers=servers):
         terminalreporter.write_line(line)
     if config.getoption("--fail-on-needless-skips"):
@@ -151,4 +153,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def no_secret_outlives_its_test() -> Iterator[None]:
     """What one test makes a secret is an ordinary text in the next."""
     yield
-    know(())
+    set_known(())

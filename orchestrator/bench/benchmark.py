@@ -35,10 +35,8 @@ from orchestrator.bench.steady_state import knee
 from orchestrator.bench.workload import LEAST_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.core.lookups import abandon_lookups
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret, redact
 from orchestrator.core.signals import held
 from orchestrator.core.url import Address
 
@@ -124,7 +122,6 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
     finally:
         for each in (connections, *behind):
             each.close()
-        abandon_lookups()  # the event loop would wait for them
 
 
 async def _tokens(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchEnding, Mark, MarkKind, Point, ServerProvenance
+from orchestrator.engine.options import Meaning
 
 HIT_SHARE_TOLERANCE: Final = 0.02  # hits round down to the page: 64 of 12,000 tokens are half a per cent
 LAG_LIMIT_S: Final = 0.05  # p99; a client on a free core keeps within 5 ms
@@ -85,7 +86,7 @@ def _hit_share(point: Point) -> Iterator[Mark]:
     measured = metrics.cached_share(point)
     if measured is None:
         if point.cache.wanted_share:
-            detail = "the server reports no cached tokens; start it with --enable-cache-report"
+            detail = f"the server reports no cached tokens; start it with --{Meaning.CACHED_TOKENS_REPORT}"
             yield Mark(kind=MarkKind.UNKNOWN_HIT_SHARE, detail=detail, point=point.label)
     elif abs(measured - point.cache.wanted_share) > HIT_SHARE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache, wanted {point.cache.wanted_share:.0%}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from orchestrator.bench.http1 import Framing, MalformedError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
 from orchestrator.engine.responses import MOST_BYTES, NoAnswerError, OddAnswerError

@@ -1,10 +1,11 @@
 """What the server itself counted over one point, and whether it ran as many requests as it admits. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from orchestrator.bench.result import MOST_AMOUNT, Point, ServerCounts, ServerProvenance
 from orchestrator.engine.metrics import Metric, Metrics
+from orchestrator.engine.options import Meaning
+from orchestrator.engine.serving import recorded_facts
 
 
 def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) -> ServerCounts:
@@ -50,9 +51,6 @@ def _credible(figure: float | None) -> float | None:
     return figure if figure is not None and 0 <= figure <= MOST_AMOUNT else None
 
 
-_WITH_DRAFTS: Final = 48  # what is admitted where it speculates and nothing is said (0.5.14, speculative_hook.py:271)
-
-
 def capped(point: Point, provenance: ServerProvenance) -> str | None:
     """A sentence for a point that ran at the cap of its plan; None below it, or where either is not known."""
     cap = _cap(provenance.plan or {})
@@ -69,18 +67,14 @@ def _cap(plan: Mapping[str, object]) -> tuple[int, str] | None:
 
     The setting holds for each replica; with dp-attention the replicas share it (0.5.14, managers/tp_worker.py).
     """
-    layout, flags = plan.get("layout"), plan.get("flags")
-    if not isinstance(layout, dict) or not isinstance(flags, list | tuple):
+    layout, facts = plan.get("layout"), recorded_facts(plan)
+    if not isinstance(layout, dict) or facts is None or facts.running is None:
         return None
-    values = {flag.get("name"): flag.get("values") for flag in flags if isinstance(flag, dict)}
     dp = layout.get("dp")
     replicas = dp if isinstance(dp, int) and not layout.get("dp_attention") else 1
     servers = plan.get("replicas")
     replicas *= servers if isinstance(servers, int) else 1
     each = f" on each of {replicas} replicas" if replicas > 1 else ""
-    given = values.get("max-running-requests")
-    if isinstance(given, list | tuple) and len(given) == 1 and str(given[0]).isdigit():
-        return int(given[0]) * replicas, f"`max-running-requests {given[0]}`{each}"
-    if "speculative-algorithm" in values and given is None:
-        return _WITH_DRAFTS * replicas, f"sglang's own {_WITH_DRAFTS} beside drafts{each}"
-    return None
+    own = f"sglang's own {facts.running} beside drafts"
+    by = own if facts.running_set is None else f"`{Meaning.RUNNING_REQUESTS} {facts.running}`"
+    return facts.running * replicas, by + each

@@ -11,6 +11,7 @@ from orchestrator.core.url import Address
 from orchestrator.engine import endpoints
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import Api, tokenize_body
 from orchestrator.engine.responses import (
     Json,
@@ -136,7 +137,7 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
         raise BenchError(
             f"`{facts.served_model}` has a context of {facts.context_length} tokens, the workload needs {needed}",
             where=facts.url,
-            hint="choose a workload that fits, or serve with a longer --context-length",
+            hint=f"choose a workload that fits, or serve with a longer --{Meaning.CONTEXT}",
         )
 
 

@@ -10,8 +10,9 @@ same token of it.
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from orchestrator.bench.workload import Workload
 
@@ -29,34 +30,30 @@ class Prompt:
         return (self.prefix, b",", self.rest) if self.prefix else (self.rest,)
 
 
-def prefix_pool(workload: Workload, text: Sequence[int] = ()) -> tuple[bytes, ...]:
-    """The shared prefixes; a single empty one where nothing is to come from cache."""
-    if not workload.prefix_tokens:
-        return (b"",)
-    return tuple(_part(workload, "prefix", index, workload.prefix_tokens, text) for index in range(workload.prefixes))
-
-
-def prompts(workload: Workload, label: str, count: int, text: Sequence[int] = ()) -> list[Prompt]:
-    """`count` prompts of exactly `input_tokens` ids for the point `label`, prefixes drawn evenly at random.
+def prompts(workload: Workload, label: str, count: int, text: Sequence[int] = ()) -> Iterator[Prompt]:
+    """Draw `count` prompts of exactly `input_tokens` ids for the point `label`, prefixes evenly at random.
 
     `text` are the token ids of the text, for a workload whose prompts are text.
     """
-    pool = prefix_pool(workload, text)
-    choices = _words(workload, f"{label}/choice", count)
-    own = workload.input_tokens - workload.prefix_tokens
-    return [
-        Prompt(prefix=pool[choice % len(pool)], rest=_part(workload, label, index, own, text))
-        for index, choice in enumerate(choices)
-    ]
+    choices = (choice % _prefixes(workload) for choice in _words(workload, f"{label}/choice", count))
+    return _with_prefixes(workload, label, choices, text)
 
 
-def warmup_prompts(workload: Workload, label: str, text: Sequence[int] = ()) -> list[Prompt]:
-    """One prompt for each prefix, of the same shape as those that are measured."""
+def warmup_prompts(workload: Workload, label: str, text: Sequence[int] = ()) -> Iterator[Prompt]:
+    """Draw one prompt for each prefix, of the same shape as those that are measured."""
+    return _with_prefixes(workload, f"{label}/warm-up", range(_prefixes(workload)), text)
+
+
+def _prefixes(workload: Workload) -> int:
+    """Return how many prefixes there are: a single empty one where nothing is to come from cache."""
+    return workload.prefixes if workload.prefix_tokens else 1
+
+
+def _with_prefixes(workload: Workload, label: str, choices: Iterable[int], text: Sequence[int]) -> Iterator[Prompt]:
+    prefix = cache(lambda choice: _part(workload, "prefix", choice, workload.prefix_tokens, text))
     own = workload.input_tokens - workload.prefix_tokens
-    return [
-        Prompt(prefix=prefix, rest=_part(workload, f"{label}/warm-up", index, own, text))
-        for index, prefix in enumerate(prefix_pool(workload, text))
-    ]
+    for index, choice in enumerate(choices):
+        yield Prompt(prefix=prefix(choice), rest=_part(workload, label, index, own, text))
 
 
 def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float]:

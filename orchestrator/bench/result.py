@@ -264,8 +264,10 @@ class BenchResult:
         return not self.marks
 
     def to_json(self) -> str:
-        """The result as JSON text; what is None is left out."""
-        return _result().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
+        """The result as JSON text; what is None is left out. Raises BenchError for one that `from_json` refuses."""
+        text = _result().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
+        self.from_json(text, where="the result of this measurement")
+        return text
 
     @classmethod
     def from_json(cls, text: str, *, where: str) -> "BenchResult":

@@ -23,7 +23,7 @@ from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
 from orchestrator.core.validation import faults_in

@@ -2,9 +2,9 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from orchestrator.bench.aggregate import Observation, closed_point, open_point
 from orchestrator.bench.counters import server_counts
@@ -20,6 +20,9 @@ from orchestrator.engine.metrics import Metrics
 from orchestrator.engine.requests import Api, load_body
 
 _GAUGES_EVERY_S: Final = 1.0
+_TURN_S: Final = 0.1
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class PointRunner:
         token counts.
         """
         flushed = await self.endpoint.flush_cache()
-        prefixes = warmup_prompts(self.workload, label, self.text)
+        prefixes = await _in_turns(warmup_prompts(self.workload, label, self.text))
         replicas = self.endpoint.facts.replicas
         self.say(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
         ranks: list[int | None] = list(range(replicas)) if replicas > 1 else [None]
@@ -56,7 +59,7 @@ class PointRunner:
     async def run_open(self, label: str, rate_rps: float) -> tuple[Point, Drive]:
         """Measure one offered rate."""
         count = self.workload.requests_at(rate_rps)
-        requests = self._requests(prompts(self.workload, label, count, self.text))
+        requests = await self._requests(prompts(self.workload, label, count, self.text))
         times = arrival_times(self.workload, rate_rps, count)
 
         def shown(ended: int) -> None:
@@ -72,7 +75,7 @@ class PointRunner:
     async def run_closed(self, label: str) -> tuple[Point, Drive]:
         """Measure a fixed number of requests at a time."""
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
-        requests = self._requests(prompts(self.workload, label, count, self.text))
+        requests = await self._requests(prompts(self.workload, label, count, self.text))
 
         def shown(ended: int) -> None:
             self.say(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} answered")
@@ -86,7 +89,7 @@ class PointRunner:
         return closed_point(observed, self.workload, price=self.price), observed.drive
 
     async def _warm_replica(self, prefixes: list[Prompt], rank: int | None) -> Drive:
-        requests = self._requests(prefixes, replica=rank)
+        requests = await self._requests(prefixes, replica=rank)
         connections, asked = self.endpoint.connections, self._asked
         return await drive_closed(connections, requests, concurrency=1, asked=asked, on_end=lambda _: None)
 
@@ -95,7 +98,7 @@ class PointRunner:
         asked = self.workload
         return Asked(input_tokens=asked.input_tokens, output_tokens=asked.output_tokens, timeout_s=asked.timeout_s)
 
-    def _requests(self, each: list[Prompt], *, replica: int | None = None) -> list[Request]:
+    async def _requests(self, each: Iterable[Prompt], *, replica: int | None = None) -> list[Request]:
         facts = self.endpoint.facts
         bodies = (
             load_body(
@@ -108,7 +111,7 @@ class PointRunner:
             )
             for prompt in each
         )
-        return [self.endpoint.request(content) for content in bodies]
+        return await _in_turns(self.endpoint.request(content) for content in bodies)
 
     async def _observe(self, label: str, load: Callable[[], Awaitable[Drive]]) -> Observation:
         """Send a load between two readings of all counters."""
@@ -130,6 +133,18 @@ class PointRunner:
             reports_cache=self.endpoint.reports_cache,
             gpus=self.gpus,
         )
+
+
+async def _in_turns(each: Iterable[Made]) -> list[Made]:
+    """Make all of these; in between a signal that ends the measurement has its turn."""
+    loop, made = asyncio.get_running_loop(), []
+    turn = loop.time()
+    for one in each:
+        made.append(one)
+        if loop.time() - turn >= _TURN_S:
+            await asyncio.sleep(0)
+            turn = loop.time()
+    return made
 
 
 def check_answers(workload: Workload, samples: tuple[Sample, ...]) -> None:

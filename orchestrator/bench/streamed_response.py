@@ -7,7 +7,7 @@ answer has ended, and not kept.
 from typing import Final
 
 from orchestrator.bench.http1 import Framing
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import GivenUpError, OddAnswerError
 from orchestrator.engine.sse import (
     DONE,

@@ -16,6 +16,7 @@ from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.checkpoints.schemes import FLOATS, Schemes, Storage, partners, read_schemes
 from orchestrator.checkpoints.summary import LAYER, Outline
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture
+from orchestrator.engine.options import Meaning
 
 CONFIG_SAYS: Final = "`quantization_config`"
 _MATRICES: Final = frozenset({"weight", "qweight", "weight_packed"})
@@ -313,7 +314,7 @@ def _kept_apart(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             yield Mismatch(
                 message=f"shared experts are stored as {how}, routed ones as {', '.join(sorted(routed))} "
                 f"(layer {layer}): they are served side by side, not fused",
-                hint="`deploy up` sets `disable-shared-experts-fusion` where the engine would fuse them all the same",
+                hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` where the engine would fuse them all the same",
             )
             return
 

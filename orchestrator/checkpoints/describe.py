@@ -19,7 +19,8 @@ from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, Outline
 from orchestrator.core.errors import Problem, WeightsError
 from orchestrator.core.suggest import nearest
-from orchestrator.engine.architectures import ARCHITECTURES, Architecture, parsers_of
+from orchestrator.engine.architectures import ARCHITECTURES, PARSERS, Architecture, parsers_of
+from orchestrator.engine.options import Meaning
 
 _HEADERS: Final = "the headers of the safetensors files"
 
@@ -212,15 +213,15 @@ class _FactReader:
 
     def _parsers(self) -> dict[str, Callable[[], ReadFact | None]]:
         found = parsers_of(self.name, self.config.model_type)
-        for flag in ("reasoning-parser", "tool-call-parser"):
+        for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
                 self.notes.append(
                     f"no `{flag}` is known for every checkpoint of this architecture: `--set flags.{flag}=NAME`"
                 )
-        if "auto_map" in self.config.data and not self.is_given("flags.trust-remote-code"):
+        if "auto_map" in self.config.data and not self.is_given(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
                 f"{CONFIG} names code of the checkpoint (`auto_map`); where sglang does not know the architecture "
-                "itself, `--set flags.trust-remote-code=true` lets it run that code"
+                f"itself, `--set flags.{Meaning.CHECKPOINT_CODE}=true` lets it run that code"
             )
         return {
             f"flags.{parser.flag}": (lambda parser=parser: ReadFact(value=parser.value, name=parser.source))  # type: ignore[misc]

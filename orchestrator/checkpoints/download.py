@@ -15,7 +15,7 @@ from orchestrator.checkpoints.remote_fetch import arrived_bytes
 from orchestrator.checkpoints.verify import Examination, Verified, examine
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError
-from orchestrator.core.secret import HUB_TOKEN
+from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.plan.plan import Model
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -9,7 +9,8 @@ from typing import Final
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import locked, move, remove_tree, write_whole
+from orchestrator.core.files import move, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import Model
@@ -25,7 +26,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     directory that was not made here: nobody else's files are ever removed.
     """
     target = home.models / FileName(model.name)
-    with locked(home.models / FileName(f".{model.name}.lock"), progress):
+    with file_lock(home.models / FileName(f".{model.name}.lock"), progress):
         if is_made(target, generator):
             return target
         if target.exists() and not (target / _MARKER).is_file():

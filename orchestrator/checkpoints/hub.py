@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import HostError, WeightsError
@@ -17,7 +18,7 @@ from orchestrator.core.safe_paths import (
     UnsafeValueError,
     byte_count,
 )
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -147,6 +148,9 @@ def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubF
             files[CheckpointFile(entry.path)] = HubFile.parse(entry.size, identity)
     if not files:
         raise UnsafeValueError("it lists no file of that repository")
+    folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}
+    if both := sorted(folders & files.keys()):
+        raise UnsafeValueError(f"it lists `{both[0]}` as a file and as a folder")
     return files
 
 

@@ -13,15 +13,16 @@ from orchestrator.core.files import link, move, remove_tree, write_whole
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.patches.transforms import TRANSFORMS
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
 
 _TELLING: Final = (".mlp.shared_experts.gate_proj.weight", ".mlp.experts.0.gate_proj.weight")
 _UNCHANGED: Final = "the engine's sources do it themselves; the config is left as it is"
 
 
-def overlay_path(plan: Plan) -> str | None:
+def overlay_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str | None:
     """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
-    ids = [patch.id for patch in plan.patches if patch.kind == "config" and patch.expected]
+    acting = (patch for patch in plan.patches if patch.expected or patch.id in found.ids)
+    ids = [patch.id for patch in acting if patch.kind == "config"]
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
 from orchestrator.core.errors import FactsError, Problem
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
 _PLAIN: Final = ("bf16", "fp16", "bfloat16", "float16")
@@ -35,7 +36,7 @@ def _contradictions(config: CheckpointConfig, model: Model, where: str) -> Itera
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names the line it is written at"
             if key == "context_length":
                 shorter = isinstance(found, int) and model.context_length < found
-                served = f" --set flags.context-length={said}` serves less than the model can" if shorter else "`"
+                served = f" --set flags.{Meaning.CONTEXT}={said}` serves less than the model can" if shorter else "`"
                 hint = f"`--set model.context_length={found}{served}; or {hint}"
             yield Problem(f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", where, hint)
 

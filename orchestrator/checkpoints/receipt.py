@@ -9,16 +9,21 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
 from orchestrator.core.files import write_whole
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
-from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Model
 
-Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
+_Count: TypeAlias = Annotated[int, AfterValidator(byte_count)]
+# By relative path: size in bytes, mtime in ns.
+Stamps: TypeAlias = Mapping[Annotated[str, AfterValidator(CheckpointFile)], tuple[_Count, _Count]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class CheckpointReceipt:
     """
 
     location: str
-    revision: CommitHash | None
+    revision: Annotated[CommitHash, PlainValidator(CommitHash)] | None
     mtp_layer: int | None  # the layer whose tensors were found
     shards: int
     tensors: int
@@ -51,14 +56,15 @@ def receipt_path(directory: Path) -> Path:
 
 def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """The receipt of a checkpoint; None where there is none that can be read."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        data = parse_json(receipt_path(directory).read_text())
-        files = data["files"].items()
-        data["files"] = {CheckpointFile(name): (byte_count(size), byte_count(time)) for name, (size, time) in files}
-        data["revision"] = None if data["revision"] is None else CommitHash(data["revision"])
-        data["differences"] = tuple(Mismatch(**difference) for difference in data["differences"])
-        return CheckpointReceipt(**data)
+    with suppress(OSError, ValueError):
+        return _form().validate_json(receipt_path(directory).read_bytes(), strict=True)
     return None
+
+
+@cache
+def _form() -> TypeAdapter[CheckpointReceipt]:
+    """Made when the first receipt is read."""
+    return TypeAdapter(CheckpointReceipt)
 
 
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:

@@ -45,6 +45,7 @@ from orchestrator.core.safe_paths import (
     join,
     move,
     open_to_append,
+    path_named_in,
     remove_tree,
     write_whole,
 )
@@ -275,8 +276,8 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
 def main() -> None:
     """Do what the first line asks; keep the receipt that the second one is."""
     asked = json.loads(sys.stdin.readline())
-    directory = _home() / asked["directory"]
     try:
+        directory = path_named_in(_home(), asked["directory"])
         if asked["files"]:
             _stage(asked, directory)
         elif not directory.is_dir():

@@ -13,7 +13,7 @@ from orchestrator.checkpoints.remote_download import FarStage, far_program
 from orchestrator.checkpoints.verify import Examination, Verified, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
-from orchestrator.core.secret import hub_token
+from orchestrator.core.secrets import hub_token
 from orchestrator.hosts.ssh import start_over_ssh
 from orchestrator.plan.plan import Plan
 

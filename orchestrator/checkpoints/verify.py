@@ -53,7 +53,7 @@ def checkpoint_directory(model: Model, home: Home) -> Path:
 
 def needs_mtp(plan: Plan) -> bool:
     """Whether the server drafts with the checkpoint's own MTP layer."""
-    return plan.flag("speculative-algorithm") is not None and plan.flag("speculative-draft-model-path") is None
+    return plan.serving.drafts is not None and plan.serving.drafts.by_checkpoint
 
 
 def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> Verified:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json
+from orchestrator.cli.options import HostOption, Json, image_name
 from orchestrator.cli.typer_app import PREPARE, add, below
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 
@@ -43,7 +43,8 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
 def clear(
     *,
     image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="only the volumes of this image; default: all caches")
+        str | None,
+        typer.Option(metavar="IMAGE", callback=image_name, help="only the volumes of this image; default: all caches"),
     ] = None,
     host: HostOption = None,
 ) -> None:

@@ -15,9 +15,8 @@ from typing import Final, NoReturn, TypeAlias, TypeGuard
 
 from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
-from orchestrator.core.lookups import look_up_in_time
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.core.secrets import redact
 from orchestrator.core.signals import ENDING, start_deaf
 from orchestrator.core.streams import lost_output
 
@@ -42,7 +41,6 @@ def carry_out(command: Callable[[], object]) -> None:
     the command a signal just ends the process, see `orchestrator.__main__`.
     """
     os.umask(os.umask(0o022) | 0o022)
-    look_up_in_time()
     try:
         _answer(signal.default_int_handler, _interrupt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # a command that starts others holds them while it does

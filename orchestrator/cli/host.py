@@ -40,7 +40,7 @@ def preflight(
     from orchestrator.servers.start.host import inspect_host, place_of
 
     plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
-    place = place_of(plan, home, host)
+    place = place_of(plan.runtime, home, host)
     note_coverage(plan, home)
     report = inspect_host(plan, place)
     if json:
@@ -82,7 +82,7 @@ def stage(
     from orchestrator.servers.start.prepare import far_directory
 
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
-    if (far := place_of(plan, home, host).far) is not None:
+    if (far := place_of(plan.runtime, home, host).far) is not None:
         verified = staging.stage_there(plan, str(directory or far_directory(plan)), far, accept=accept)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()

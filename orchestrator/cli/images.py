@@ -95,7 +95,7 @@ def build(
     plan, inputs = plan_to_build(
         profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
     )
-    place = place_of(plan, home, host)
+    place = place_of(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
@@ -219,7 +219,9 @@ def check_patches(
         str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
     ] = None,
     source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
-    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on the Docker host")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", callback=image_name, help="an image on the Docker host")
+    ] = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, names_of
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, image_name, names_of
 from orchestrator.cli.typer_app import PREPARE, add, below
 from orchestrator.core.console import Progress, note, out, out_json, say
 from orchestrator.core.console import table as table_of
@@ -23,7 +23,8 @@ TableOption: TypeAlias = Annotated[
     typer.Option("--table", metavar="FILE", help="a tuned table in CSV; may be repeated, in this order"),
 ]
 ImageOption: TypeAlias = Annotated[
-    str | None, typer.Option("--image", metavar="IMAGE", help="read the tables that this image ships")
+    str | None,
+    typer.Option("--image", metavar="IMAGE", callback=image_name, help="read the tables that this image ships"),
 ]
 ModelOption: TypeAlias = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="a checkpoint: its config decides which key is looked up")
@@ -118,7 +119,7 @@ def table(
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = place_of(plan, home, host).far
+    far = place_of(plan.runtime, home, host).far
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)

@@ -194,10 +194,12 @@ def render(
     """
     from orchestrator.core.errors import UsageError
     from orchestrator.core.paths import Home
+    from orchestrator.images.sources import input_digests, read_inputs
     from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.plan.facts import Facts
     from orchestrator.planner.cloud import rental_files
-    from orchestrator.planner.planning import plan_given, render_artifacts, rendered_files
-    from orchestrator.planner.prebuilt import on_image
+    from orchestrator.planner.planning import load, render_artifacts, rendered_files
+    from orchestrator.planner.prebuilt import require_image
     from orchestrator.render.cloud.launchers import BROKERS
 
     given, home = named_files("--give", give), Home.from_environment()
@@ -209,8 +211,12 @@ def render(
             raise UsageError("`--give` and `--image` are not for a rented machine: `up` makes both there")
         plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
     else:
-        decided, inputs = plan_given(profile, overridden(set_, on=on), given)
-        files = rendered_files(render_artifacts(plan := on_image(decided, image), inputs))
+        inputs = read_inputs(given)
+        facts = Facts(inputs=input_digests(inputs), image=image)
+        plan = load(profile, overrides=overridden(set_, on=on), facts=facts).plan
+        if image:
+            require_image(plan.runtime, image)
+        files = rendered_files(render_artifacts(plan, inputs))
     note_coverage(plan, home)
     _hand_over(plan, files, output, json=json)
 

@@ -137,7 +137,7 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
 
     home = Home.from_environment()
     for server in planned.servers:
-        place_of(server.plan, home, host)
+        place_of(server.plan.runtime, home, host)
         if covered and not server.ablation:
             note_coverage(server.plan, home)
     for server in planned.servers:

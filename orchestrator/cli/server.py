@@ -224,7 +224,7 @@ def ask(
 ) -> None:
     """Stream one greedy completion of a running server."""
     from orchestrator.core.paths import Home
-    from orchestrator.core.redaction import Stream
+    from orchestrator.core.secrets import StreamRedactor
     from orchestrator.servers.ask import ask
     from orchestrator.servers.servers import fleet
     from orchestrator.servers.start.verify import key_of, require_running, served_model
@@ -232,7 +232,7 @@ def ask(
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
         require_running(servers.runtime(handle), handle)
-        answer = Stream()
+        answer = StreamRedactor()
         try:
             model = served_model(handle)
             for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle), model=model):

@@ -102,7 +102,7 @@ def _before(verb: str, params: Mapping[str, Any], *, host: str) -> list[tuple[li
 
     overrides = overridden(params["set_"], revision=params["revision"], on=params["on"])
     plan = load(params["profile"] or "", overrides=overrides).plan
-    place_of(plan, Home.from_environment(), host)
+    place_of(plan.runtime, Home.from_environment(), host)
     planned = [params["profile"], *(word for override in overrides for word in ("--set", override))]
     phases = [["stage", *planned]] if params["stage"] and plan.model.source.kind == "hub" else []
     if runtime_class(plan.runtime).contained and not params["image"]:

@@ -67,7 +67,8 @@ class ProfileCommand(TyperCommand):
         """As click does; what was asked for is noted, for the commands in messages."""
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
-        note_asked(given.get("profile"), overrides, given.get("host"))
+        root = ctx.find_root().command
+        note_asked(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
         if _NODES in ctx.meta or not _may_end(ctx.command_path.partition(" ")[2], given):
             ignore_sigpipe()
         if _NODES in ctx.meta:
@@ -96,6 +97,15 @@ class ProfileCommand(TyperCommand):
             if rows := [(_TYPE.sub("", record[0]), record[1]) for record in records if record]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def takes_host(root: "Command", words: str) -> bool:
+    """Return whether the command that these words begin with has `--host`."""
+    command: Command | None = root
+    for word in words.split():
+        if isinstance(command, TyperGroup):
+            command = command.commands.get(word)
+    return command is not None and any(each.name == "host" for each in command.params)
 
 
 class Group(TyperGroup):

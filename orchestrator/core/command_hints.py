@@ -6,35 +6,11 @@ A hint deep in the tool names a command and knows neither the path, the `--set` 
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 PROFILE: Final = "PROFILE"  # in a command of a hint: the profile that was asked for, with its `--set`
-# The commands that take `--host`; `tests/unit/cli/test_remedies.py` holds this against the command line.
-FAR: Final = frozenset(
-    {
-        *(
-            "up",
-            "preflight",
-            "stage",
-            "status",
-            "sweep",
-            "top",
-            "ask",
-            "logs",
-            "smoke",
-            "down",
-            "diagnose",
-            "bench",
-            "probe",
-            "eval",
-        ),
-        *("history", "prune"),
-        *("reproduce", "cache ls", "cache clear", "build", "inspect", "patches check"),
-        *("kernels coverage", "kernels table", "onboard engine"),
-    }
-)
 _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")
 
 
@@ -45,14 +21,20 @@ class UserWords:
     profile: str | None = None
     overrides: tuple[str, ...] = ()
     host: str | None = None
+    takes_host: Callable[[str], bool] = lambda _: False
 
 
 _asked = UserWords()
 
 
-def note_asked(profile: str | None, overrides: Sequence[str], host: str | None) -> None:
-    """Take down what was asked for, in the place of what was before."""
-    _asked.profile, _asked.overrides, _asked.host = profile, tuple(overrides), host
+def note_asked(
+    profile: str | None,
+    overrides: Sequence[str],
+    host: str | None,
+    takes_host: Callable[[str], bool] = UserWords.takes_host,
+) -> None:
+    """Take down what was asked for, in the place of what was before; `takes_host` tells it of a command's words."""
+    _asked.profile, _asked.overrides, _asked.host, _asked.takes_host = profile, tuple(overrides), host, takes_host
 
 
 def note_profile(profile: str, overrides: Sequence[str]) -> None:
@@ -72,7 +54,6 @@ def _whole(found: re.Match[str]) -> str:
         settings = [word for override in _asked.overrides for word in ("--set", override)]
         words = shlex.join([_asked.profile, *settings])
         rest = re.sub(rf"\b{PROFILE}\b", lambda _: words, rest)
-    far = verb in FAR or verb.partition(" ")[0] in FAR
-    if _asked.host is not None and far and "--host" not in rest:
+    if _asked.host is not None and "--host" not in rest and _asked.takes_host(verb):
         rest += f" --host {shlex.quote(_asked.host)}"
     return f"`deploy {verb}{rest}`"

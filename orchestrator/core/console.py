@@ -12,7 +12,7 @@ from typing import TextIO
 
 from orchestrator.core.command_hints import as_asked
 from orchestrator.core.errors import DeployError, Problem
-from orchestrator.core.redaction import redact, redact_data, redact_known
+from orchestrator.core.secrets import redact, redact_data, redact_known
 from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 

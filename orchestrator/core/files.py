@@ -1,7 +1,6 @@
-"""Files written whole or not at all, files and folders that are this user's alone, and locks between processes."""
+"""Files written whole or not at all, and files and folders that are this user's alone."""
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from zipfile import ZipFile
 
-from orchestrator.core.console import Progress
 from orchestrator.core.safe_paths import (
     RelativePath,
     UnsafeValueError,
@@ -28,10 +26,24 @@ _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an OSError name a file, as one of a full disk does not, and one of a copied tree does in its text alone."""
+    try:
+        yield
+    except shutil.Error as error:
+        _, target, why = error.args[0][0]
+        raise OSError(errno.EIO, f"cannot copy: {why}", str(target)) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
     """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
+    with _naming(path), path.open("xb") as file:
         file.write(content)
         file.truncate(size)
     os.utime(path, ns=(time_ns, time_ns))
@@ -52,7 +64,8 @@ def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
     wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
     if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
         raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
-    archive.extractall(folder, wanted)
+    with _naming(folder):
+        archive.extractall(folder, wanted)
 
 
 def remove_file(path: Path) -> None:
@@ -86,7 +99,8 @@ def copy_tree(source: Path, target: Path, *, linked: bool = False) -> None:
     Raises OSError.
     """
     copy = _link_or_copy if linked else shutil.copy2
-    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
+    with _naming(target):
+        shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -155,17 +169,18 @@ def open_own(path: Path) -> BinaryIO:
     return open(_open_own(path, os.O_RDONLY), "rb")
 
 
-def open_lock(path: Path) -> int:
-    """A descriptor of a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
+def open_lock(path: Path) -> FileIO:
+    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
 
     What was locked on a disk that has become read-only can be locked there once more.
     """
     try:
-        return _open_own(path, os.O_RDWR | os.O_CREAT)
+        lock = _open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        return _open_own(path, os.O_RDONLY)
+        lock = _open_own(path, os.O_RDONLY)
+    return FileIO(lock)
 
 
 def _open_own(path: Path, flags: int) -> int:
@@ -188,20 +203,3 @@ def _require_own(status: os.stat_result, path: Path) -> None:
 def _require_file(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
-
-
-@contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Be the only process that holds the lock at `path`, waiting for another one and saying so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = open_lock(path)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            progress.done()
-        yield
-    finally:
-        os.close(lock)

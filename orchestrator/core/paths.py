@@ -108,9 +108,9 @@ class Home:
         """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""
         return self.root if far is None else self.root / "far" / FileName(hashlib.sha256(far.encode()).hexdigest()[:12])
 
-    def holds(self, run_dir: Path) -> bool:
-        """Whether that is a directory of this home's runs: a container may name any."""
-        return run_dir.is_dir() and run_dir.resolve().is_relative_to(self.runs.resolve())
+    def holds(self, run_dir: Path, name: str) -> bool:
+        """Whether that is the directory of a run of this name, in this home: a label or a comment may name any."""
+        return run_dir.is_dir() and self.runs.resolve() / FileName(name) in run_dir.resolve().parents
 
     def make_runs(self, name: str) -> Path:
         """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError.

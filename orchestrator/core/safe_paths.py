@@ -203,12 +203,12 @@ def join(root: Path, relative: RelativePath) -> Path:
     return path
 
 
-def path_named_in(folder: Path, value: str) -> Path:
-    """Return a path that a file of the user's own names, from the folder of that file: it may lead anywhere.
+def path_named_in(folder: Path, value: object) -> Path:
+    """Return a path that the user names, from the folder of the file that says so: it may lead anywhere.
 
-    For files that the user wrote, and paths that are read. Raises UnsafeValueError for what is no text.
+    For what the user wrote, and paths that are read. Raises UnsafeValueError for what is no text.
     """
-    if not value.isprintable():
+    if not isinstance(value, str) or not value.isprintable():
         raise UnsafeValueError(f"`{display(value)}` is not a path")
     return folder / value
 

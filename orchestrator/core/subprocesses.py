@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import IO, Final, NoReturn, Self
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.known_secrets import is_known
-from orchestrator.core.secret import HUB_TOKENS
+from orchestrator.core.secrets import HUB_TOKENS, is_known
 
 PIPE: Final = subprocess.PIPE
 DEVNULL: Final = subprocess.DEVNULL
@@ -90,10 +89,12 @@ def run(
     return ProgramResult(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+def attempt(
+    argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str | None] | None = None
+) -> ProgramResult:
     """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
     try:
-        return run(argv, timeout=timeout)
+        return run(argv, timeout=timeout, cwd=cwd, env=env)
     except ProgramMissingError as error:
         return ProgramResult(argv=tuple(argv), code=127, stdout="", stderr=error.message)
 

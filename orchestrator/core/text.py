@@ -8,7 +8,11 @@ from typing import Any, Final
 # Control characters (C0, DEL, C1), the line ends and the changes of direction that Unicode adds (CVE-2021-42574), and
 # bytes of an argument that are no UTF-8.
 _HIDDEN: Final = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_ZERO_WIDTH: Final = "\u00ad\u200b-\u200d\u2060-\u2064\ufeff"  # two names that differ in these look alike
+# Two names that differ in these look alike: Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt).
+_ZERO_WIDTH: Final = (
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
 _IN_A_LINE: Final = re.compile(f"[{_HIDDEN}{_ZERO_WIDTH}]")
 _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 # Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
@@ -32,13 +36,11 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         raise ValueError("it is nested too deep") from error
 
 
-def alike(text: str) -> str:
-    """`text` with each digit a zero: lines that differ in numbers only, as most lines of a log do, become the same."""
-    return kinds(text).decode("utf-8", "surrogatepass")
-
-
 def kinds(text: str, *, lower: bool = False) -> bytes:
-    """The same as bytes, which are searched and split more quickly; in lower case, but for letters beyond ASCII."""
+    """Return `text` as bytes with each digit a zero, so that lines that differ in numbers only become the same.
+
+    With `lower` its ASCII letters are in lower case.
+    """
     return text.encode("utf-8", "surrogatepass").translate(_LOWER_ZEROS if lower else _ZEROS)
 
 

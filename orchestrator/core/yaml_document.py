@@ -1,16 +1,16 @@
-"""YAML, read strictly, with the place of every key kept.
+"""YAML, read strictly, with the place of every key kept; and written, for other programs.
 
 PyYAML keeps the last of two equal keys and reads `no`, `012` and `22:30` as other types than they look. Here a
 duplicate key is an error, and only `true`, `false`, `null`, decimal integers and decimal fractions are anything but
 text. Anchors, aliases and tags are refused: a value stands where it is read.
 
-The parser's events are read one by one: an alias is refused and never followed, and what is nested deeper than anything
-of ours ends the reading.
+The parser's events are read one by one, not composed: an alias is refused and never followed, and what is nested deeper
+than anything of ours ends the reading (`yaml.compose` crashes at 100,000 levels, PyYAML 6.0.3).
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -26,6 +26,7 @@ DEEPEST: Final = 20  # levels of nesting; our own files have six
 _DIGITS: Final = 40  # a longer number is text: no size, port or count has as many
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
 _FRACTION: Final = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+\Z")
+_WIDTH: Final = 118
 _WORDS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "null": None}
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is ten times as fast
 
@@ -50,12 +51,9 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
 
     Raises `fault` with every problem found: syntax, duplicate keys, anchors, tags, keys that are not text.
     """
-    reader = _Reader(name)
+    reader = _Reader(text, name, fault)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            reader.take(event)
-            if len(reader.open) > DEEPEST:
-                raise fault(f"this is nested deeper than {DEEPEST} levels", where=f"{name}:{_line(event)}")
+        data = reader.document()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise fault(f"this is not YAML: {error.problem}", where=f"{name}{line}") from error
@@ -63,10 +61,6 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         raise fault(f"this is not text: {error.reason}", where=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: half of a surrogate pair, an escape beyond Unicode
         raise fault(f"this is not text: {error}", where=name) from error
-    data = {} if reader.root is None else reader.root
-    if not isinstance(data, dict):
-        reader.refuse("expected a mapping of keys to values", 1)
-        data = {}
     if reader.problems:
         raise fault(f"`{name}` cannot be read", problems=first_of(reader.problems))
     return Document(name, data, reader.lines)
@@ -83,108 +77,102 @@ def read_scalar(text: str) -> Data:
     return text
 
 
-@dataclass
-class _Open:
-    """A mapping or list that is being read; `key` is the one whose value comes next."""
+def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
+    """Write comments, then data in the order of its keys, texts of several lines as blocks, nothing by reference."""
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
 
-    holder: dict[str, Data] | list[Data]
-    path: KeyPath
-    key: str | None = None
-    line: int = 0  # of the key
-    dropped: bool = False  # the value belongs to a key that was refused
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 class _Reader:
     """Turns the parser's events into data and remembers where each key path was."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, text: str, name: str, fault: type[DeployError]) -> None:
+        self._events = yaml.parse(text, Loader=_LOADER)
+        self._name = name
+        self._fault = fault
         self.problems: list[Problem] = []
         self.lines: dict[KeyPath, int] = {}
-        self.root: Data = None
-        self.open: list[_Open] = []
-        self._documents = 0
 
-    def refuse(self, message: str, line: int, hint: str = "") -> None:
-        self.problems.append(Problem(message, f"{self.name}:{line}", hint))
+    def document(self) -> dict[str, Data]:
+        """Read the mapping that the file holds; an empty file holds an empty one."""
+        data: Data = {}
+        begun = False
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent) and begun:
+                self._refuse("a second document begins here", event, "keep one, without a line of `---` after it")
+                break
+            if isinstance(event, yaml.NodeEvent):
+                begun = True
+                data = self._value(event, (), _line(event))
+        if data is None:
+            return {}
+        if not isinstance(data, dict):
+            self.problems.append(Problem("expected a mapping of keys to values", f"{self._name}:1", ""))
+            return {}
+        return data
 
-    def take(self, event: yaml.Event) -> None:
-        line = _line(event)
-        for message, hint in _faults(event):
-            self.refuse(message, line, hint)
-        if isinstance(event, yaml.ScalarEvent) and (hidden := hidden_in(event.value, lines=True)):
-            self.refuse(f"a text holds no {hidden!r}", line)
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                self.refuse("a second document begins here", line, "keep one, without a line of `---` after it")
-        elif isinstance(event, yaml.ScalarEvent):
-            if self._awaits_key():
-                self._key(str(event.value), line)
+    def _refuse(self, message: str, event: yaml.Event, hint: str = "") -> None:
+        self.problems.append(Problem(message, f"{self._name}:{_line(event)}", hint))
+
+    def _value(self, event: yaml.Event, path: KeyPath, line: int) -> Data:
+        """Read the value that begins with `event`, to its last event."""
+        self._check(event)
+        self.lines.setdefault(path, line)
+        if isinstance(event, yaml.ScalarEvent):
+            return _scalar(event)
+        if isinstance(event, yaml.AliasEvent):
+            return None
+        if len(path) >= DEEPEST:
+            raise self._fault(f"this is nested deeper than {DEEPEST} levels", where=f"{self._name}:{_line(event)}")
+        return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
+
+    def _mapping(self, path: KeyPath) -> dict[str, Data]:
+        data: dict[str, Data] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            line, key = _line(event), str(event.value) if isinstance(event, yaml.ScalarEvent) else None
+            if key is None:
+                self._value(event, (*path, ""), line)
+                self._refuse("a key must be text", event)
             else:
-                self._value(_scalar(event), line)
-        elif isinstance(event, yaml.AliasEvent):
-            self._value(None, line) if not self._awaits_key() else self._no_key(line)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._begin({} if isinstance(event, yaml.MappingStartEvent) else [], line)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            self.open.pop()
+                self._check(event)
+            if is_repeated := key in data:
+                first = self.lines[(*path, str(key))]
+                self._refuse(f"`{key}` is given twice", event, f"the first is on line {first}: keep one")
+            value = self._value(next(self._events), (*path, key or ""), line)
+            if key is not None and not is_repeated:
+                data[key] = value
+        return data
 
-    def _awaits_key(self) -> bool:
-        top = self.open[-1] if self.open else None
-        return top is not None and isinstance(top.holder, dict) and top.key is None and not top.dropped
+    def _list(self, path: KeyPath) -> list[Data]:
+        data: list[Data] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            data.append(self._value(event, (*path, len(data)), _line(event)))
+        return data
 
-    def _key(self, key: str, line: int) -> None:
-        top = self.open[-1]
-        if isinstance(top.holder, dict) and key in top.holder:
-            first = self.lines[(*top.path, key)]
-            self.refuse(f"`{key}` is given twice", line, f"the first is on line {first}: keep one")
-            top.dropped = True
-        else:
-            top.key, top.line = key, line
-
-    def _no_key(self, line: int) -> None:
-        self.refuse("a key must be text", line)
-        self.open[-1].dropped = True
-
-    def _begin(self, holder: dict[str, Data] | list[Data], line: int) -> None:
-        if self._awaits_key():
-            self._no_key(line)
-            self.open.append(_Open(holder, ()))
-        else:
-            self.open.append(_Open(holder, self._value(holder, line)))
-
-    def _value(self, value: Data, line: int) -> KeyPath:
-        """Put a value where it belongs, and return its path."""
-        if not self.open:
-            self.root = value if self._documents == 1 else self.root
-            self.lines.setdefault((), line)
-            return ()
-        top = self.open[-1]
-        if isinstance(top.holder, list):
-            path: KeyPath = (*top.path, len(top.holder))
-            top.holder.append(value)
-            self.lines.setdefault(path, line)
-            return path
-        if top.dropped or top.key is None:
-            top.dropped = False
-            return top.path
-        path = (*top.path, top.key)
-        top.holder[top.key] = value
-        self.lines.setdefault(path, top.line)
-        top.key = None
-        return path
+    def _check(self, event: yaml.Event) -> None:
+        """Refuse what is not used here: aliases, anchors, tags, characters that are no text."""
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            self._refuse("anchors and aliases are not used here", event, "write the value where it is needed")
+        elif tag := getattr(event, "tag", None):
+            self._refuse(f"the tag `{tag}` is not used here", event, "write a plain value")
+        if isinstance(event, yaml.ScalarEvent) and (hidden := hidden_in(event.value, lines=True)):
+            self._refuse(f"a text holds no {hidden!r}", event)
 
 
 def _line(event: yaml.Event) -> int:
     return event.start_mark.line + 1 if event.start_mark else 1
-
-
-def _faults(event: yaml.Event) -> Iterator[tuple[str, str]]:
-    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-        yield "anchors and aliases are not used here", "write the value where it is needed"
-    elif isinstance(event, yaml.NodeEvent) and (tag := getattr(event, "tag", None)):
-        yield f"the tag `{tag}` is not used here", "write a plain value"
 
 
 def _scalar(event: yaml.ScalarEvent) -> Data:

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from orchestrator.core.logs.lines import batches, holding, last_lines
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import kinds, repetitive, standing_in
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.diagnose.signatures import Clause, Signature, load_catalogue

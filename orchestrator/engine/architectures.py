@@ -83,11 +83,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
 }
 
+PARSERS: Final = ("reasoning-parser", "tool-call-parser")
 _COOKBOOK: Final = "sglang cookbook "
 
 
 def _parsers(page: str, *, reasoning: str | None = None, tools: str | None = None) -> tuple[ParserFlag, ...]:
-    named = (("reasoning-parser", reasoning), ("tool-call-parser", tools))
+    named = zip(PARSERS, (reasoning, tools), strict=True)
     return tuple(ParserFlag(flag=flag, value=value, source=_COOKBOOK + page) for flag, value in named if value)
 
 
@@ -106,7 +107,7 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
         ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
         tuple(
             ParserFlag(flag=flag, value="minimax-m3", source="sglang 0.5.23, srt/parser/template_detection.py:880")
-            for flag in ("reasoning-parser", "tool-call-parser")
+            for flag in PARSERS
         ),
     ),
 }

@@ -17,9 +17,7 @@ from typing import Any, Final, Self
 import httpx
 
 from orchestrator.core.http import Deadline
-from orchestrator.core.known_secrets import MOST_APART
-from orchestrator.core.redaction import excerpt
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import MAX_SPELLING, Secret, excerpt
 from orchestrator.core.signals import held
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
@@ -263,7 +261,7 @@ def _require_ok(response: httpx.Response) -> None:
     said = b""
     for data in _bounded(response, MOST_BYTES):
         said += data
-        if len(said) >= MOST_APART:  # what is shown of it holds no half of a key
+        if len(said) >= MAX_SPELLING:  # what is shown of it holds no half of a key
             break
     shown = excerpt(said, _MOST_SAID)
     path, code = response.request.url.path, response.status_code

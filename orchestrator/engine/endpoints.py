@@ -6,8 +6,7 @@ With an API key every path but health and metrics wants it, and answers 401 with
 from typing import Final
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.known_secrets import SHORTEST
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import MIN_LENGTH, Secret
 from orchestrator.engine.liveness import GENERATE, HEALTH, METRICS
 
 MODELS: Final = "/v1/models"
@@ -49,9 +48,9 @@ def read_key(value: str, *, where: str) -> Secret:
         raise UsageError(f"the API key in `{where}` holds a character that no HTTP header carries")
     if key != key.strip() or not key:
         raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header loses")
-    if len(key) < SHORTEST:
+    if len(key) < MIN_LENGTH:
         raise UsageError(
-            f"the API key in `{where}` has fewer than {SHORTEST} characters: it can be guessed, and cannot be hidden",
+            f"the API key in `{where}` has fewer than {MIN_LENGTH} characters: it can be guessed, and cannot be hidden",
             hint=f"`export {where}=$(openssl rand -hex 16)` makes one",
         )
     if key.startswith("-"):

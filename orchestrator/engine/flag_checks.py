@@ -1,13 +1,15 @@
 """Values and combinations of options that sglang's parser takes, and that end the start or mean something else.
 
-Each has its source in sglang's wheel 0.5.14 (below `sglang/srt/`), unless it says otherwise. What the engine asserts is
-refused before it can; where it goes on with something else than what is written, what is written is refused, so that a
-profile says what runs. tests/integration/test_server_args.py asks the real `ServerArgs` of three versions.
+What `ServerArgs` itself refuses is in the version's table, read from its sources (`refusals.py`). The checks here are
+for what no source says before a start: what depends on the checkpoint, the GPU or the rest of a profile, what sglang
+changes in silence, and what makes no sense of a server that a profile describes. Each has its source in sglang's wheel
+0.5.14 (below `sglang/srt/`), unless it says otherwise. tests/integration/test_server_args.py asks the real `ServerArgs`
+of three versions.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from packaging.version import Version
@@ -15,6 +17,7 @@ from packaging.version import Version
 from orchestrator.core.text import parse_json
 from orchestrator.engine.flag_ranges import RANGES
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
+from orchestrator.engine.refusals import refused
 
 _DSA_PAGE: Final = 64  # tokens; server_args.py:3622
 _DSA_KV_TYPES: Final = (
@@ -27,7 +30,6 @@ _PAGED_TREE: Final = ("flashinfer", "fa3", "triton")  # arg_groups/speculative_h
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 _LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # that Python's logging and uvicorn both know
 _BUCKETS: Final = ("bucket-time-to-first-token", "bucket-inter-token-latency", "bucket-e2e-request-latency")
-_DEFAULT_SPECULATION: Final = (3, 1, 4)  # steps, top-k, drafts; arg_groups/speculative_hook.py:512-542
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even where nobody listens on it
 _LAST_PORT: Final = 65535
 _LARGEST: Final = 2**63
@@ -42,7 +44,12 @@ class Arguments:
     tp: int
     context_length: int
     sparse_attention: bool  # DSA
+    platform: str = "rocm"  # rocm | cuda | cpu
+    decided: Mapping[str, FlagValue] = field(default_factory=dict)  # by other parts of a profile, as refusals name them
     quantisation: str  # of the checkpoint, as a model file calls it
+    mtp_layer: bool  # of the checkpoint
+    port: int  # of the server
+    ranks: int  # of all replicas, without the stages of a pipeline
 
     def number(self, name: str) -> float | None:
         """The value of a numeric option, None where it is not set, or is no number that one can reckon with.
@@ -78,25 +85,11 @@ Check: TypeAlias = Callable[[Arguments], Iterator[ArgumentProblem]]
 
 def argument_problems(given: Arguments) -> Iterator[ArgumentProblem]:
     """Everything that is wrong with options that each version's parser takes."""
+    for found in refused(given.table, given.flags, given.decided, given.platform):
+        message = f"sglang {given.table.version} refuses `--{found.name}`: {found.message} ({found.place})"
+        yield ArgumentProblem(name=found.name, message=message)
     for check in _CHECKS:
         yield from check(given)
-
-
-def speculation(flags: Mapping[str, FlagValue]) -> tuple[int, int, int] | None:
-    """Steps, top-k and drafts of each step, None without speculation; sglang's own where the flags say nothing.
-
-    That is 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542, the same in 0.5.16 and
-    0.5.23); 5/4/8 for Llama and Grok, which have no MTP layer, is left out.
-    """
-    if flags.get("speculative-algorithm") in (None, False):
-        return None
-    steps, topk, drafts = (
-        next(iter(flag_words(flags.get(f"speculative-{name}", ()))), None)
-        for name in ("num-steps", "eagle-topk", "num-draft-tokens")
-    )
-    if steps is None:
-        return _DEFAULT_SPECULATION
-    return int(steps), int(topk or 1), int(drafts or int(steps) + 1)
 
 
 def _names_differ(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -178,6 +171,50 @@ def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-eagle-topk", message=message, hint="set it to 1")
 
 
+def _has_a_draft(given: Arguments) -> Iterator[ArgumentProblem]:
+    """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
+
+    arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
+    """
+    algorithm = given.text("speculative-algorithm")
+    if algorithm is None or given.has("speculative-draft-model-path"):
+        return
+    if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
+        message = f"`{algorithm}` drafts with a model of its own, and none is named"
+        hint = "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`"
+        yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
+    elif not given.mtp_layer and algorithm != "NGRAM":
+        message = "speculation needs a draft: this model has no MTP layer"
+        hint = "remove the `speculative-…` flags, or set `speculative-draft-model-path`"
+        yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
+
+
+def _device(given: Arguments) -> Iterator[ArgumentProblem]:
+    """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (server_args.py:2785)."""
+    wanted, device = "cpu" if given.platform == "cpu" else "cuda", given.text("device")
+    if device not in {None, wanted}:
+        message = f"`--device {device}` is not this hardware's"
+        yield ArgumentProblem(name="device", message=message, hint=f"leave it out, or `{wanted}`")
+
+
+def _rank_port(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Ranks meet at a port of their own."""
+    if given.number("nccl-port") == given.port:
+        message = f"`--nccl-port {given.port}` is the server's own port"
+        yield ArgumentProblem(name="nccl-port", message=message, hint="leave it out")
+
+
+def _numa_nodes(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Each GPU has its NUMA node (utils/numa_utils.py:104)."""
+    nodes = given.flags.get("numa-node")
+    told = len(flag_words(nodes)) if nodes is not None else 0
+    gpus = int(given.number("base-gpu-id") or 0) + given.ranks
+    if nodes is not None and told < gpus:
+        message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
+        hint = "one for each GPU of the machine, or leave it out"
+        yield ArgumentProblem(name="numa-node", message=message, hint=hint)
+
+
 def _ngrams(given: Arguments) -> Iterator[ArgumentProblem]:
     """Its tree has ten branches unless told otherwise (arg_groups/speculative_hook.py:455)."""
     paged = given.sparse_attention or (given.number("page-size") or 1) > 1
@@ -196,14 +233,14 @@ def _pipeline(given: Arguments) -> Iterator[ArgumentProblem]:
 
 
 def _parallel(given: Arguments) -> Iterator[ArgumentProblem]:
-    """server_args.py:5005-5034, for context parallelism and for replicas of experts alike."""
-    for name in ("attn-cp-size", "moe-dp-size"):
-        ranks = given.number(name) or 1
-        if ranks > 1 and given.tp % ranks:
-            yield ArgumentProblem(name=name, message=f"`--{name}` divides tp {given.tp}, found `{ranks:g}`")
-        if ranks > 1 and given.has("enable-aiter-allreduce-fusion"):
-            message = f"`--{name}` above 1 and `--enable-aiter-allreduce-fusion` exclude each other, as sglang asserts"
-            yield ArgumentProblem(name=name, message=message, hint="leave one of the two out")
+    """server_args.py:5005-5015; since 0.5.16 sglang may change the option, so that the table cannot say it."""
+    ranks = given.number("attn-cp-size") or 1
+    if ranks > 1 and given.tp % ranks:
+        message = f"`--attn-cp-size` divides tp {given.tp}, found `{ranks:g}`"
+        yield ArgumentProblem(name="attn-cp-size", message=message)
+    if ranks > 1 and given.has("enable-aiter-allreduce-fusion"):
+        message = "`--attn-cp-size` above 1 and `--enable-aiter-allreduce-fusion` exclude each other, as sglang asserts"
+        yield ArgumentProblem(name="attn-cp-size", message=message, hint="leave one of the two out")
 
 
 def _quantised_as_stored(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -251,14 +288,51 @@ _EXCLUDED: Final[Mapping[tuple[str, str], str]] = {
         "enable-hierarchical-cache",
         "disable-radix-cache",
     ): "one extends what the other removes",  # server_args.py:5938
-    ("disable-cuda-graph-padding", "enable-torch-compile"): "each batch size is compiled",  # server_args.py:6643
     ("enable-mixed-chunk", "speculative-algorithm"): "sglang drops the mixed chunks",  # speculative_hook.py:283
 }
 _NEEDED: Final[Mapping[str, tuple[str, str]]] = {
-    "ssl-keyfile": ("ssl-certfile", "a key without a certificate serves nothing"),  # server_args.py:2651
-    "ssl-certfile": ("ssl-keyfile", "a certificate without a key serves nothing"),  # server_args.py:2655
     "enable-two-batch-overlap": ("moe-a2a-backend", "there is nothing to overlap with"),  # server_args.py:6779
-    "export-metrics-to-file": ("export-metrics-to-file-dir", "the files have to lie somewhere"),  # server_args.py:6773
+}
+
+
+def _senseless(given: Arguments) -> Iterator[ArgumentProblem]:
+    """What sglang does as it is told, and no server of a profile is for."""
+    for name, (value, why) in _SENSELESS.items():
+        if given.text(name) == value:
+            written = f"--{name} {value}".rstrip()
+            yield ArgumentProblem(name=_written(given, name), message=f"`{written}`: {why}", hint="leave it out")
+
+
+_SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # "" is a switch
+    "load-format": ("dummy", "the weights are random numbers, and the checkpoint is not read"),
+    "speculative-draft-load-format": ("dummy", "the draft's weights are random numbers"),
+    "grpc-mode": ("", "nothing answers over HTTP, by which health, smoke test and benchmarks ask"),
+    "smg-grpc-mode": ("", "nothing answers over HTTP, by which health, smoke test and benchmarks ask"),
+    "is-embedding": ("", "the server generates no text"),
+    "encoder-only": ("", "the server generates no text"),
+    "skip-tokenizer-init": ("", "the server takes and returns token ids, and no text"),
+    "delete-ckpt-after-loading": ("", "the checkpoint is deleted, and no restart finds it"),
+}
+
+
+def _kernels_of_another_vendor(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Backends whose kernels are not compiled for the platform: their import fails after the weights are loaded.
+
+    The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
+    lists beside it; layers/attention/attention_registry.py imports them).
+    """
+    foreign = _FOREIGN_BACKENDS.get(given.platform)
+    for name in given.flags if foreign else ():
+        first = given.table.first_name(name)
+        value = given.text(first) or ""
+        if foreign and first.endswith("-backend") and foreign.match(value):
+            message = f"`--{name} {value}` has no kernels for {given.platform}"
+            yield ArgumentProblem(name=name, message=message, hint="leave it out: sglang takes one that has")
+
+
+_FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
+    "rocm": re.compile(r"flashinfer|fa[34]|flashmla|cutlass|trtllm|cutedsl|tokenspeed|deep_gemm|marlin|ascend|intel_"),
+    "cuda": re.compile(r"aiter|wave|ascend|intel_"),
 }
 
 
@@ -268,14 +342,6 @@ def _one_node(given: Arguments) -> Iterator[ArgumentProblem]:
         if given.number(name) not in {None, only}:
             message = f"`--{name}` is {only}: a profile is one node's, and none joins it"
             yield ArgumentProblem(name=name, message=message, hint="leave it out")
-
-
-def _dense_ranks(given: Arguments) -> Iterator[ArgumentProblem]:
-    """server_args.py:6663."""
-    ranks = given.number("moe-dense-tp-size")
-    if ranks is not None and ranks not in {1, given.tp}:
-        message = f"`--moe-dense-tp-size` is 1 or tp {given.tp}, found `{ranks:g}`"
-        yield ArgumentProblem(name="moe-dense-tp-size", message=message)
 
 
 def _model_overrides(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -318,5 +384,6 @@ def _number(word: str) -> float | None:
 
 _CHECKS: Final[Sequence[Check]] = (
     _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
-    _one_node, _dense_ranks, _model_overrides, _quantised_as_stored, _words, _serves_alone,
+    _one_node, _model_overrides, _quantised_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
+    _has_a_draft, _device, _rank_port, _numa_nodes,
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""The numbers with which an option of sglang means something; lines are those of wheel 0.5.14, below `sglang/srt/`."""
+"""The numbers with which an option of sglang means something, where its own sources do not say so before a start.
+
+What `ServerArgs` refuses of an option by itself is in the table of each version (`refusals.py`). Lines are those of
+wheel 0.5.14, below `sglang/srt/`.
+"""
 
 import math
 from collections.abc import Mapping
@@ -52,10 +56,6 @@ RANGES: Final[Mapping[str, Range]] = {
     "dist-timeout": _SECONDS,
     "schedule-conservativeness": _NONE_OR_MORE,  # server_args.py:6755
     "swa-full-tokens-ratio": Range(above=0, most=1),  # server_args.py:5953
-    "tokenizer-worker-num": _COUNT,  # server_args.py:6719
-    "detokenizer-worker-num": _COUNT,  # server_args.py:6720
-    "base-gpu-id": _NONE_OR_MORE,  # server_args.py:6660
-    "gpu-id-step": _COUNT,  # server_args.py:6661
     "random-seed": Range(least=0, most=2**32 - 1),  # utils/common.py:777, which numpy refuses otherwise
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,
@@ -80,5 +80,4 @@ RANGES: Final[Mapping[str, Range]] = {
     "speculative-accept-threshold-acc": Range(least=0, most=1),
     "hicache-ratio": Range(above=0),
     "max-lora-rank": _COUNT,
-    "max-loras-per-batch": _COUNT,  # server_args.py:6819
 }

@@ -1,9 +1,12 @@
-"""The options one version of sglang knows, what is wrong with a setting of one, and the metrics it has."""
+"""The options one version of sglang knows, what is wrong with a setting of one, and the metrics it has.
+
+What the version refuses of options after parsing them is in its table as conditions; `refusals.py` judges by them.
+"""
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from orchestrator.core.catalog import Catalogue, Kind
@@ -52,6 +55,9 @@ _SECRET_FLAG: Final = re.compile(
 )
 
 
+FlagDefault: TypeAlias = bool | int | float | str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlagSpec:
     """One option as that version's own argparse defines it."""
@@ -73,6 +79,9 @@ class FlagTable:
     version: str
     flags: Mapping[str, FlagSpec]
     metrics: frozenset[str] | None = None  # that it may export; None: the table was made before it told them
+    refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by condition: message, place, as_written
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # conditions by option; "" for always
+    defaults: Mapping[str, FlagDefault] = field(default_factory=dict)  # of the options in conditions
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
         """Those of `names` that this version hides from its help, or warns about; each with its successor, or none."""
@@ -109,7 +118,8 @@ def parse_flags(version: str, text: str) -> FlagTable:
         raise ValueError(f"the table is for sglang {table['sglang']}")
     metrics = frozenset(table["metrics"]) if "metrics" in table else None
     flags = {name: _spec(entry) for name, entry in table["flags"].items()}
-    return FlagTable(version=version, flags=flags, metrics=metrics)
+    rules = {name: table.get(name, {}) for name in ("refusals", "changes", "defaults")}
+    return FlagTable(version=version, flags=flags, metrics=metrics, **rules)
 
 
 def _spec(entry: Mapping[str, Any]) -> FlagSpec:

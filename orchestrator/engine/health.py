@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.text import parse_json
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.logs.lines import holding, last_lines
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import MAX_SPELLING, excerpt
 from orchestrator.core.text import kinds
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them
-_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MOST_APART  # enough to tell a secret that stands where it is cut
+_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MAX_SPELLING  # enough to tell a secret that stands where it is cut
 
 # In order of appearance, in lower case; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
 # comes back, although every rank of a tp x dp layout writes its own lines.

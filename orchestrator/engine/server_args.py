@@ -84,6 +84,11 @@ class ArgumentVerdict:
     parsed_only: bool = False  # there was no config.json: only the parser was asked
 
 
+def first_refusal(printed: str) -> ArgumentRefusal | None:
+    """The first refusal in what the program printed; None where there is none. Raises ValueError for no answer."""
+    return next((verdict.refusal for verdict in read_verdicts(printed) if verdict.refusal is not None), None)
+
+
 def is_server(argv: Sequence[str]) -> bool:
     """Whether a command line starts a server of sglang."""
     return MODULE in argv
@@ -91,7 +96,12 @@ def is_server(argv: Sequence[str]) -> bool:
 
 def server_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     """The arguments of the server in a command line that starts it."""
-    return tuple(argv[argv.index(MODULE) + 1 :])
+    return tuple(argv[server_module_at(argv) + 1 :])
+
+
+def server_module_at(argv: Sequence[str]) -> int:
+    """Where a command line that starts a server names its module, behind `-m`. Raises ValueError for another one."""
+    return list(argv).index(MODULE)
 
 
 def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:

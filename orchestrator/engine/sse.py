@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import (
     MOST_BYTES,
     Json,
@@ -26,6 +26,7 @@ DONE: Final = b"[DONE]"  # the last event of a whole answer
 MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
 _SHOWN: Final = 300  # characters of an error
+_MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; figures are computed from their sums
 
 # Such a key cannot stand inside a JSON string: there its quotes are escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
@@ -118,6 +119,8 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
     usage = _own_usage(inner(data, "meta_info")) if "meta_info" in data else _openai_usage(inner(data, "usage"), last)
     if (usage.cached_tokens or 0) > usage.prompt_tokens:
         raise OddAnswerError(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens are said to be cached")
+    if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MOST_TOKENS:
+        raise OddAnswerError(f"one request is said to have {most} tokens, where at most {_MOST_TOKENS} are believed")
     return usage
 
 

@@ -12,7 +12,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import remove_tree, write_whole
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
+from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome
@@ -58,7 +58,7 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
         _run(argv(request, task=task, work=work), request, say)
         return read_outcome(work, request, task=task)
     finally:
-        remove_tree(work, within=work.parent)
+        remove_tree(work, within=Path(tempfile.gettempdir()))
 
 
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:

@@ -10,8 +10,9 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome, outcome_file, outcome_to_json
@@ -95,7 +96,8 @@ def _score(
 
 def require_room(options: EvalOptions, *, beside: bool) -> None:
     """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
-    for folder in (options.output, *((options.output / BASELINE_FOLDER,) if beside else ())):
+    folders = [options.output, *([options.output / BASELINE_FOLDER] if beside else [])]
+    for folder in folders:
         _earlier(folder / outcome_file(options.suite), options)
 
 
@@ -130,8 +132,11 @@ def joined(before: Outcome, more: Outcome, *, where: str) -> Outcome:
 
 def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: int | None) -> str:
     """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
-    if plan is not None and plan.flag("tool-call-parser") is None:
-        warn("this server reads no tool calls out of its answers", hint="`--set flags.tool-call-parser=…` at `up`")
+    if plan is not None and plan.serving.tool_parser is None:
+        warn(
+            "this server reads no tool calls out of its answers",
+            hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`",
+        )
     request = tau2.Tau2Request(
         url=target.url,
         model=served_model(target),

@@ -75,7 +75,7 @@ def published_pace(plan: Plan, published: Published) -> Pace:
     if plan.model.name not in models or plan.replicas > 1 or not rows:
         return Pace(tok_s=None, source=f"nothing was published of {plan.model.name}, {layout} on {system}")
     lowest = min(row.output_tok_s for row in rows)
-    slower = "" if plan.flag("speculative-algorithm") else ", with MTP, which this plan leaves out: it takes longer"
+    slower = "" if plan.serving.drafts else ", with MTP, which this plan leaves out: it takes longer"
     return Pace(tok_s=lowest, source=f"published for {layout} on {rows[0].system} ({published.source}){slower}")
 
 

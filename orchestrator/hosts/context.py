@@ -26,7 +26,7 @@ class Access:
     `checkpoint` verifies the plan's checkpoint and describes it, with its size in bytes, or raises WeightsError; None
     where there is nothing to look at. `contained` says that the server will have limits of its own, not those of this
     shell. `interpreter` has the engine; None where it is made on the way up, or comes with an image. `server_on` names
-    the server of ours that has a port.
+    the server of ours that has a port; `freed` are the ports of the one that is stopped first.
     """
 
     runner: Runner
@@ -36,6 +36,7 @@ class Access:
     contained: bool
     interpreter: str | None = None
     server_on: Callable[[int], str | None] = lambda _port: None
+    freed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.errors import NoWeightsError, UsageError, WeightsError
+from orchestrator.engine.endpoints import read_key
 from orchestrator.hosts.context import Subject
 from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, Level, fail, info, warn
 from orchestrator.plan.plan import Plan
 
 _SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with,
@@ -109,6 +110,9 @@ def ports(subject: Subject) -> Iterator[Finding]:
         if port not in subject.machine.listening:
             yield info(f"port {port}", "free", purpose)
             continue
+        if port in subject.access.freed:
+            yield info(f"port {port}", "held by the server that is replaced", purpose)
+            continue
         hint = _another_port(subject, purpose, port)
         if name := subject.access.server_on(port):
             yield fail(f"port {port}", f"held by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
@@ -154,9 +158,16 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
 
 
 def api_key(subject: Subject) -> Iterator[Finding]:
-    """The variable that is to hold the API key is set."""
-    if name := subject.plan.server.api_key_env:
-        yield _variable("api key", name, subject, "the API key of the server")
+    """Check that the variable that is to hold the API key is set, and that a server can be given what it holds."""
+    if not (name := subject.plan.server.api_key_env):
+        return
+    found = _variable("api key", name, subject, "the API key of the server")
+    if found.level is Level.INFO:
+        try:
+            read_key(subject.access.environ[name], where=name)
+        except UsageError as error:
+            found = fail(found.check, error.message, found.needed, error.hint)
+    yield found
 
 
 def binds_cpus(plan: Plan, *, contained: bool) -> bool:

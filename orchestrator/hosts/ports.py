@@ -8,7 +8,6 @@ from textwrap import shorten
 from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
 
-_PORT_FLAGS = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
 _SHOWN = 60  # characters of a command line
 
 
@@ -34,17 +33,12 @@ def _short(command: str) -> str:
 
 def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
-    named = [("server", str(plan.server.port))]
+    named = [("server", plan.server.port)]
     if plan.gateway is not None:
-        named += [(f"replica {number}", str(port)) for number, port in enumerate(plan.gateway.ports, start=1)]
-        named += [("metrics of the gateway", str(plan.gateway.metrics_port))]
-    named += [
-        (flag.name, value.rpartition(":")[2])
-        for flag in plan.flags
-        if flag.name in _PORT_FLAGS
-        for value in flag.values
-    ]
-    return tuple((purpose, int(port)) for purpose, port in named if port.isdigit())
+        named += [(f"replica {number}", port) for number, port in enumerate(plan.gateway.ports, start=1)]
+        named += [("metrics of the gateway", plan.gateway.metrics_port)]
+    named += [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
+    return tuple(named)
 
 
 def port_holder(port: int, runner: Runner = local) -> PortHolder | None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from orchestrator.core.command_hints import as_asked
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, Problem
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 
 
 class Level(StrEnum):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError, UsageError
-from orchestrator.core.files import open_new, remove_tree
+from orchestrator.core.files import open_new
 from orchestrator.core.subprocesses import (
     PIPE,
     Program,
@@ -85,40 +85,44 @@ def start_over_ssh(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
 class Tunnel:
     """An open connection to a far host."""
 
-    def __init__(self, program: Program, *, far: FarHost, folder: Path, home: str) -> None:
+    def __init__(
+        self, program: Program, *, far: FarHost, temporary: tempfile.TemporaryDirectory[str], home: str
+    ) -> None:
+        folder = Path(temporary.name)
         self.docker_url = f"unix://{folder / 'docker.sock'}"
         self.home = home  # the tool's home directory there
         self._far = far
         self._folder = folder
         self._ports: dict[int, int] = {}
-        self.close = weakref.finalize(self, _close, program, folder)
+        self.close = weakref.finalize(self, _close, program, temporary)
 
     @classmethod
     def open(cls, far: FarHost) -> "Tunnel":
         """Connect. Raises HostError with what ssh said."""
-        folder = Path(tempfile.mkdtemp(prefix="deploy-ssh-"))
+        temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
+        folder = Path(temporary.name)
         argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
         try:
             with open_new(folder / "stderr") as stderr:
                 # In a session of its own: after Ctrl-C the tunnel is still needed for the clean-up.
                 program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
         except ProgramMissingError as error:
-            remove_tree(folder, within=folder.parent)
+            temporary.cleanup()
             raise _no_ssh() from error
         try:
             home = _await_ready(program)
         except BaseException:  # Ctrl-C, which does not reach it
-            _close(program, folder)
+            _close(program, temporary)
             raise
         if home is None:
             said = (folder / "stderr").read_text().strip()
-            _close(program, folder)
+            _close(program, temporary)
             raise HostError(
                 f"`{far.address}` cannot be reached by ssh",
                 hint=f"`ssh {far.address} true` has to work without a question: key, agent, known host",
                 details=f"  {said}",
             )
-        return cls(program, far=far, folder=folder, home=home)
+        return cls(program, far=far, temporary=temporary, home=home)
 
     def forward(self, port: int) -> int:
         """The local port that leads to 127.0.0.1:`port` there, opened at the first call."""
@@ -174,9 +178,9 @@ def _await_ready(program: Program) -> str | None:
     return None
 
 
-def _close(program: Program, folder: Path) -> None:
+def _close(program: Program, temporary: tempfile.TemporaryDirectory[str]) -> None:
     program.end(signal.SIGTERM, grace=_GRACE)
-    remove_tree(folder, within=folder.parent)
+    temporary.cleanup()
 
 
 def _free_port() -> int:

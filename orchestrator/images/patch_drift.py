@@ -1,7 +1,6 @@
 """What a build found, beside what its plan expected: the version of the sources, and each patch."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
@@ -10,8 +9,8 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import BuildError
 from orchestrator.images.receipt import ImageReceipt
 from orchestrator.patches.ledger import read_ledger
-from orchestrator.plan.patches import environment
-from orchestrator.plan.plan import Engine, Plan
+from orchestrator.plan.patches import found_patches
+from orchestrator.plan.plan import Engine, FoundPatches, Plan
 
 _WITHOUT: Final = frozenset({"present upstream", "not applicable"})  # the applier's words, as below
 _AT_START: Final = "acts at start"
@@ -52,15 +51,7 @@ def differences(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
             yield f"whether the sources need patch `{use.id}` cannot be told: {use.reason}"
 
 
-def as_found(plan: Plan, receipt: ImageReceipt) -> Plan:
-    """The plan with the unexpected patches that act at start, and their variables; one the profile sets itself stays.
-
-    What is rendered from it is started under the first plan's name and digest: the same sources are found again.
-    """
-    found = {use.id for use in plan.patches if not use.expected and receipt.state(use.id) == _AT_START}
-    if not found:
-        return plan
-    uses = tuple(replace(use, expected=use.expected or use.id in found) for use in plan.patches)
-    variables = {variable.name: variable for variable in environment(read_ledger(), uses)}
-    variables |= {variable.name: variable for variable in plan.env}
-    return replace(plan, patches=uses, env=tuple(variables[name] for name in sorted(variables)))
+def found_at_start(plan: Plan, receipt: ImageReceipt) -> FoundPatches:
+    """Tell which unexpected patches act at a start. The plan stays as it is: the same sources are found again."""
+    at_start = {record.id for record in receipt.patches if record.state == _AT_START}
+    return found_patches(read_ledger(), plan.patches, at_start)

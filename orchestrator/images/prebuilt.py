@@ -63,13 +63,8 @@ def fetch_ready(docker: Docker, image: str) -> str:
     A tag is asked of its registry each time; without an answer what is on the docker host is taken, aloud. One that
     was built there has no digest but its own id. Raises BuildError where it cannot be had.
     """
-    here, known = image_id(docker, image), known_digests(docker, image)
-    if "@" in image:
-        if here is None:
-            pull(docker, image, "image", hint=_NO_SUCH)
-        name, _, digest = image.partition("@")
-        return f"{repository(name)}@{digest}"
-    if here is not None and (here == image or not known):
+    here = _reference(docker, image)
+    if here is not None and not may_move(docker, image):
         return here
     try:
         pull(docker, image, "image", hint=_NO_SUCH)
@@ -77,16 +72,31 @@ def fetch_ready(docker: Docker, image: str) -> str:
         if here is None:
             raise
         warn(f"{error.message}; what this docker host has under that name is taken", hint=error.hint)
-    named = [name for name in known_digests(docker, image) if name.startswith(f"{repository(image)}@")]
-    return named[0] if named else (image_id(docker, image) or image)
+    return _reference(docker, image) or image
+
+
+def may_move(docker: Docker, image: str) -> bool:
+    """Whether an image on the docker host has a name that may mean another one by now: a registry knows it."""
+    return "@" not in image and image_id(docker, image) != image and bool(known_digests(docker, image))
+
+
+def _reference(docker: Docker, image: str) -> str | None:
+    """What an image on the docker host is started by: by its digest, or its own id; None where there is none."""
+    here, name, digest = image_id(docker, image), *image.partition("@")[::2]
+    if here is None:
+        return None
+    if digest:
+        return f"{repository(name)}@{digest}"
+    known = [each for each in known_digests(docker, image) if each.startswith(f"{repository(image)}@")]
+    return known[0] if known and here != image else here
 
 
 def find_ready(docker: Docker, image: str) -> ReadyImage | None:
     """An image that is on the docker host, by its labels alone; None where it is not there yet."""
-    reference = image_id(docker, image)
+    reference = _reference(docker, image)
     if reference is None:
         return None
-    return ReadyImage(reference=image, receipt=read_receipt(docker, image), labels=labels(docker, image) or {})
+    return ReadyImage(reference=reference, receipt=read_receipt(docker, image), labels=labels(docker, image) or {})
 
 
 def read_ready(docker: Docker, reference: str) -> ReadyImage:
@@ -95,7 +105,11 @@ def read_ready(docker: Docker, reference: str) -> ReadyImage:
     Raises BuildError for an image without a receipt, PatchError for one that is not what its receipt says.
     """
     receipt = read_receipt(docker, reference)
-    if parse_receipt(verify_inside(docker, reference)) != receipt:
+    try:
+        same = parse_receipt(verify_inside(docker, reference)) == receipt
+    except ValueError:
+        same = False
+    if not same:
         raise BuildError(f"`{reference}` holds another receipt than its label says", hint="build it anew")
     return ReadyImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
+
+from pydantic import TypeAdapter
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
@@ -65,23 +68,25 @@ class ImageReceipt:
         return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
 
 
-def parse_receipt(text: str) -> ImageReceipt:
+@dataclass(frozen=True, kw_only=True)
+class _Written:
     """The receipt as images/apply_patches.py writes it."""
-    data = parse_json(text)
-    return ImageReceipt(
-        python=data["python"],
-        sources=tuple((name, source and SourceRecord(**source)) for name, source in sorted(data["sources"].items())),
-        patches=tuple(
-            PatchRecord(
-                **{
-                    **entry,
-                    "evidence": tuple(entry["evidence"]),
-                    "files": tuple(PatchedFile(**file) for file in entry["files"]),
-                }
-            )
-            for entry in data["patches"]
-        ),
-    )
+
+    python: str
+    sources: dict[str, SourceRecord | None]
+    patches: tuple[PatchRecord, ...]
+
+
+@cache
+def _form() -> TypeAdapter[_Written]:
+    """Made when the first receipt is read."""
+    return TypeAdapter(_Written)
+
+
+def parse_receipt(text: str | bytes) -> ImageReceipt:
+    """Parse a receipt: anybody may have written it. Raises ValueError."""
+    written = _form().validate_json(text, strict=True)
+    return ImageReceipt(python=written.python, sources=tuple(sorted(written.sources.items())), patches=written.patches)
 
 
 def labels(docker: Docker, image: str) -> dict[str, str] | None:
@@ -111,7 +116,7 @@ def receipt_in(labels: Mapping[str, str], image: str) -> ImageReceipt | None:
         return None
     try:
         return parse_receipt(labels[RECEIPT_LABEL])
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         hint = f"build it anew with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
         raise BuildError(
             f"the receipt in `{image}` is of another version of this tool, or damaged", hint=hint

@@ -5,17 +5,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.core.console import table
-from orchestrator.engine.flag_checks import speculation
-from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
-from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, is_mxfp4, key_of, rank_shapes
+from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.fusion import Fusion, decide_fusion, is_mxfp4
 from orchestrator.plan.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
-_DEFAULT_SPECULATING = (
-    48  # running requests, with speculation alone (sglang 0.5.14, arg_groups/speculative_hook.py:271)
-)
 
 
 class BucketState(StrEnum):
@@ -131,12 +128,18 @@ def looks_up(plan: Plan) -> bool:
 
 
 def coverage_of(
-    plan: Plan, rows: Iterable[TunedRow], *, checkpoint: MoeCheckpoint | None = None, names: KernelNames | None = None
+    plan: Plan,
+    rows: Iterable[TunedRow],
+    *,
+    checkpoint: MoeCheckpoint | None = None,
+    names: KernelNames | None = None,
+    aiter_commit: str | None = None,
 ) -> Coverage:
     """What the rows answer to the plan's server.
 
-    `names` are those of the plan's aiter commit, None where they are not known: kernels are not judged then. The rows
-    come in the table's order: of equal keys the first answers. Raises ValueError for a plan without routed experts.
+    `aiter_commit` is the one that was found in an image, by default the plan's. `names` are its kernels, None where
+    they are not known: kernels are not judged then. The rows come in the table's order: of equal keys the first
+    answers. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
     fusion = decide_fusion(plan, checkpoint)
@@ -146,7 +149,7 @@ def coverage_of(
         profile=plan.profile,
         layout=_layout(plan),
         gpu=f"{plan.hardware.arch}, {plan.hardware.compute_units} CUs",
-        aiter=plan.engine.aiter_commit,
+        aiter=aiter_commit or plan.engine.aiter_commit,
         names_checked=names is not None or not is_mxfp4(plan),  # FP8 is answered by aiter's own rows alone
         fusion=fusion,
         keys=tuple(
@@ -172,16 +175,15 @@ def load_buckets(plan: Plan) -> tuple[int, ...]:
 
     A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.
     """
-    speculates = speculation({flag.name: flag.values for flag in plan.flags})
-    drafts = speculates[2] if speculates else 1
-    running = int(plan.flag("max-running-requests") or (_DEFAULT_SPECULATING if speculates else 1))
+    facts = plan.serving
+    drafts = facts.drafts.tokens if facts.drafts else 1
+    running = facts.running or 1
     steps = {bucket(drafts * requests) for requests in range(1, running + 1)}
     return tuple(sorted({*steps, bucket(_largest_prefill(plan))}))
 
 
 def _largest_prefill(plan: Plan) -> int:
-    size = int(plan.flag("chunked-prefill-size") or _DEFAULT_PREFILL)
-    return size if size > 0 else _DEFAULT_PREFILL  # -1 turns chunking off
+    return plan.serving.prefill_chunk or _DEFAULT_PREFILL
 
 
 def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.errors import ProfileError
+from orchestrator.plan.fusion import is_mxfp4
 from orchestrator.plan.plan import Layout, Moe, Plan
 
 TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
@@ -99,11 +100,6 @@ class Key:
             "use_g1u1": str(int(self.use_g1u1)),
             "doweight_stage1": str(int(self.doweight_stage1)),
         }
-
-
-def is_mxfp4(plan: Plan) -> bool:
-    """Whether the plan's weights are MXFP4."""
-    return "mxfp4" in plan.model.quantisation
 
 
 def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING) -> Shape:

@@ -1,7 +1,7 @@
 """Is every batch that a plan's server meets answered by a tuned kernel? Asked before the node is paid for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +9,7 @@ from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatch
 from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.command_hints import as_asked
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import KernelsError, ProfileError
-from orchestrator.core.origin import Origin
+from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, looks_up, to_dict, to_text
@@ -19,11 +18,11 @@ from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import ImageTables, read_image
 from orchestrator.kernels.disk.pins import Pins, read_pins
 from orchestrator.kernels.disk.store import Store
-from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion, would_fuse
 from orchestrator.kernels.keys import rank_shapes
 from orchestrator.kernels.rows import TunedRow
 from orchestrator.kernels.table import own_rows, promised_rows
-from orchestrator.plan.plan import Flag, Moe, Plan
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.plan import Moe, Plan
 from orchestrator.render.dockerfile import base_reference
 
 
@@ -35,6 +34,7 @@ class RowSources:
     image: str | None = None
     model: Path | None = None
     far: str | None = None  # the Docker host that the image is on; None: this machine's
+    aiter_commit: str | None = None  # that was found; None: the one that the plan pins
 
 
 NOTHING_GIVEN: Final = RowSources()
@@ -78,11 +78,13 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     """
     checkpoint = staged_moe(plan, given, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
-    built = Store.of(home, plan).table(plan)
+    commit = given.aiter_commit or plan.engine.aiter_commit
+    built = Store.of(home, plan, commit).table(plan)
     rows: list[TunedRow] = []
     names = []
     if given.image:
-        shipped, plan = plan_in_image(plan, given.image, given.far)
+        shipped = tables_in_image(plan, given.image, given.far)
+        commit = shipped.aiter_commit or commit
         rows += shipped.rows
         names.append(f"{shipped.files} files in `{given.image}`")
     paths = given.tables
@@ -93,9 +95,9 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     pins = read_pins()
     if not names:
         rows, names = _beforehand(plan, home, pins, checkpoint.moe if checkpoint else None)
-    known = pins.names_of(plan.engine.aiter_commit)
+    known = pins.names_of(commit)
     return CoveredPlan(
-        found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
+        found=coverage_of(plan, rows, checkpoint=checkpoint, names=known, aiter_commit=commit),
         tables=", ".join(names) or "no table",
         known=bool(names),
         look=_look(plan),
@@ -183,42 +185,6 @@ def _tuning_costs(plan: Plan) -> str:
     return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
 
 
-def may_fuse(plan: Plan) -> bool:
-    """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
-    moe = plan.model.moe
-    return moe is not None and would_fuse(plan, moe)
-
-
-def with_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> Plan:
-    """The plan, with the switch without which its server would fuse a shared expert that is stored otherwise.
-
-    Such weights are dropped on the way into the fused ones and nothing is said (sgl-project/sglang#40754, #38878), or
-    the server dies while it loads them. The checkpoint that is given or staged decides; without one nothing is known.
-    """
-    fusion = _fusion_of(plan, home, given)
-    if fusion is None or not fusion.demanded:
-        return plan
-    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
-    note(f"`{flag.name}` is set: {fusion.because}")
-    return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
-
-
-def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
-    """Raise ProfileError for a plan that was decided before, and lacks that switch."""
-    fusion = _fusion_of(plan, home, given)
-    if fusion is not None and fusion.demanded:
-        raise ProfileError(
-            f"`{plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
-            where=str(given.model or checkpoint_directory(plan.model, home)),
-            hint=f"`--set flags.{fusion.demanded}=true`: {fusion.hint}",
-        )
-
-
-def _fusion_of(plan: Plan, home: Home, given: RowSources) -> Fusion | None:
-    checkpoint = staged_moe(plan, given, home) if may_fuse(plan) else None
-    return decide_fusion(plan, checkpoint) if checkpoint else None
-
-
 def _covering_engines(plan: Plan) -> Iterator[str]:
     """The engines of the catalogue, of the plan's platform, whose aiter has every kernel that its load meets."""
     catalogue, pins = Catalogue.from_environment(), read_pins()
@@ -249,20 +215,19 @@ def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | Non
     return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
 
 
-def plan_in_image(plan: Plan, image: str, far: str | None = None) -> tuple[ImageTables, Plan]:
-    """The image's tables, and the plan with the aiter that is really in there."""
+def tables_in_image(plan: Plan, image: str, far: str | None = None) -> ImageTables:
+    """Read the tables of an image, and the commit of the aiter that is really in there; warn of another one."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
             f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
         )
     shipped = read_image(image, plan.engine.aiter_dir, far)
-    commit = shipped.aiter_commit or plan.engine.aiter_commit
-    if commit != plan.engine.aiter_commit:
+    if (commit := shipped.aiter_commit) not in {None, plan.engine.aiter_commit}:
         warn(
             f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
             hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up PROFILE`",
         )
-    return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
+    return shipped
 
 
 def require_moe(plan: Plan) -> None:

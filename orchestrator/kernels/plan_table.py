@@ -16,7 +16,7 @@ from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.log_gate import GateReport, gate_report
-from orchestrator.kernels.plan_coverage import RowSources, plan_in_image, require_moe, staged_moe, takes_table
+from orchestrator.kernels.plan_coverage import RowSources, require_moe, staged_moe, tables_in_image, takes_table
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import Table, assemble
 from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
@@ -28,8 +28,8 @@ from orchestrator.runs.run_dir import RunDir
 def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, accept_untuned: bool) -> bool:
     """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
 
-    `given` looks for the tables that the runtime's engine ships, where one is built. Returns whether it was built.
-    Raises as `build_table`, unless untuned kernels are accepted.
+    `given` finds the tables that the runtime's engine ships, where one is built. Returns whether it was. Raises as
+    `build_table`, and what `given` raises, unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
     if not takes_table(plan) or store.is_fresh(plan):
@@ -70,25 +70,25 @@ def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) ->
     table, BuildError for an image that cannot be pulled.
     """
     require_moe(plan)
-    asked = plan
+    commit = plan.engine.aiter_commit
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
     if image := given.image or (None if given.tables else _own_image(plan, given.far)):
-        shipped, plan = plan_in_image(plan, image, given.far)
+        shipped = tables_in_image(plan, image, given.far)
+        commit = shipped.aiter_commit or commit
         own += shipped.rows
     pins = read_pins()
-    rows = [*Store.of(home, plan).measured(), *own]
+    rows = [*Store.of(home, plan, commit).measured(), *own]
     if upstream:
         path = upstream_file(pins.upstream, home.kernels / "upstream", without=", or go without it: `--no-upstream`")
         place = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
         found = read_tables([path], origin=RowOrigin.UPSTREAM)
         rows += [replace(row, where=f"{place}:{row.where.rpartition(':')[2]}") for row in found]
-    names = pins.names_of(plan.engine.aiter_commit)
+    names = pins.names_of(commit)
     table = assemble(plan, rows, names=names)
     checkpoint = staged_moe(plan, given, home)
-    written = Store.of(home, asked).write(asked, table.rows)  # where `build` and `up` look for it
-    return BuiltTable(
-        path=written, table=table, found=coverage_of(plan, table.rows, checkpoint=checkpoint, names=names)
-    )
+    written = Store.of(home, plan).write(plan, table.rows)  # where `build` and `up` look for it
+    covered = coverage_of(plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit)
+    return BuiltTable(path=written, table=table, found=covered)
 
 
 def _own_image(plan: Plan, far: str | None) -> str:

@@ -21,7 +21,7 @@ from orchestrator.kernels.disk.triton_tuner import TOKENS, TritonJob, TritonTune
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.keys import Key
-from orchestrator.kernels.plan_coverage import RowSources, cover, plan_in_image, require_moe
+from orchestrator.kernels.plan_coverage import RowSources, cover, require_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.plan.plan import Plan
 
@@ -52,24 +52,23 @@ def prepare_tuning(
     if image is None or plan.engine.aiter_dir is None:
         raise UsageError(f"the engine of `{plan.profile}` has no image with aiter", hint="name one with `--image`")
     if given.image:
-        _, plan = plan_in_image(plan, given.image)
-    store = Store.of(home, plan)
+        given = replace(given, aiter_commit=tables_in_image(plan, given.image).aiter_commit)
+    commit = given.aiter_commit or plan.engine.aiter_commit
+    store = Store.of(home, plan, commit)
     folder = store.tuning(plan)
     container = f"deploy-tune-{plan.profile}-{os.getpid()}-{secrets.token_hex(4)}"  # a pid is one of several namespaces
     job = TuningJob(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
         keys=tuple(key for key in _to_tune(plan, given, home, rekeyed=rekeyed) if not tokens or key.token in tokens),
-        names=read_pins().names_of(plan.engine.aiter_commit),
+        names=read_pins().names_of(commit),
         folder=folder,
         limits=WatchLimits(total=hours * 3600, shutdown=120, look=5, term=20),
     )
-    return Tuning(
-        store=store, job=job, container=container, image=image, aiter_commit=plan.engine.aiter_commit or "unknown"
-    )
+    return Tuning(store=store, job=job, container=container, image=image, aiter_commit=commit or "unknown")
 
 
 def _to_tune(plan: Plan, given: RowSources, home: Home, *, rekeyed: bool) -> tuple[Key, ...]:
-    store = Store.of(home, plan)
+    store = Store.of(home, plan, given.aiter_commit)
     if given.tables or store.table(plan).is_file():  # the table holds the image's rows
         given = replace(given, image=None)
     found = cover(plan, given, home).found

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.engine.options import Meaning
 from orchestrator.monitoring.series import (
     ACCEPT_LENGTH,
     HIT_SHARE,
@@ -193,12 +194,13 @@ def _of_load(server: Monitored) -> Iterator[Alert]:
             lasting="5m",
             severity="warning",
             summary="{{ $value | humanizePercentage }} of a GPU's VRAM is in use: an allocation may fail",
-            limit=f"{_VRAM_FULL}, {_OURS}; the plan's `mem-fraction-static` is {_fraction(server)}",
+            limit=f"{_VRAM_FULL}, {_OURS}; the plan's `{Meaning.MEMORY_FRACTION}` is {_fraction(server)}",
         )
 
 
 def _fraction(server: Monitored) -> str:
-    return server.plan.flag("mem-fraction-static") or "sglang's own"
+    fraction = server.plan.serving.memory_fraction
+    return "sglang's own" if fraction is None else f"{fraction:g}"
 
 
 def _of_expectations(server: Monitored) -> Iterator[Alert]:

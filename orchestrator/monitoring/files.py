@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-import yaml
-
+from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import ESCAPED
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
@@ -16,7 +15,6 @@ from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import Pods
 
 _EVERY: Final = "15s"
-_WIDTH: Final = 118
 
 
 def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
@@ -29,16 +27,11 @@ def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
         whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
         said = (f"what is recorded of `{name}`, and its alerts", *omitted(server))
         texts |= {
-            "prometheus.yml": _yaml(_scrape(), whole),
-            f"{name}.targets.yml": _yaml(_targets(server), f"where `{name}` is scraped"),
-            f"{name}.rules.yml": _yaml(_rules(server), *said),
+            "prometheus.yml": dump_yaml(_scrape(), whole),
+            f"{name}.targets.yml": dump_yaml(_targets(server), f"where `{name}` is scraped"),
+            f"{name}.rules.yml": dump_yaml(_rules(server), *said),
         }
     return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
-
-
-def _yaml(data: object, *comments: str) -> str:
-    head = "".join(f"# {comment}\n" for comment in comments)
-    return head + yaml.safe_dump(data, sort_keys=False, width=_WIDTH, allow_unicode=True)
 
 
 def _objects(server: Monitored, pods: Pods) -> str:
@@ -53,7 +46,7 @@ def _objects(server: Monitored, pods: Pods) -> str:
     objects.append(("PrometheusRule", pods.called, _rules(server)))
     labels = {**pods.labels, "app.kubernetes.io/managed-by": "deploy"}
     documents = (
-        _yaml(
+        dump_yaml(
             {
                 "apiVersion": "monitoring.coreos.com/v1",
                 "kind": kind,

@@ -11,6 +11,7 @@ from orchestrator.core.errors import ProfileError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.flags import read_flags
+from orchestrator.engine.options import Meaning
 from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
@@ -47,8 +48,8 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
     else:
         name, (plan, workload) = request.name, _started(request, home, catalogue)
-    if plan.flag("enable-metrics") is None:
-        hint = "`--set flags.enable-metrics=true` exports them"
+    if not plan.serving.metrics:
+        hint = f"`--set flags.{Meaning.METRICS}=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
     table = read_flags(plan.engine.version, catalogue)
     if table.metrics is None:

@@ -73,7 +73,7 @@ class Monitored:
     @property
     def speculates(self) -> bool:
         """Whether its plan drafts tokens."""
-        return self.plan.flag("speculative-algorithm") is not None
+        return self.plan.serving.drafts is not None
 
 
 @dataclass(frozen=True, kw_only=True)

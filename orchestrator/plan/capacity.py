@@ -12,11 +12,8 @@ from typing import Final
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text
-from orchestrator.engine.flag_checks import Arguments
 from orchestrator.engine.memory import (
-    DSA_PAGE,
     GIB,
-    WINDOW_RATIO,
     CacheNeeds,
     Heads,
     Latent,
@@ -28,6 +25,8 @@ from orchestrator.engine.memory import (
     token_bytes,
     working_bytes,
 )
+from orchestrator.engine.options import Meaning
+from orchestrator.engine.serving import ServingFacts
 from orchestrator.plan.plan import Hazard
 from orchestrator.profiles.schema import Profile
 
@@ -35,9 +34,7 @@ from orchestrator.profiles.schema import Profile
 # measured with sglang 0.5.16 on one H200 and on two of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD's.
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
-_PREFILL: Final = 16384  # tokens of one batch, where nobody says: `max_prefill_tokens`
 _LARGEST: Final = 0.99  # static fraction
-_SPECULATING: Final = 48  # running requests, where nobody says; 0.5.14 arg_groups/speculative_hook.py:271
 
 
 class Load(StrictModel):
@@ -126,28 +123,26 @@ class Capacity:
         return asdict(self)
 
 
-def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capacity:
-    """What fits on each replica of a profile; `given` are its flags."""
+def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Capacity:
+    """What fits on each replica of a profile; `facts` are what its flags mean."""
     layout, model = profile.layout, profile.model
     tp, dp = layout.tp.value, layout.dp.value
-    stages = _count(given, "pp-size") or 1
-    drafts = given.has("speculative-algorithm")
-    memory = None if profile.hardware.vendor == "cpu" else _memory(profile, given, ranks=tp * stages, drafts=drafts)
-    unknown = _unknown(profile, given)
-    cache = None if unknown else _cache(profile, given, memory=memory, drafts=drafts)
-    served = _served(profile, given, load, cache) if load and cache else None
-    if model.mtp_layer is not None and not drafts and model.mtp_weights is None:
+    memory = None if profile.hardware.vendor == "cpu" else _memory(profile, facts, ranks=tp * facts.stages)
+    unknown = _unknown(profile, facts)
+    cache = None if unknown else _cache(profile, facts, memory)
+    served = _served(profile, facts, load, cache) if load and cache else None
+    if model.mtp_layer is not None and facts.drafts is None and model.mtp_weights is None:
         unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
-    if given.has("speculative-draft-model-path"):
+    if facts.drafts is not None and facts.drafts.own_model:
         unknown.append("the weights of the draft model are not known: they are not counted")
     found = Capacity(
         replicas=dp * profile.replicas,
-        gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * stages,
+        gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * facts.stages,
         memory=memory,
         cache=cache,
         served=served,
-        context=_context(profile, given),
-        most_tokens=_count(given, "max-total-tokens"),
+        context=facts.context,
+        most_tokens=facts.cache_tokens,
         unknown=tuple(unknown),
     )
     if memory is None or not found.spare_bytes or found.kept_bytes < memory.working_bytes:
@@ -155,25 +150,14 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
     return replace(found, memory=replace(memory, safe_fraction=_LARGEST))  # more of it makes the cache no larger
 
 
-def graph_requests(profile: Profile, given: Arguments) -> int:
+def graph_requests(profile: Profile, facts: ServingFacts) -> int:
     """The largest batch for which sglang makes a graph."""
-    return _working(profile, given, ranks=profile.layout.tp.value).graph_requests
+    return _working(profile, facts, ranks=profile.layout.tp.value).graph_requests
 
 
-def _count(given: Arguments, name: str) -> int | None:
-    """An option that counts; None where it is not set, or is no count: other rules say so."""
-    number = given.number(name)
-    return int(number) if number is not None and number >= 1 else None
-
-
-def _context(profile: Profile, given: Arguments) -> int:
-    return _count(given, "context-length") or profile.model.context_length
-
-
-def _unknown(profile: Profile, given: Arguments) -> list[str]:
+def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
     """Why the size of a token is not known."""
-    model, kind = profile.model, given.text("kv-cache-dtype")
-    why = []
+    model, why = profile.model, []
     if model.cache is None:
         why.append(
             "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy onboard "
@@ -181,51 +165,43 @@ def _unknown(profile: Profile, given: Arguments) -> list[str]:
         )
     elif model.cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")
-    if _windows(profile, given) is not None and (how := _sized_by_requests(given)):
-        why.append(f"{how}: how large sglang makes the cache of sliding windows then is not computed here")
-    if _type(profile, given) is None:
-        why.append(f"what a cache of type `{kind}` takes is not known here")
+    if _windows(profile, facts) is not None and facts.window_pool_option:
+        why.append(
+            f"{facts.window_pool_option}: how large sglang makes the cache of sliding windows then is not computed here"
+        )
+    if _type(profile, facts) is None:
+        why.append(f"what a cache of type `{facts.kv_dtype}` takes is not known here")
     return why
 
 
-def _windows(profile: Profile, given: Arguments) -> Windows | None:
-    """The layers with a sliding window, as far as sglang keeps a pool for them (model_config.py:670)."""
+def _windows(profile: Profile, facts: ServingFacts) -> Windows | None:
+    """The layers with a sliding window, as far as the engine keeps a pool for them."""
     cache = profile.model.cache
-    if cache is None or cache.sliding_layers is None or given.has("disable-hybrid-swa-memory"):
+    if cache is None or cache.sliding_layers is None or facts.window_ratio is None:
         return None
-    ratio = given.number("swa-full-tokens-ratio")
     return Windows(
-        layers=math.ceil(cache.sliding_layers / (_count(given, "pp-size") or 1)),
+        layers=math.ceil(cache.sliding_layers / facts.stages),
         window=cache.sliding_window or 0,
-        ratio=WINDOW_RATIO if ratio is None else ratio,
+        ratio=facts.window_ratio,
     )
 
 
-def _sized_by_requests(given: Arguments) -> str:
-    """What makes sglang share out memory otherwise between windows and the rest; empty for nothing."""
-    if given.has("enable-unified-memory"):
-        return "`enable-unified-memory`"
-    if given.has("disable-radix-cache") and given.has("max-running-requests"):
-        return "`disable-radix-cache` with `max-running-requests`"
-    return ""
-
-
-def _type(profile: Profile, given: Arguments) -> tuple[str, int] | None:
+def _type(profile: Profile, facts: ServingFacts) -> tuple[str, int] | None:
     return cache_type(
-        given.text("kv-cache-dtype"),
+        facts.kv_dtype,
         sparse=profile.model.sparse_attention,
         arch=profile.hardware.arch,
-        dtype=given.text("dtype"),
+        dtype=facts.dtype,
     )
 
 
-def _memory(profile: Profile, given: Arguments, *, ranks: int, drafts: bool) -> Memory:
+def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     vram, model = profile.hardware.vram, profile.model
     free = max(vram - _PROCESS - (_COLLECTIVES if ranks > 1 else 0), 0)
-    loaded = model.weights - (0 if drafts else model.mtp_weights or 0)
+    loaded = model.weights - (0 if facts.drafts else model.mtp_weights or 0)
     weights = loaded // ranks
-    working = _working(profile, given, ranks=ranks)
-    fraction, said = given.number("mem-fraction-static"), "set"
+    working = _working(profile, facts, ranks=ranks)
+    fraction, said = facts.memory_fraction, "set"
     if fraction is None or not 0 < fraction < 1:  # that it is none is said by another rule
         fraction, said = default_fraction(working), "sglang's own"
     moe = model.moe
@@ -246,47 +222,45 @@ def _memory(profile: Profile, given: Arguments, *, ranks: int, drafts: bool) -> 
     )
 
 
-def _working(profile: Profile, given: Arguments, *, ranks: int) -> Working:
-    cache, graphs = profile.model.cache, not given.has("disable-cuda-graph")
-    whole = given.number("chunked-prefill-size") == -1
-    batch = _count(given, "cuda-graph-max-bs-decode") or _count(given, "cuda-graph-max-bs")
+def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> Working:
+    cache = profile.model.cache
     return Working(
         vram=profile.hardware.vram,
         ranks=ranks,
-        chunk=_count(given, "max-prefill-tokens") or _PREFILL if whole else _count(given, "chunked-prefill-size"),
-        graph_batch=batch if graphs else 0,
-        prefill_graphs=graphs and profile.engine.platform == "cuda",
+        chunk=facts.prefill_batch,
+        graph_batch=facts.graph_batch,
+        prefill_graphs=facts.graph_batch != 0 and profile.engine.platform == "cuda",
         latent=cache is not None and cache.kv_lora_rank is not None,
         dp_attention=profile.layout.dp.value if profile.layout.dp_attention.value else 0,
     )
 
 
-def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts: bool) -> KvCache:
+def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCache:
     model, layout = profile.model, profile.layout
-    kind, element = _type(profile, given) or ("", 0)  # that there is one has been asked
-    windows = _windows(profile, given)
+    kind, element = _type(profile, facts) or ("", 0)  # that there is one has been asked
+    windows = _windows(profile, facts)
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
-    platform, arch = profile.engine.platform, profile.hardware.arch
+    prefill, decode = facts.sparse_backends
     size = token_bytes(
         CacheNeeds(
             attention=_attention(profile),
-            layers=math.ceil(model.layers / (_count(given, "pp-size") or 1)),
-            draft_layers=1 if drafts and given.text("speculative-algorithm") != "NGRAM" else 0,
+            layers=math.ceil(model.layers / facts.stages),
+            draft_layers=1 if facts.drafts is not None and not facts.drafts.by_ngrams else 0,
             ranks=layout.tp.value // layout.dp.value if shared else layout.tp.value,
             element=element,
             raw=is_raw(
-                platform=platform,
-                arch=arch,
-                prefill=given.text("dsa-prefill-backend"),
-                decode=given.text("dsa-decode-backend"),
+                platform=profile.engine.platform,
+                arch=profile.hardware.arch,
+                prefill=prefill,
+                decode=decode,
             ),
             version=profile.engine.version,
             windows=windows,
         )
     )
-    page = DSA_PAGE if model.sparse_attention else _count(given, "page-size") or 1
+    page = facts.page
     fitting = None if memory is None else int(max(memory.cache_bytes, 0) // size.planned)
-    limits = (fitting, _count(given, "max-total-tokens"))
+    limits = (fitting, facts.cache_tokens)
     tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
     return KvCache(
@@ -295,7 +269,7 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
         token_bytes=size.planned,
         held_bytes=size.held,
         tokens=tokens,
-        full_contexts=None if tokens is None else round(tokens / _context(profile, given), 2),
+        full_contexts=None if tokens is None else round(tokens / facts.context, 2),
         windows=windows,
     )
 
@@ -315,18 +289,18 @@ def _attention(profile: Profile) -> Heads | Latent:
     return Heads(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
 
 
-def _served(profile: Profile, given: Arguments, load: Load, cache: KvCache) -> Served:
+def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> Served:
     """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
-    sharing = not given.has("disable-radix-cache")
-    prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if sharing else 0
-    tokens = load.input_tokens - prefix + load.output_tokens + _drafted(given)
+    drafts = facts.drafts
+    prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if facts.prefix_cache else 0
+    tokens = load.input_tokens - prefix + load.output_tokens + (drafts.room if drafts else 0)
     tokens = math.ceil(tokens / cache.page) * cache.page
     shared = prefix * load.prefixes
     at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
     if at_once is not None and cache.windows is not None:
-        drafts = _count(given, "speculative-num-draft-tokens") or 1
-        at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, drafts)))
-    running = _count(given, "max-running-requests") or (_SPECULATING if given.has("speculative-algorithm") else None)
+        verified = drafts.tokens if drafts is not None and drafts.tokens_are_set else 1
+        at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, verified)))
+    running = facts.running
     if running and profile.layout.dp_attention.value:
         running = max(running // profile.layout.dp.value, 1)
     return Served(
@@ -337,15 +311,6 @@ def _served(profile: Profile, given: Arguments, load: Load, cache: KvCache) -> S
         running=running,
         fits=at_once is None or at_once >= (running or 1),
     )
-
-
-def _drafted(given: Arguments) -> int:
-    """Tokens that a request takes beyond those it has: sglang's own 3/1/4 where steps are not set."""
-    if not given.has("speculative-algorithm"):
-        return 0
-    steps = _count(given, "speculative-num-steps") or 3
-    topk = _count(given, "speculative-eagle-topk") or 1
-    return max(steps * topk, _count(given, "speculative-num-draft-tokens") or steps + 1)
 
 
 def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
@@ -369,32 +334,32 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
         yield Hazard(
             id="capacity-context",
             what=(
-                f"`max-total-tokens` {capacity.most_tokens:,} is less than one context of {capacity.context:,} tokens: "
-                "longer requests are refused"
+                f"`{Meaning.CACHE_TOKENS}` {capacity.most_tokens:,} is less than one context of {capacity.context:,} "
+                "tokens: longer requests are refused"
             ),
             source="sglang 0.5.16, srt/managers/tp_worker.py, max_req_len",
-            hint="raise `flags.max-total-tokens`, or set `flags.context-length` to what is to be served",
+            hint=f"raise `flags.{Meaning.CACHE_TOKENS}`, or set `flags.{Meaning.CONTEXT}` to what is to be served",
         )
     if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
         kept = capacity.kept_bytes
         yield Hazard(
             id="capacity-fraction",
             what=(
-                f"`mem-fraction-static` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights and "
-                f"cache; activations and graphs may need {memory.working_bytes / 1e9:.1f} GB"
+                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights "
+                f"and cache; activations and graphs may need {memory.working_bytes / 1e9:.1f} GB"
             ),
             source="computed beforehand: `deploy show --capacity`",
-            hint=f"`mem-fraction-static` {memory.safe_fraction:g}, or a smaller `chunked-prefill-size`",
+            hint=f"`{Meaning.MEMORY_FRACTION}` {memory.safe_fraction:g}, or a smaller `{Meaning.PREFILL_CHUNK}`",
         )
 
 
 def _ways_to_fit(cache: KvCache, *, fitting: int, capped: bool) -> Iterator[str]:
-    """What lets more requests of a load run at once, or asks for fewer; `capped` by `max-total-tokens`."""
+    """What lets more requests of a load run at once, or asks for fewer; `capped` by its own limit."""
     if fitting:
-        yield f"lower `max-running-requests` to {fitting}"
+        yield f"lower `{Meaning.RUNNING_REQUESTS}` to {fitting}"
     if capped:
-        yield "raise `flags.max-total-tokens`"
+        yield f"raise `flags.{Meaning.CACHE_TOKENS}`"
         return
     if not cache.kind.startswith("fp8"):
-        yield "take an 8-bit `kv-cache-dtype`"
+        yield f"take an 8-bit `{Meaning.CACHE_TYPE}`"
     yield "raise `layout.tp`"

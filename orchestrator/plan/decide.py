@@ -6,10 +6,11 @@ from math import inf
 from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.engine.flag_checks import speculation
 from orchestrator.engine.flags import FlagTable, flag_words
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Load, capacity_hazards
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import Reports, hazards, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
 from orchestrator.plan.plan import (
@@ -19,6 +20,7 @@ from orchestrator.plan.plan import (
     Flag,
     Hardware,
     Healing,
+    Kubernetes,
     Layout,
     Model,
     ModelSource,
@@ -27,11 +29,13 @@ from orchestrator.plan.plan import (
     Plan,
     Question,
     Server,
+    SlurmJob,
     Ulimit,
     Waiting,
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
 from orchestrator.plan.rules import RULES, Case, Rule
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import Composed
 from orchestrator.profiles.schema import ContainerSection, Profile
 
@@ -42,20 +46,32 @@ _TOKENS_OF_A_WORD: Final = 3  # at most; English is below 1.5, the vocabulary of
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuntimeSettings:
+    """What the profile's section for its runtime says, decided."""
+
+    kubernetes: Kubernetes | None = None
+    slurm: SlurmJob | None = None
+    one_node: bool = True  # the replicas share its GPUs and its loopback
+    same_port: bool = False  # each replica has a network of its own, as a pod has
+
+
+@dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What a plan is decided from, apart from the profile."""
+    """What a plan is decided from, apart from the profile and the facts: the catalog as it was read."""
 
     table: FlagTable
     ledger: Sequence[Patch]
     reports: Reports
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
-    inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
     load: Load | None  # that the profile is meant for
-    settle: Mapping[str, Callable[[Plan, Profile], Plan]]  # by runtime: what the profile's section for it says, decided
+    settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes that have a section in a profile
 
 
-def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
-    """The plan of profile `name`. Raises ProfileError with everything that its rules refuse."""
+def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge, facts: Facts) -> Plan:
+    """Decide the plan of profile `name`, final as far as the facts go. Pure.
+
+    Raises ProfileError with everything that its rules refuse.
+    """
     case = Case(
         profile=profile,
         composed=composed,
@@ -66,9 +82,8 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
         load=knowledge.load,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
-    plan = knowledge.settle[profile.runtime](
-        _plan(name, profile=profile, composed=composed, knowledge=knowledge), profile
-    )
+    plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge, facts=facts)
+    plan = with_fusion_flag(plan, facts.experts)
     accepted = profile.accept_known_bad
     _refuse(name, known_bad(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
     reports = knowledge.reports
@@ -85,14 +100,16 @@ def _refuse(name: str, problems: Iterable[Problem]) -> None:
         raise ProfileError(f"profile `{name}` cannot be planned", problems=found)
 
 
-def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
-    uses = _patches(profile, knowledge)
+def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge, facts: Facts) -> Plan:
+    uses = _patches(profile, knowledge, facts)
+    decided = knowledge.settings.get(profile.runtime)
+    settings = decided(profile) if decided else RuntimeSettings()
     return Plan(
         profile=name,
         description=profile.description,
         runtime=profile.runtime,
         hardware=_hardware(profile, composed),
-        model=_model(profile, composed),
+        model=model_of(profile, composed),
         engine=_engine(profile, composed),
         layout=Layout(
             tp=profile.layout.tp.value,
@@ -101,7 +118,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
             dp_attention=profile.layout.dp_attention.value,
         ),
         replicas=profile.replicas,
-        gateway=planned_gateway(profile),
+        gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),
         server=_server(profile),
         flags=_flags(profile),
         env=_env(profile, environment(knowledge.ledger, uses)),
@@ -111,23 +128,23 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
         healing=Healing(**profile.healing.model_dump()),
-        kubernetes=None,  # its runtime settles it, as the next
-        slurm=None,
-        ready_image=None,  # the user names one, not the profile
+        kubernetes=settings.kubernetes,
+        slurm=settings.slurm,
+        ready_image=facts.image,
     )
 
 
-def _patches(profile: Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
-    drafts = speculation({name: setting.value for name, setting in profile.flags.items()})
-    facts = PatchFacts(
+def _patches(profile: Profile, knowledge: Knowledge, facts: Facts) -> tuple[PatchUse, ...]:
+    drafts = profile_serving(profile).drafts
+    known = PatchFacts(
         engine_version=profile.engine.version,
         platform=profile.engine.platform,
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer,
-        speculative_steps=drafts[0] if drafts else None,
-        inputs=knowledge.inputs,
+        speculative_steps=drafts.steps if drafts else None,
+        inputs=facts.inputs,
     )
-    return tuple(use for use in select(knowledge.ledger, facts) if use.id not in profile.without_patches)
+    return tuple(use for use in select(knowledge.ledger, known) if use.id not in profile.without_patches)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:
@@ -181,7 +198,8 @@ def _container(container: ContainerSection) -> ContainerNeeds:
     )
 
 
-def _model(profile: Profile, composed: Composed) -> Model:
+def model_of(profile: Profile, composed: Composed) -> Model:
+    """Decide what a plan says of the model: the profile alone says it."""
     model = profile.model
     return Model(
         name=composed.names["model"],
@@ -206,14 +224,12 @@ def _questions(profile: Profile) -> Iterator[Question]:
 
     A word is at least one token: as many words as a chunk of prefill has tokens are more than one chunk.
     """
-    chunk = _count(profile, "chunked-prefill-size")
-    room = min(
-        _count(profile, "context-length") or profile.model.context_length, _count(profile, "max-total-tokens") or inf
-    )
+    facts = profile_serving(profile)
+    room = min(facts.context, facts.cache_tokens or inf)
     most = int(room) // _TOKENS_OF_A_WORD
     for section in profile.model.questions:
         by_chunk = section.filler == "chunk"
-        words = chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
+        words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
         if by_chunk or words <= most:
             yield Question(
                 question=section.question,
@@ -223,12 +239,6 @@ def _questions(profile: Profile) -> Iterator[Question]:
                 origin=section.origin,
                 source=section.source,
             )
-
-
-def _count(profile: Profile, name: str) -> int:
-    """What an option counts; 0 where it is not set, or turns off what it counts."""
-    value = str(profile.flags[name].value) if name in profile.flags else ""
-    return int(value) if value.isdecimal() else 0
 
 
 def _engine(profile: Profile, composed: Composed) -> Engine:

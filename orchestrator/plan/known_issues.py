@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatch
+from types import MappingProxyType
 from typing import Final
 
 from packaging.specifiers import SpecifierSet
@@ -96,18 +97,20 @@ def known_bad(
     )
 
 
-def hazards(entries: Sequence[KnownBad], plan: Plan) -> tuple[Hazard, ...]:
-    """What is reported of a plan without being a reason to refuse it."""
+def hazards(
+    entries: Sequence[KnownBad], plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Hazard, ...]:
+    """What is reported of a plan without being a reason to refuse it; `image_env` is what its image sets."""
     return tuple(
         Hazard(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
         for entry in entries
-        if matches(entry.when, plan)
+        if matches(entry.when, plan, image_env=image_env)
     )
 
 
-def matches(when: When, plan: Plan) -> bool:
+def matches(when: When, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Whether every condition that is given holds for the plan."""
-    engine, values = plan.engine, {variable.name: variable.value for variable in plan.env}
+    engine, values = plan.engine, {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (
         SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
         and (not when.platforms or engine.platform in when.platforms)

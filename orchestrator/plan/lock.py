@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-import yaml
-
 from orchestrator.core.catalog import can_be_named
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.core.yaml_document import Document
+from orchestrator.core.yaml_document import Document, dump_yaml
 from orchestrator.plan.diff import differences, flat
 from orchestrator.plan.plan import Plan
 
@@ -46,10 +44,8 @@ class Lock:
         data = _plain(self)
         digests = {name: _digest(data[name]) for name in _SECTIONS}
         lines = {name: " ".join(map(_short_digest, _entries(data[name]).items())) for name in _SECTIONS}
-        head = "# Written by deploy, and not to be edited: `deploy up --locked` starts exactly this.\n"
-        return head + yaml.safe_dump(
-            {"lock": FORMAT, **data, "lines": lines, "digests": digests}, sort_keys=False, width=1_000_000
-        )
+        head = "Written by deploy, and not to be edited: `deploy up --locked` starts exactly this."
+        return dump_yaml({"lock": FORMAT, **data, "lines": lines, "digests": digests}, head, width=1_000_000)
 
     @property
     def told(self) -> dict[str, str]:

@@ -4,13 +4,13 @@ Platform, model and speculation decide what is carried; whether the sources need
 (images/apply_patches.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
 from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
-from orchestrator.plan.plan import EnvVar, PatchUse
+from orchestrator.plan.plan import EnvVar, FoundPatches, PatchUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,21 @@ def select(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PatchUse, ...]:
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
-def environment(ledger: Sequence[Patch], uses: Sequence[PatchUse]) -> tuple[EnvVar, ...]:
+def environment(ledger: Sequence[Patch], uses: Iterable[PatchUse]) -> tuple[EnvVar, ...]:
     """The variables of expected patches of kind environment, and those of a file patch whose file was given."""
+    return _variables(ledger, (use for use in uses if use.expected))
+
+
+def found_patches(ledger: Sequence[Patch], uses: Iterable[PatchUse], at_start: Collection[str]) -> FoundPatches:
+    """Those of the unexpected patches that a receipt says to act at a start, with their variables."""
+    found = [use for use in uses if not use.expected and use.id in at_start]
+    return FoundPatches(ids=frozenset(use.id for use in found), env=_variables(ledger, found))
+
+
+def _variables(ledger: Sequence[Patch], uses: Iterable[PatchUse]) -> tuple[EnvVar, ...]:
     by_id = {patch.id: patch.apply for patch in ledger}
     found: list[EnvVar] = []
-    for use in (use for use in uses if use.expected):
+    for use in uses:
         apply = by_id[use.id]
         if isinstance(apply, EnvironmentPatch) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
             found += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]

@@ -10,9 +10,11 @@ import ipaddress
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from orchestrator.core.origin import Origin
+from orchestrator.engine.serving import ServingFacts, serving_facts
 from orchestrator.plan.units import UnitPlan, unit_plans
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
@@ -225,6 +227,17 @@ class PatchUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FoundPatches:
+    """Patches that the sources need at a start although their version did not say so, as an image's receipt tells."""
+
+    ids: frozenset[str] = frozenset()
+    env: tuple[EnvVar, ...] = ()
+
+
+AS_PLANNED: Final = FoundPatches()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hazard:
     """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
 
@@ -327,11 +340,21 @@ class Plan:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""
         return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
 
+    @cached_property
+    def serving(self) -> ServingFacts:
+        """What the flags mean: it follows from them, so that it is no part of the plan's text."""
+        return serving_facts(
+            {flag.name: flag.values for flag in self.flags},
+            context_length=self.model.context_length,
+            platform=self.engine.platform,
+            sparse_attention=self.model.sparse_attention,
+        )
+
     @property
     def gpus(self) -> range:
-        """The GPUs it takes, by index: from the first on, or as sglang's own options say; none on a CPU."""
-        first, step = int(self.flag("base-gpu-id") or 0), int(self.flag("gpu-id-step") or 1)
-        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * int(self.flag("pp-size") or 1)
+        """The GPUs it takes, by index: from the first on, or as the flags say; none on a CPU."""
+        first, step = self.serving.first_gpu, self.serving.gpu_step
+        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages
         return range(first, first + count * self.replicas * step, step)
 
     @property
@@ -358,3 +381,8 @@ class Plan:
     def digest(self) -> str:
         """sha256 of the plan's text, hex: what `up` compares to tell "already up" from "another plan"."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def digest_on_any_port(self) -> str:
+        """As `digest`, the same whatever port the server has."""
+        return dataclasses.replace(self, server=dataclasses.replace(self.server, port=1)).digest

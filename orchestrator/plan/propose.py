@@ -2,24 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from orchestrator.core.errors import Problem
+from orchestrator.engine.options import Tie, ties
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.schema import Profile
-
-# Options of another profile that are sized for its own model and layout, and are reckoned anew.
-_SIZED: Final = (
-    "mem-fraction-static", "max-running-requests", "max-total-tokens", "context-length", "cuda-graph-max-bs",
-    "cuda-graph-max-bs-decode",
-)  # fmt: skip
-# Options that speak of a profile's own model.
-_OF_A_MODEL: Final = (
-    "reasoning-parser", "tool-call-parser", "quantization", "chat-template", "json-model-override-args",
-    "speculative-draft-model-path", "trust-remote-code",
-)  # fmt: skip
-_SPARSE: Final = ("dsa-", "nsa-")
-_DRAFTS: Final = "speculative-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +66,18 @@ def longest(tried: Iterable[Tried]) -> int:
 def adopted(profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]) -> Mapping[str, str]:
     """Of another profile's options those that are left out for this `model`, each with the reason."""
     sized = model.hardware.vendor != "cpu"
-    drafts = model.model.mtp_layer is not None and "speculative-draft-model-path" not in profile.flags
+    own = profile_serving(profile).drafts
+    drafts = model.model.mtp_layer is not None and (own is None or own.by_checkpoint)
     left: dict[str, str] = {}
     for flag in flags:
-        if flag in _SIZED and sized:
+        tied = ties(flag)
+        if Tie.SIZE in tied and sized:
             left[flag] = "it was sized for another model"
-        elif flag in _OF_A_MODEL:
+        elif Tie.MODEL in tied:
             left[flag] = "it speaks of another model"
-        elif flag.startswith(_SPARSE) and not model.model.sparse_attention:
+        elif Tie.SPARSE_ATTENTION in tied and not model.model.sparse_attention:
             left[flag] = "the model has no sparse attention"
-        elif flag.startswith(_DRAFTS) and not drafts:
+        elif Tie.DRAFTS in tied and not drafts:
             left[flag] = "the checkpoint has no layer that drafts"
         elif flag not in known:
             left[flag] = f"sglang {model.engine.version} has no such option"

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core.origin import Origin
 from orchestrator.engine.flags import flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
+from orchestrator.engine.options import Meaning, flag_for
 from orchestrator.plan.plan import Flag, Gateway, Plan
+from orchestrator.plan.serving import profile_serving
 
 if TYPE_CHECKING:  # it takes long to import, and a command over servers that run has no use for it
     from orchestrator.profiles.schema import Profile
 
 LOOPBACK: Final = "127.0.0.1"
 _APART: Final = 8  # ports: with dp-attention sglang derives seven from its own (0.5.14, server_args.py:7302-7334)
-_BASE_GPU: Final = "base-gpu-id"
 
 
-def planned_gateway(profile: "Profile") -> Gateway | None:
+def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: bool = False) -> Gateway | None:
     """The gateway of a profile with several replicas; what it does not set is said all the same, with its reason."""
     if profile.replicas == 1:
         return None
@@ -38,9 +39,9 @@ def planned_gateway(profile: "Profile") -> Gateway | None:
         version=VERSION,
         requirements=REQUIREMENTS,
         options=tuple(flag for name, flag in sorted({**defaults, **own}.items()) if name not in off),
-        ports=replica_ports(profile),
+        ports=(profile.server.port,) * profile.replicas if same_port else replica_ports(profile),
         metrics_port=profile.server.port + 1,
-        one_node=True,
+        one_node=one_node,
     )
 
 
@@ -51,10 +52,9 @@ def replica_ports(profile: "Profile") -> tuple[int, ...]:
 
 def gpus_of_a_replica(profile: "Profile") -> int:
     """GPUs that one replica takes, with its stages of a pipeline."""
-    layout, stages = profile.layout, profile.flags.get("pp-size")
+    layout = profile.layout
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
-    count = str(stages.value) if stages else ""
-    return ranks * max(int(count) if count.isdecimal() else 1, 1)
+    return ranks * profile_serving(profile).stages
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:
@@ -111,6 +111,7 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
         return
     first = gpus[index * len(gpus) // plan.replicas]
     source = f"`replicas`: the GPUs of replica {index + 1} of {plan.replicas}"
-    base = Flag(name=_BASE_GPU, values=(str(first),), origin=Origin.INFERRED, source=source)
-    flags = {flag.name: flag for flag in plan.flags} | {_BASE_GPU: base}
+    name, value = flag_for(Meaning.FIRST_GPU, first)
+    base = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
+    flags = {flag.name: flag for flag in plan.flags} | {name: base}
     yield from (flags[name] for name in sorted(flags))

@@ -8,17 +8,18 @@ from functools import cached_property
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.redaction import looks_secret
-from orchestrator.core.secret import names_secret
+from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import Arguments, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
+from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.known_issues import KnownBad
 from orchestrator.plan.replicas import LOOPBACK, gpus_of_a_replica, replica_ports
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import Composed
 from orchestrator.profiles.schema import Profile
 
@@ -35,14 +36,15 @@ class Case:
     known_bad: Sequence[KnownBad]
     load: Load | None  # that the profile is meant for
 
-    def count(self, flag: str) -> int:
-        """The value of a flag that counts, 0 where it is not set."""
-        return int(self.arguments.number(flag) or 0)
-
     def place(self, *path: str | int) -> str:
         """`file:line` of a key path."""
         key: KeyPath = path
         return self.composed.place(key)
+
+    @cached_property
+    def serving(self) -> ServingFacts:
+        """What the flags mean."""
+        return profile_serving(self.profile)
 
     @property
     def arguments(self) -> Arguments:
@@ -52,7 +54,7 @@ class Case:
     @cached_property
     def capacity(self) -> Capacity:
         """What fits on a replica."""
-        return capacity_of(self.profile, self.arguments, self.load)
+        return capacity_of(self.profile, self.serving, self.load)
 
 
 def arguments(profile: Profile, table: FlagTable) -> Arguments:
@@ -63,7 +65,21 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
         tp=profile.layout.tp.value,
         context_length=profile.model.context_length,
         sparse_attention=profile.model.sparse_attention,
+        platform=profile.engine.platform,
+        decided={
+            "tp_size": profile.layout.tp.value,
+            "dp_size": profile.layout.dp.value,
+            "ep_size": profile.layout.ep.value,
+            "enable_dp_attention": profile.layout.dp_attention.value,
+            "port": profile.server.port,
+            "served_model_name": profile.model.served_name,
+        },
         quantisation=profile.model.quantisation,
+        mtp_layer=profile.model.mtp_layer is not None,
+        port=profile.server.port,
+        ranks=profile.layout.tp.value
+        * (1 if profile.layout.dp_attention.value else profile.layout.dp.value)
+        * profile.replicas,
     )
 
 
@@ -95,13 +111,13 @@ def layout_fits(case: Case) -> Iterator[Problem]:
     """
     layout, hardware = case.profile.layout, case.profile.hardware
     tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
-    stages, step, first = (case.count(name) for name in ("pp-size", "gpu-id-step", "base-gpu-id"))
-    ranks = max(stages, 1) * (tp if layout.dp_attention.value else tp * dp)
-    used = first + (ranks - 1) * max(step, 1) + 1
+    stages, step, first = case.serving.stages, case.serving.gpu_step, case.serving.first_gpu
+    ranks = stages * (tp if layout.dp_attention.value else tp * dp)
+    used = first + (ranks - 1) * step + 1
     if hardware.vendor != "cpu" and used > hardware.gpus:
         product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
         product += f" x pp {stages}" if stages > 1 else ""
-        moved = f", from GPU {first} in steps of {max(step, 1)}," if first or step > 1 else ""
+        moved = f", from GPU {first} in steps of {step}," if first or step > 1 else ""
         yield Problem(
             f"{product}{moved} needs {used} GPUs, the node has {hardware.gpus}",
             case.place("layout", "tp"),
@@ -115,9 +131,9 @@ def layout_fits(case: Case) -> Iterator[Problem]:
 
 def replicas_share_the_node(case: Case) -> Iterator[Problem]:
     """The GPUs of all replicas are the node's, for a runtime that starts all of them on one."""
-    profile, step = case.profile, max(case.count("gpu-id-step"), 1)
+    profile, facts = case.profile, case.serving
     count, gpus = profile.replicas, gpus_of_a_replica(profile)
-    used = case.count("base-gpu-id") + (count * gpus - 1) * step + 1
+    used = facts.first_gpu + (count * gpus - 1) * facts.gpu_step + 1
     if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
         yield Problem(
             f"{count} replicas of {gpus} GPUs need {used} GPUs, the node has {profile.hardware.gpus}",
@@ -137,10 +153,9 @@ def replicas_have_ports(case: Case) -> Iterator[Problem]:
     profile = case.profile
     if profile.replicas == 1:
         return
-    for name in ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port"):
-        if name in profile.flags:
-            hint = "leave it out: sglang takes a free one"
-            yield Problem(f"`--{name}` gives one port to {profile.replicas} replicas", case.place("flags", name), hint)
+    for name in (port.option for port in case.serving.ports):
+        hint = "leave it out: sglang takes a free one"
+        yield Problem(f"`--{name}` gives one port to {profile.replicas} replicas", case.place("flags", name), hint)
     last = replica_ports(profile)[-1]
     if last > _LAST_PORT or port_problem(last, profile.engine.version):
         yield Problem(
@@ -177,7 +192,7 @@ def weights_fit(case: Case) -> Iterator[Problem]:
     sglang raises `Loaded weights leave no GPU memory for the KV cache` after loading them (0.5.16,
     mem_cache/kv_cache_configurator.py:1563).
     """
-    memory, fraction = case.capacity.memory, case.arguments.number("mem-fraction-static")
+    memory, fraction = case.capacity.memory, case.serving.memory_fraction
     if memory is None or (fraction is not None and not 0 < fraction < 1):
         return  # `values_are_taken` says so
     if memory.cache_bytes <= 0:
@@ -251,58 +266,10 @@ def values_are_taken(case: Case) -> Iterator[Problem]:
         yield Problem(message, case.place("server", "port"))
 
 
-def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
-    """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
-
-    sglang 0.5.14, arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
-    """
-    algorithm, place = case.arguments.text("speculative-algorithm"), case.place("flags", "speculative-algorithm")
-    if algorithm is None or case.arguments.has("speculative-draft-model-path"):
-        return
-    if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
-        yield Problem(
-            f"`{algorithm}` drafts with a model of its own, and none is named",
-            place,
-            "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`",
-        )
-    elif case.profile.model.mtp_layer is None and algorithm != "NGRAM":
-        yield Problem(
-            "speculation needs a draft: this model has no MTP layer",
-            place,
-            "remove the `speculative-…` flags, or set `speculative-draft-model-path`",
-        )
-
-
-def device_is_the_hardware(case: Case) -> Iterator[Problem]:
-    """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (0.5.14, server_args.py:2785)."""
-    wanted = "cpu" if case.profile.hardware.vendor == "cpu" else "cuda"
-    device = case.arguments.text("device")
-    if device not in {None, wanted}:
-        yield Problem(
-            f"`--device {device}` is not this hardware's", case.place("flags", "device"), f"leave it out, or `{wanted}`"
-        )
-
-
-def places_are_its_own(case: Case) -> Iterator[Problem]:
-    """Ranks meet at a port of their own, and each GPU has its NUMA node (0.5.14, utils/numa_utils.py:104)."""
-    port, nodes = case.profile.server.port, case.profile.flags.get("numa-node")
-    if case.arguments.number("nccl-port") == port:
-        yield Problem(
-            f"`--nccl-port {port}` is the server's own port", case.place("flags", "nccl-port"), "leave it out"
-        )
-    told = len(flag_words(nodes.value)) if nodes else 0
-    layout = case.profile.layout
-    ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
-    gpus = case.count("base-gpu-id") + ranks * case.profile.replicas
-    if nodes and told < gpus:
-        message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
-        yield Problem(message, case.place("flags", "numa-node"), "one for each GPU of the machine, or leave it out")
-
-
 def secrets_stay_out(case: Case) -> Iterator[Problem]:
     """No secret stands in a profile: it would be rendered, labelled and hashed."""
     for name in case.profile.env:
-        if names_secret(name):
+        if is_secret_name(name):
             yield Problem(
                 f"`{name}` looks like a secret and is not written into a profile",
                 case.place("env", name),
@@ -363,9 +330,6 @@ RULES: Final[Sequence[Rule]] = (
     runtime_can_start,
     flags_are_known,
     values_are_taken,
-    speculation_has_a_draft,
-    device_is_the_hardware,
-    places_are_its_own,
     secrets_stay_out,
     address_is_meant,
     patches_exist,

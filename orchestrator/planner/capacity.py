@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.capacity import Capacity, KvCache, Served
 from orchestrator.plan.plan import Hazard, Plan
 
@@ -43,7 +44,7 @@ def _words(found: Capacity) -> Iterator[str]:
     if served and served.at_once is not None:
         yield f"{served.at_once:,} requests of `{served.load}` at once"
     if memory:
-        yield f"`mem-fraction-static` {memory.fraction:g}, at most {memory.safe_fraction:g}"
+        yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:
         yield found.unknown[0]
 
@@ -56,8 +57,8 @@ def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
     free, fraction = memory.free_bytes, memory.fraction
     yield "free of a GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less what driver, process and collectives take"
     yield "weights of a GPU", _gb(memory.weights_bytes), "the checkpoint's, over tp"
-    yield "static fraction", f"{fraction:g}", f"`mem-fraction-static`, {memory.fraction_is}"
-    capped = f"; `max-total-tokens` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
+    yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_is}"
+    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
     yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
     yield (
         "kept free of a GPU",
@@ -73,13 +74,13 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
         return
     yield "a token on a GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
     if cache.tokens is None:
-        yield "tokens a replica", "unknown", "`max-total-tokens` sets them"
+        yield "tokens a replica", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
         return
     replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
     yield "tokens a replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
     if cache.windows is not None:
         kept = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
-        ratio = f"`swa-full-tokens-ratio` {cache.windows.ratio:g}"
+        ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
         yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
     yield "longest contexts at once", f"{cache.full_contexts:g}", "in a replica"
 

@@ -9,7 +9,7 @@ from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import HUB_TOKEN
+from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import ABOUT, DOWNLOAD_MB_S, PULL, starting

@@ -2,14 +2,13 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.catalog import Catalogue
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
-from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.images.client import find_docker
@@ -86,16 +85,8 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[ImageVariable]:
 
 def image_hazards(plan: Plan, config: ImageConfig) -> tuple[Hazard, ...]:
     """What is reported of the plan with the image's own variables, and not of the plan alone."""
-    source = f"the image {config.reference}"
-    own = {variable.name for variable in plan.env}
-    added = (
-        EnvVar(name=name, value=value, origin=Origin.INFERRED, source=source)
-        for name, value in config.env.items()
-        if name not in own
-    )
-    whole = replace(plan, env=(*plan.env, *added))
     known = {hazard.id for hazard in plan.hazards}
-    found = hazards(read_reports(Catalogue.from_environment()).hazards, whole)
+    found = hazards(read_reports(Catalogue.from_environment()).hazards, plan, image_env=config.env)
     return tuple(hazard for hazard in found if hazard.id not in known)
 
 

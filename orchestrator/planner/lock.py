@@ -3,9 +3,9 @@
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from orchestrator import __version__
 from orchestrator.checkpoints.hub import Listing, list_files
@@ -17,8 +17,8 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
-from orchestrator.core.safe_paths import path_named_in
+from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, path_named_in
+from orchestrator.core.secrets import redact
 from orchestrator.core.yaml_document import Document
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images.config import local_config
@@ -26,9 +26,11 @@ from orchestrator.images.registry import Registry
 from orchestrator.images.sources import carried_patches
 from orchestrator.patches.ledger import patch_digest, read_diffs
 from orchestrator.plan.diff import differences
+from orchestrator.plan.facts import Facts
 from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import is_path, planned
+from orchestrator.planner.planning import is_path, read_profile
+from orchestrator.planner.source import ProfileSource, profile_source
 from orchestrator.render.artifacts import ContextFile
 from orchestrator.render.dockerfile import repository
 from orchestrator.runs.run_dir import load_lock, write_files
@@ -44,7 +46,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
 
     Raises ProfileError for a profile that cannot be planned; what nobody answers for is unknown.
     """
-    plan, _ = planned(profile, overrides, home)
+    plan, _ = profile_source(profile, overrides, home).planned()
     unknown: dict[str, str] = {}
     listing, pins = None, list(overrides)
     if plan.model.source.kind == "hub":
@@ -63,7 +65,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             pins.append(_pin_of(taken))
         except DeployError as error:
             unknown[taken.key] = redact(error.message)
-    pinned, _ = planned(profile, pins, home)
+    pinned, _ = profile_source(profile, pins, home).planned()
     return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
 
 
@@ -196,8 +198,11 @@ def home_of_run(run: Path, home: Home) -> Home:
 
 
 def default_path(profile: str) -> Path:
-    """Where the lock of a profile is looked for: in this folder, by the profile's name."""
-    return Path(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}")
+    """Where the lock of a profile is looked for: in this folder, by the profile's name. Raises ProfileError."""
+    try:
+        return Path(RelativePath(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}"))
+    except UnsafeValueError as error:
+        raise ProfileError(f"no profile can be called `{profile}`", details=str(error)) from error
 
 
 def lock_output(output: Path | None, profile: str) -> Path:
@@ -237,30 +242,51 @@ def read_lock(path: Path) -> tuple[Lock, Document]:
     return lock, document
 
 
-def locked(path: Path, home: Home) -> tuple[Plan, dict[str, bytes]]:
-    """The plan of a lock and the files that its patches are given, once everything is as it was locked.
+@dataclass(frozen=True, kw_only=True)
+class LockSource(ProfileSource):
+    """The profile of a lock, which has to be decided as it was locked."""
 
-    Raises the error of what is not, with each line that is another one now: ProfileError, BuildError, WeightsError.
-    """
+    path: Path
+    lock: Lock
+    document: Document
+    decided: ClassVar[bool] = True
+
+    def decide(self, facts: Facts) -> Plan:
+        """Decide the plan and hold it, and everything that it is made from, against the lock.
+
+        Raises the error of what differs, with each line that is another one now: ProfileError, BuildError,
+        WeightsError.
+        """
+        plan = super().decide(facts)
+        lock, document, home = self.lock, self.document, self.home
+        built = [
+            *changed(document, "patches", lock.patches, _patches(plan, home)),
+            *changed(document, "files", lock.files, _files(plan, home)),
+        ]
+        found: list[tuple[type[DeployError], Sequence[Problem]]] = [
+            (ProfileError, tuple(changed(document, "plan", lock.plan, plan_lines(plan)))),
+            (BuildError, built),
+            (WeightsError, tuple(_other_weights(lock, document, plan, home))),
+        ]
+        problems = [problem for _, each in found for problem in each]
+        if problems:
+            kind = next(kind for kind, each in found if each)
+            hint = f"`deploy lock {plan.profile}` locks what there is now"
+            raise kind(f"`{self.path.name}` is not what would be started now", problems=problems, hint=hint)
+        return plan
+
+    def location(self, path: tuple[str, ...]) -> str:
+        """The key, and the lock."""
+        return f"`{'.'.join(path)}` in {self.path}"
+
+
+def lock_source(path: Path, home: Home) -> LockSource:
+    """Read a lock and its profile, and say what it does not hold. Raises ProfileError."""
     lock, document = read_lock(path)
-    plan, inputs = planned(lock.profile, lock.overrides, home)
-    built = [
-        *changed(document, "patches", lock.patches, _patches(plan, home)),
-        *changed(document, "files", lock.files, _files(plan, home)),
-    ]
-    found: list[tuple[type[DeployError], Sequence[Problem]]] = [
-        (ProfileError, tuple(changed(document, "plan", lock.plan, plan_lines(plan)))),
-        (BuildError, built),
-        (WeightsError, tuple(_other_weights(lock, document, plan, home))),
-    ]
-    problems = [problem for _, each in found for problem in each]
-    if problems:
-        kind = next(kind for kind, each in found if each)
-        hint = f"`deploy lock {plan.profile}` locks what there is now"
-        raise kind(f"`{path.name}` is not what would be started now", problems=problems, hint=hint)
+    valid = read_profile(lock.profile, overrides=lock.overrides, catalogue=Catalogue.of(home))
     for what, why in lock.unknown.items():
         note(f"the lock does not hold `{what}`: {why}")
-    return plan, inputs
+    return LockSource(valid=valid, home=home, path=path, lock=lock, document=document)
 
 
 def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:

@@ -8,22 +8,19 @@ from pathlib import Path
 from orchestrator.core.catalog import Catalogue, Kind, can_be_named
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import path_named_in
-from orchestrator.core.secret import know_variable
+from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import checked, read_file, read_model, without_unknown
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
-from orchestrator.images.sources import input_digests, read_inputs
-from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.ledger import read_ledger
-from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.decide import Knowledge, decide
+from orchestrator.plan.facts import NOTHING_KNOWN, Facts
 from orchestrator.plan.known_issues import Reports
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.plan.rules import arguments
+from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartChoice, choose_parts, compose
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -56,29 +53,32 @@ class Valid:
     @property
     def capacity(self) -> Capacity:
         """What fits on each of its replicas."""
-        return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
+        return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
-    def decide(self, inputs: Mapping[str, str], *, quiet: bool = False) -> Plan:
-        """The plan, with files given to patches: name -> sha256; deprecated options are told, unless `quiet`.
-
-        Raises ProfileError with all that its rules refuse.
-        """
-        version = self.profile.engine.version
-        knowledge = Knowledge(
+    @cached_property
+    def knowledge(self) -> Knowledge:
+        """What the catalog says, read once for every decision. Raises ProfileError."""
+        kinds = {name: runtime_class(name) for name in REGISTRY}
+        return Knowledge(
             table=self.table,
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
-            runtimes={name: runtime_class(name).rules() for name in REGISTRY},
-            settle={name: runtime_class(name).settle for name in REGISTRY},
-            inputs=inputs,
+            runtimes={name: kind.rules() for name, kind in kinds.items()},
+            settings={name: kind.settings for name, kind in kinds.items()},
             load=self.load,
         )
-        plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
-        named = () if quiet else tuple(flag.name for flag in plan.flags)
-        for name, successor in knowledge.table.deprecated(named).items():
+
+    def decide(self, facts: Facts = NOTHING_KNOWN) -> Plan:
+        """Decide the plan. Raises ProfileError with all that its rules refuse."""
+        return decide(self.name, profile=self.profile, composed=self.composed, knowledge=self.knowledge, facts=facts)
+
+    def note_deprecated(self) -> None:
+        """Name the deprecated options that the profile sets."""
+        given = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
+        for name, successor in self.table.deprecated(given).items():
             instead = f": use `{successor}`" if successor else ""
-            note(f"`--{name}` is deprecated in sglang {version}{instead} ({self.composed.place(('flags', name))})")
-        return plan
+            place = self.composed.place(("flags", name))
+            note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{instead} ({place})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,50 +124,17 @@ def load(
     name: str,
     *,
     overrides: Sequence[str] = (),
-    inputs: Mapping[str, str] | None = None,
+    facts: Facts = NOTHING_KNOWN,
     catalogue: Catalogue | None = None,
 ) -> Loaded:
     """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
 
-    `inputs` are files given to patches, name -> sha256. Raises ProfileError with every fault and its place.
+    Raises ProfileError with every fault and its place.
     """
     valid = read_profile(name, overrides=overrides, catalogue=catalogue)
-    return Loaded(valid=valid, plan=valid.decide(inputs or {}))
-
-
-def planned(
-    profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
-) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan and the files its patches are given, by input name: what `build` and `up` agree on.
-
-    That is what the user gives, and the table that was built for this model and layout, where one was and the user
-    gives none.
-    """
-    return planned_at(read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)), home, given=given)
-
-
-def planned_at(valid: Valid, home: Home, *, given: Mapping[str, Path] | None = None) -> tuple[Plan, dict[str, bytes]]:
-    """As `planned`, of a profile that has been read."""
-    layout, hardware, engine = valid.profile.layout, valid.profile.hardware, valid.profile.engine
-    store = Store.at(home, engine.aiter_commit, engine.image)
-    table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
-    built = {MOE_TABLE: table} if table.is_file() else {}
-    return _decided(valid, {**built, **(given or {})})
-
-
-def plan_with(profile: str, overrides: Sequence[str], home: Home, inputs: Mapping[str, str]) -> Plan:
-    """A profile's plan, decided with files that its image was given already, name -> sha256."""
-    return read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)).decide(inputs)
-
-
-def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan, decided with files that its patches are given, and their contents; both by input name."""
-    return _decided(read_profile(profile, overrides=overrides), files)
-
-
-def _decided(valid: Valid, files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
-    inputs = read_inputs(files)
-    return valid.decide(input_digests(inputs)), inputs
+    loaded = Loaded(valid=valid, plan=valid.decide(facts))
+    valid.note_deprecated()
+    return loaded
 
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
@@ -219,14 +186,14 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 def _valid(name: str, composed: Composed, catalogue: Catalogue) -> Valid:
     message = f"profile `{name}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
-    know_variable(profile.server.api_key_env)
+    register_env_secret(profile.server.api_key_env)
     return Valid(name=name, composed=composed, profile=profile, catalogue=catalogue)
 
 
 def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[Problem, ...]:
     """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
     try:
-        _valid(name, known, catalogue).decide({})
+        _valid(name, known, catalogue).decide()
     except ProfileError as error:
         return error.each()
     return ()

@@ -115,7 +115,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     name = request.name or request.target.name.lower()
     _require_free(name, home)
     _require_apart(source, request.target)
-    folder = WorkFolder.beside(request.target)
+    folder = WorkFolder(request.target)
     _require_room(request.target, foreseen, others_size(request.source), folder)
     progress = Progress()
     with folder.held(progress):
@@ -257,7 +257,7 @@ def _require_new(target: Path) -> None:
 
 
 def _hint_of_what_exists(target: Path) -> str:
-    if target.name and read_receipt(target) and (left := WorkFolder.beside(target)).is_begun():
+    if target.name and read_receipt(target) and (left := WorkFolder(target)).is_begun():
         folder = shlex.quote(str(left.root))
         return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
     return "name a new one: nothing is written over"

@@ -276,7 +276,7 @@ class EngineSection(StrictModel):
         default=(),
         description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )
-    template: Word = Field(description="Dockerfile template under images/")
+    template: CatalogueName = Field(description="Dockerfile template under images/")
     requirements: CatalogueName | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
     source_dir: InnerPath = Field(

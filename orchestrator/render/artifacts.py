@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodSearch, gateway_argv
 from orchestrator.engine.launch import Launch, launch_argv
-from orchestrator.plan.plan import ContainerNeeds, Plan
+from orchestrator.plan.plan import AS_PLANNED, ContainerNeeds, FoundPatches, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 
@@ -61,9 +61,18 @@ class Artifacts:
 
 
 def server_command(
-    plan: Plan, *, model_path: str, host: str, python: str = "python3", in_home: bool = False
+    plan: Plan,
+    *,
+    model_path: str,
+    host: str,
+    python: str = "python3",
+    in_home: bool = False,
+    found: FoundPatches = AS_PLANNED,
 ) -> Command:
-    """What is executed. Where the checkpoint lies, which address is bound and by what interpreter, its runtime says."""
+    """What is executed. Where the checkpoint lies, which address is bound and by what interpreter, its runtime says.
+
+    The variables of `found` patches are added; one that the plan sets itself stays.
+    """
     launch = Launch(
         model_path=model_path,
         served_name=plan.model.served_name,
@@ -75,8 +84,8 @@ def server_command(
         dp_attention=plan.layout.dp_attention,
         flags=tuple((flag.name, flag.values) for flag in plan.flags),
     )
-    env = tuple((variable.name, variable.value) for variable in plan.env)
-    return Command(argv=launch_argv(launch, python=python), env=env, in_home=in_home)
+    env = {variable.name: variable.value for variable in (*found.env, *plan.env)}
+    return Command(argv=launch_argv(launch, python=python), env=tuple(sorted(env.items())), in_home=in_home)
 
 
 def gateway_command(

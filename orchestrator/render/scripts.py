@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.core.text import printable
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -86,7 +87,8 @@ def _executed(artifacts: Artifacts) -> Iterator[str]:
     """The last lines of a script; without its key a server would answer everyone who reaches it."""
     command = wrapped(artifacts.command.argv)
     if artifacts.plan.server.api_key_env is not None:
-        yield ': "${API_KEY_FILE:?the absolute path of a .yaml file with the line api-key: KEY}"'
+        key = Meaning.API_KEY
+        yield f': "${{API_KEY_FILE:?the absolute path of a .yaml file with the line {key}: KEY}}"'
         command += ' \\\n  --config "$API_KEY_FILE"'
     yield f"exec {command}\n"
 

@@ -5,10 +5,10 @@ from typing import Final
 
 from orchestrator.bench.published import Reference
 from orchestrator.bench.result import Point
+from orchestrator.engine.serving import recorded_facts
 from orchestrator.report.compare import Comparison
 
 _UNIT: Final = "accepted tokens a step"  # with which the unit of such a reference begins
-_STEPS: Final = "speculative-num-steps"
 
 
 def accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
@@ -44,8 +44,5 @@ def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
 
 def _steps(comparison: Comparison) -> str:
     """The drafts of each step, as the result's own plan has them; empty where it has none."""
-    flags = (comparison.result.run.provenance.plan or {}).get("flags")
-    for flag in flags if isinstance(flags, list) else ():
-        if isinstance(flag, dict) and flag.get("name") == _STEPS and isinstance(values := flag.get("values"), list):
-            return str(next(iter(values), ""))
-    return ""
+    facts = recorded_facts(comparison.result.run.provenance.plan or {})
+    return str(facts.drafts.steps) if facts is not None and facts.drafts is not None else ""

@@ -7,9 +7,7 @@
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +18,11 @@ from typing import Final
 from orchestrator import __version__
 from orchestrator.core.command_hints import note_profile
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
-from orchestrator.core.files import open_lock, read_file, read_own, write_whole
+from orchestrator.core.files import read_file, read_own, write_whole
+from orchestrator.core.locks import LockHeldError, hold, is_held
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact_data
 from orchestrator.core.safe_paths import FileName, RelativePath
+from orchestrator.core.secrets import redact_data
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
@@ -36,7 +35,6 @@ FILES_FILE: Final = "files.json"  # the names of the files that were rendered fo
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
-_PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
 @dataclass(frozen=True)
@@ -117,48 +115,21 @@ def claim(home: Home, name: str) -> Iterator[None]:
     """
     require_name(name)
     try:
-        lock = open_lock(home.make_runs(name) / ".lock")
+        lock = hold(home.make_runs(name) / ".lock")
     except OSError as error:
         raise unwritable(home, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(lock, _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n") or "unknown"
-        os.close(lock)
+    except LockHeldError as error:
         raise NameTakenError(
-            f"another `deploy` command is working on `{name}` (pid {holder})",
+            f"another `deploy` command is working on `{name}` (pid {error.holder})",
             hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
         ) from error
-    try:
-        with contextlib.suppress(OSError):  # a full disk: who holds it is worth knowing, and no more
-            os.pwrite(lock, str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
+    with lock:
         yield
-    finally:
-        os.close(lock)
 
 
 def is_claimed(home: Home, name: str) -> bool:
-    """Whether a command works on `name`, as the kernel's table of locks tells: a lock of ours would be in its way."""
-    try:
-        lock = os.open(home.runs / FileName(name) / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        place = _place_of(lock)
-        held = Path("/proc/locks").read_text()
-    except (OSError, ValueError, StopIteration):
-        return False
-    finally:
-        os.close(lock)
-    return any(line.split()[1] == "FLOCK" and line.split()[5] == place for line in held.splitlines())
-
-
-def _place_of(file: int) -> str:
-    """An open file as /proc/locks names it, `fd:01:1234`: its file system, which `stat` may misname; its inode."""
-    told = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{file}").read_text().splitlines())
-    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    major, minor = next(mount[2] for mount in mounts if mount[0] == told["mnt_id"].strip()).split(":")
-    return f"{int(major):02x}:{int(minor):02x}:{os.fstat(file).st_ino}"
+    """Return whether a command works on `name`."""
+    return is_held(home.runs / FileName(name) / ".lock")
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:

@@ -20,14 +20,15 @@ from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
-    from orchestrator.core.secret import Secret
+    from orchestrator.core.secrets import Secret
     from orchestrator.core.subprocesses import ProgramResult
     from orchestrator.engine.server_args import ArgumentRefusal
     from orchestrator.hosts.context import Check, Space
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
-    from orchestrator.plan.plan import Plan
+    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.plan import FoundPatches, Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
     from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -164,7 +165,7 @@ class Prepared:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
-    as_found: Plan | None = None  # with those that they need although the plan did not expect it; None: as planned
+    found: FoundPatches | None = None  # those that they need at a start although the plan did not expect it
     image: ImageConfig | None = None  # that the server starts in, where it starts in one
     engine: EnginePython | None = None  # None where only the node that serves has it
 
@@ -220,10 +221,12 @@ class Runtime(ABC):
         """The rules that a plan for it keeps, beside those of every plan."""
         return ()
 
-    @staticmethod
-    def settle(plan: Plan, _profile: Profile) -> Plan:
-        """The plan with what the profile's section for this runtime says."""
-        return plan
+    @classmethod
+    def settings(cls, _profile: Profile) -> RuntimeSettings:
+        """Decide what the profile's section for this runtime says."""
+        from orchestrator.plan.decide import RuntimeSettings  # noqa: PLC0415 - see above
+
+        return RuntimeSettings()
 
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:

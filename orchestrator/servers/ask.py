@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.errors import StartError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.requests import completion_body

@@ -9,7 +9,7 @@ from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import claim, latest_run, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.exit_record import stop_server
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.host import place_of, wait_until_free
 
@@ -31,7 +31,7 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True,
                     say(f"stopping `{name}`: its requests have {within:g} s to end")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_free(plan, place_of(plan, servers.home, host))
+            wait_until_free(plan, place_of(plan.runtime, servers.home, host))
 
 
 def down_all(
@@ -66,14 +66,14 @@ def down_all(
         raise HostError(what, problems=problems)
 
 
-def _is_ours(servers: Fleet, handle: Server) -> bool:
+def _is_ours(servers: Fleet, handle: RunningServer) -> bool:
     """Whether it was started from this home: several homes may share a Docker daemon.
 
     A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
     """
     run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
-    return servers.home.holds(run_dir) or (deleted and kind.here and not kind.contained)
+    return servers.home.holds(run_dir, handle.name) or (deleted and kind.here and not kind.contained)
 
 
 def grace_of(servers: Fleet, name: str) -> float:

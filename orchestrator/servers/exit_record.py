@@ -7,11 +7,12 @@ from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
+from orchestrator.core.secrets import redact
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import ENDING, ServerState, Status
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.group import RunningServer, ServerGroup
 
 ENDING_FILE: Final = ENDING
 HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
@@ -19,7 +20,7 @@ HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server 
 UP_FAILED: Final = "`up` failed"
 
 
-def stop_server(runtime: Group, handle: Server, *, home: Home, grace: float, why: str) -> None:
+def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, why: str) -> None:
     """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None
@@ -27,25 +28,26 @@ def stop_server(runtime: Group, handle: Server, *, home: Home, grace: float, why
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
-    if home.holds(run_dir) and (state is None or state.status is not Status.ABSENT):
+    if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.ABSENT):
         keep_ending(RunDir(run_dir), why, state)
 
 
 def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None:
     """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
 
+    `why` holds no secret: `deploy watch` reads it again, and a key may be a word of it.
     A disk that does not take it keeps nobody from stopping a server.
     """
     by_itself = state is not None and state.status is Status.EXITED
     record = {
         "asked": why,
-        "how": (state.detail or "it exited") if state and by_itself else why,
+        "how": redact(state.detail or "it exited") if state and by_itself else why,
         "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_code": state.exit_code if state else None,
         "restarts": state.restarts if state else 0,
     }
     with suppress(HostError):
-        run.save(ENDING_FILE, record)
+        run.save_state(ENDING_FILE, record)
 
 
 def kept_state(run: RunDir) -> ServerState | None:
@@ -58,4 +60,4 @@ def kept_state(run: RunDir) -> ServerState | None:
 def why_failed(failure: BaseException) -> str:
     """What the run directory keeps of a start that failed."""
     code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
-    return f"{UP_FAILED} with {code}: {str(failure) or type(failure).__name__}"
+    return f"{UP_FAILED} with {code}: {redact(str(failure)) or type(failure).__name__}"

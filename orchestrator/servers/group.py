@@ -24,7 +24,7 @@ from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import number_of, part_of, top_of
 
 if TYPE_CHECKING:
-    from orchestrator.core.secret import Secret
+    from orchestrator.core.secrets import Secret
     from orchestrator.plan.plan import Plan
     from orchestrator.render.artifacts import Artifacts
 
@@ -33,14 +33,14 @@ _PAUSE: Final = 0.2  # seconds between two looks at the logs of several
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server(Unit):
+class RunningServer(Unit):
     """What runs under one name: a unit by itself, or a gateway and the servers behind it."""
 
-    replicas: tuple[Server, ...] = ()
+    replicas: tuple[RunningServer, ...] = ()
     gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
 
     @classmethod
-    def of(cls, unit: Unit) -> Server:
+    def of(cls, unit: Unit) -> RunningServer:
         """A unit by itself."""
         return cls(**{each.name: getattr(unit, each.name) for each in fields(Unit)})
 
@@ -85,7 +85,7 @@ class Server(Unit):
         return told | {"replicas": [each.to_dict() for each in self.replicas]}
 
 
-class Group:
+class ServerGroup:
     """The servers of one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -102,38 +102,40 @@ class Group:
         """Whether its gateways find their servers by themselves."""
         return self.runtime.discovers
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Server:
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start one unit. See `Runtime.start`."""
-        return Server.of(self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets))
+        return RunningServer.of(self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets))
 
-    def placed(self, server: Server, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Server:
+    def placed(
+        self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None
+    ) -> RunningServer:
         """Wait until a unit has its place. See `Runtime.placed`."""
-        return Server.of(self.runtime.placed(server.unit, plan, meanwhile=meanwhile))
+        return RunningServer.of(self.runtime.placed(server.unit, plan, meanwhile=meanwhile))
 
-    def find(self, name: str | None = None) -> tuple[Server, ...]:
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """The servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
         return servers_of(self.runtime.find(name))
 
-    def state(self, server: Server) -> ServerState:
+    def state(self, server: RunningServer) -> ServerState:
         """What has become of a unit, or of the gateway, since it was found."""
         return NO_GATEWAY if server.replicas and not server.identity else self.runtime.state(server.unit)
 
-    def titles(self, server: Server) -> tuple[str, ...]:
+    def titles(self, server: RunningServer) -> tuple[str, ...]:
         """The command lines of the processes of a unit. See `Runtime.titles`."""
         return self.runtime.titles(server.unit)
 
-    def logs(self, server: Server, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """The log; of several units each piece below the name of its file, as `tail` does."""
         if server.replicas:
             return self._all_logs(server, follow=follow, since=since)
         return self.runtime.logs(server.unit, follow=follow, since=since)
 
-    def tail(self, server: Server) -> Callable[[], Iterator[str]]:
+    def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
         """The new lines of the log, or of all logs, at each call."""
         tails = [self.runtime.tail(unit) for unit in server.units]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
-    def stop(self, server: Server, *, grace: float) -> None:
+    def stop(self, server: RunningServer, *, grace: float) -> None:
         """Stop the gateway first, and then the servers behind it, which drain at the same time."""
         until, own = time.monotonic() + grace, server.unit
         if not server.replicas:
@@ -145,15 +147,15 @@ class Group:
         finally:  # with the gateway once more, where it did not end
             self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
-    def show(self, server: Server, *, shown: bool) -> None:
+    def show(self, server: RunningServer, *, shown: bool) -> None:
         """Let the gateway find a server, or not. See `Runtime.show`."""
         self.runtime.show(server.unit, shown=shown)
 
-    def is_shown(self, server: Server) -> bool:
+    def is_shown(self, server: RunningServer) -> bool:
         """Whether the gateway may find it."""
         return self.runtime.is_shown(server.unit)
 
-    def is_ready(self, server: Server) -> bool:
+    def is_ready(self, server: RunningServer) -> bool:
         """Whether a gateway that finds it takes it."""
         return self.runtime.is_ready(server.unit)
 
@@ -161,7 +163,7 @@ class Group:
         """Let go of connections; servers run on."""
         self.runtime.close()
 
-    def _all_logs(self, server: Server, *, follow: bool, since: datetime | None) -> Iterator[str]:
+    def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
         units = server.units
         names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
@@ -181,15 +183,15 @@ class Group:
                     yield line
 
 
-def servers_of(units: Sequence[Unit]) -> tuple[Server, ...]:
+def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
     """Units as servers, sorted by name."""
-    known = sorted((Server.of(unit) for unit in units), key=lambda unit: unit.name)
+    known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name)))
 
 
-def _of_name(units: Sequence[Server]) -> Iterator[Server]:
+def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     """The starts of one name, and those units whose records cannot be read."""
-    starts: dict[Path, list[Server]] = {}
+    starts: dict[Path, list[RunningServer]] = {}
     for unit in units:
         if unit.identity:
             starts.setdefault(start_of(unit), []).append(unit)
@@ -197,14 +199,14 @@ def _of_name(units: Sequence[Server]) -> Iterator[Server]:
     yield from (unit for unit in units if not unit.identity)
 
 
-def _start(units: Sequence[Server]) -> Server:
+def _start(units: Sequence[RunningServer]) -> RunningServer:
     """The units of one start."""
     own = next((unit for unit in units if not part_of(Path(unit.run_dir))), None)
     behind = [unit for unit in units if unit is not own]
     return own if own is not None and not behind else together(own, sorted(behind, key=lambda unit: unit.number))
 
 
-def together(gateway: Server | None, servers: Sequence[Server]) -> Server:
+def together(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
     """Several servers as one, with the gateway that was started before them, or not yet.
 
     They are the newest start that any of them is of.
@@ -229,7 +231,7 @@ def together(gateway: Server | None, servers: Sequence[Server]) -> Server:
     )
 
 
-def joined(found: Sequence[Server]) -> list[Server]:
+def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
     """The starts of one name as they serve: those without a gateway behind the one there is.
 
     The newest server of each number counts.
@@ -249,7 +251,7 @@ def start_of(unit: Unit) -> Path:
     return top_of(Path(unit.run_dir)).absolute()
 
 
-def run_dirs(servers: Sequence[Server]) -> list[Path]:
+def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
     """The run directories of all starts that these servers, and those behind them, are of."""
     found = {start_of(each) for server in servers for each in (server, *server.replicas)}
     return sorted(found | {Path(server.own_dir) for server in servers})

@@ -13,7 +13,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import since_then
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
@@ -61,7 +61,9 @@ def log_lines(
     return _lines(servers.runtime(handle), handle, follow=follow, last=last, since=since)
 
 
-def _lines(runtime: Group, handle: Server, *, follow: bool, last: int | None, since: datetime | None) -> Iterator[str]:
+def _lines(
+    runtime: ServerGroup, handle: RunningServer, *, follow: bool, last: int | None, since: datetime | None
+) -> Iterator[str]:
     if last is None:
         return runtime.logs(handle, follow=follow, since=since)
     so_far = deque(enumerate(runtime.logs(handle, follow=False, since=since), start=1), maxlen=last)

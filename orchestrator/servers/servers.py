@@ -10,9 +10,8 @@ from typing import Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
-from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret, know_variable
+from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import parts
@@ -30,7 +29,7 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
 from orchestrator.runtimes.base import ServerState, Status, UnansweredError
-from orchestrator.servers.group import Group, Server, servers_of
+from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -40,11 +39,11 @@ class Fleet:
     """The runtimes of this machine, or of a far one."""
 
     home: Home
-    runtimes: Mapping[str, Group]
+    runtimes: Mapping[str, ServerGroup]
     named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
     silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
 
-    def find(self, name: str | None = None) -> tuple[Server, ...]:
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
 
         Raises UsageError for what cannot be a name.
@@ -56,7 +55,7 @@ class Fleet:
             _know(handle)
         return found
 
-    def one(self, name: str) -> Server:
+    def one(self, name: str) -> RunningServer:
         """The server of that name.
 
         Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
@@ -75,11 +74,16 @@ class Fleet:
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
-    def runtime(self, handle: Server) -> Group:
+    def runtime(self, handle: RunningServer) -> ServerGroup:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
 
-    def _find(self, name: str | None) -> Iterator[Server]:
+    def run_of(self, handle: RunningServer) -> RunDir | None:
+        """Return the run directory of a server, None for one of another home: what names it may name any directory."""
+        run_dir = Path(handle.run_dir)
+        return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
+
+    def _find(self, name: str | None) -> Iterator[RunningServer]:
         for kind, runtime in self.runtimes.items():
             try:
                 yield from runtime.find(name)
@@ -97,7 +101,7 @@ class Fleet:
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
     names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
-    runtimes = {name: Group(open_runtime(name, home, host)) for name in names}
+    runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
     try:
         yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
     finally:
@@ -105,11 +109,11 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
             runtime.close()
 
 
-def _know(handle: Server) -> None:
+def _know(handle: RunningServer) -> None:
     """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
     note_request(handle.run)
     if (plan := handle.plan) is not None:
-        know_variable(plan.server.api_key_env)
+        register_env_secret(plan.server.api_key_env)
 
 
 def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
@@ -123,13 +127,13 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
         what = f"`{variable}` is not set; the plan says that it holds the API key"
         raise UsageError(what, hint=f"export {variable}=…")
     key = read_key(value, where=variable)
-    if len(key.reveal()) < SHORT:
-        what = f"the API key in `{variable}` has fewer than {SHORT} characters"
+    if len(key.reveal()) < SAFE_LENGTH:
+        what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
         warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
     return key
 
 
-def note_parts(runtime: Group, handle: Server, seconds: float) -> None:
+def note_parts(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
     handle.run.save_state(PARTS_FILE, told)
@@ -140,7 +144,7 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
-def lost_parts(runtime: Group, handle: Server) -> str:
+def lost_parts(runtime: ServerGroup, handle: RunningServer) -> str:
     """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
 
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
@@ -170,14 +174,14 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     return "; ".join(filter(None, [began, state.detail]))
 
 
-def of_other_plans(handle: Server, plan: Plan) -> str:
+def of_other_plans(handle: RunningServer, plan: Plan) -> str:
     """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
     planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
     return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
 
 
-def _lost_servers(runtime: Group, handle: Server) -> Iterator[str]:
+def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
     plan = handle.plan
     count = plan.replicas if plan else len(handle.replicas)

@@ -6,13 +6,15 @@ from dataclasses import replace
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import MeasuredTarget, NamedHardware, is_url
+from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
+from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Fleet, api_key, fleet
 from orchestrator.servers.start.verify import require_running, untold
@@ -73,12 +75,16 @@ def side_of_server(servers: Fleet, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
-    plan = handle.require_plan()
+    run = servers.run_of(handle)
+    plan = read_plan(run)
+    if run is None or plan is None:
+        what = f"the plan of `{name}` is not in this home"
+        raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
     key = api_key(plan.server.api_key_env)
     urls = [server.url for server in handle.replicas] or [handle.url]
     names = [f"replica {number}" for number in range(1, len(urls) + 1)] if handle.replicas else [""]
     engines = ((whose, target_of(plan, url=url, api_key=key)) for whose, url in zip(names, urls, strict=True))
-    return ProbeSide(name=name, engines=tuple(engines), source=checkpoint_source(plan), run=handle.run)
+    return ProbeSide(name=name, engines=tuple(engines), source=checkpoint_source(plan), run=run)
 
 
 def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:

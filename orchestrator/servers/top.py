@@ -14,6 +14,7 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import UsageError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.gpus.inventory import gib
@@ -24,7 +25,7 @@ from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet, lost_parts
 from orchestrator.servers.start.host import place_of, runner_for
 from orchestrator.servers.start.verify import key_of, require_running
@@ -218,14 +219,14 @@ class View:
         Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
         exports no counters.
         """
-        self._handle: Server = servers.one(name)
-        self._runtime: Group = servers.runtime(self._handle)
+        self._handle: RunningServer = servers.one(name)
+        self._runtime: ServerGroup = servers.runtime(self._handle)
         self._require_running()
         plan = self._handle.require_plan()
-        if plan.flag("enable-metrics") is None:
-            hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
+        if not plan.serving.metrics:
+            hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
-        place = place_of(plan, servers.home, host)
+        place = place_of(plan.runtime, servers.home, host)
         runner = runner_for(place) if runtime_class(self._handle.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
         key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import Metric

@@ -18,8 +18,7 @@ from orchestrator.core.console import Progress, minutes
 from orchestrator.core.errors import NotReadyError, Problem, ProfileError
 from orchestrator.core.logs.lines import batches
 from orchestrator.core.polling import look_until
-from orchestrator.core.redaction import redact
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret, redact
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.log import StageReader
@@ -144,10 +143,10 @@ class _Wait:
     def _await_place(self, state: ServerState) -> None:
         """One that others have not started yet: they know how long that may take, and whether it never will."""
         self._pending = state.detail if state.status is Status.PENDING else ""
-        if not self._pending:
-            return
         if state.refusal is not None:
             raise self._refused(state.refusal)
+        if not self._pending:
+            return
         if state.stuck:
             hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)

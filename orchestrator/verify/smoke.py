@@ -7,7 +7,7 @@ from typing import Final
 import httpx
 
 from orchestrator.core.console import Progress
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.verify.checks import Check, checks_for

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import OddAnswerError, read_server_info
@@ -31,24 +31,20 @@ class Target:
 
 
 def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
-    """The target that `plan` promises, reached at `url`.
-
-    On CPU the default grammar backend crashes the scheduler (sglang 0.5.14), so structured output counts as a feature
-    there only where the plan names a backend.
-    """
-    backend = plan.flag("grammar-backend")
+    """The target that `plan` promises, reached at `url`."""
+    facts = plan.serving
     return Target(
         url=url,
         served_name=plan.model.served_name,
-        context_length=int(plan.flag("context-length") or plan.model.context_length),
+        context_length=facts.context,
         dp=plan.layout.dp,
-        speculative=plan.flag("speculative-algorithm") is not None,
-        prefix_cache=plan.flag("disable-radix-cache") is None,
-        cache_report=plan.flag("enable-cache-report") is not None,
-        metrics=plan.flag("enable-metrics") is not None,
-        grammar=backend != "none" and (backend is not None or plan.engine.platform != "cpu"),
+        speculative=facts.drafts is not None,
+        prefix_cache=facts.prefix_cache,
+        cache_report=facts.cached_tokens_report,
+        metrics=facts.metrics,
+        grammar=facts.grammar,
         questions=plan.model.questions,
-        prefill_chunk=max(int(plan.flag("chunked-prefill-size") or 0), 0) or None,
+        prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
         inexact=plan.inexact,
         greedy=tuple(hazard for hazard in plan.hazards if hazard.id == GREEDY),

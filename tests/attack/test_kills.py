@@ -87,7 +87,7 @@ def quantised(deployment: Deployment, place: Path, sent: tuple[signal.Signals, .
         yield from deployment.run(*words, **environ).faults(0)
     if files_digest(target) != REAL_FILES["glm-5.2-amd"] or read_receipt(target) is None:
         yield f"{[each.name for each in sent]}: the target is not whole"
-    left = WorkFolder.beside(target)
+    left = WorkFolder(target)
     if left.root.exists() and ended.code != -KILL:
         yield f"left over: {left.root}"
     if alive := look_until(lambda found: not found, lambda: working_in(left.root), within=10, pause=0.05):

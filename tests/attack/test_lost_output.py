@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 from deployment import Deployment, Deployments
+from parts import pids_of
 from patience import PATIENCE, wait_for
 from survivors import listens
-from test_kills_of_parts import pids_of
 
 pytestmark = pytest.mark.attack
 

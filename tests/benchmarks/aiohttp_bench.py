@@ -13,7 +13,7 @@ import aiohttp
 from orchestrator.bench import benchmark
 from orchestrator.bench.streamed_response import Answer
 from orchestrator.cli.main import main
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
 

@@ -147,7 +147,11 @@ def test_a_table_says_what_the_code_does(section: str) -> None:
     assert text == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes the tables anew"
 
 
-PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("*/**/README.md") if ".venv" not in path.parts)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(path for path in ROOT.glob("*/**/README.md") if ".venv" not in path.parts),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

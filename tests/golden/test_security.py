@@ -16,3 +16,14 @@ def test_each_test_that_the_policy_names_exists() -> None:
     }
     assert len(named) > 25
     assert named <= defined
+
+
+def test_the_threat_model_says_of_each_party_what_it_may_do_at_worst() -> None:
+    model = (ROOT / ".github/SECURITY.md").read_text().partition("## Threat model")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\|.+\|$", model, re.MULTILINE)
+    ]
+    parties = {row[0]: row[1] for row in rows[2:]}
+    for party in ("hub", "registry", "package index", "broker", "remote host", "endpoint", "results file"):
+        assert [worst for name, worst in parties.items() if name.startswith(party) and worst], party
+    assert len(model.split()) < 500  # it is read where it is short

@@ -3,7 +3,9 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,11 @@ from orchestrator.hosts.venvs.venv import Environment
 from orchestrator.images.client import Docker
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.render.arguments import argument_question
+from orchestrator.runtimes.slurm.arguments import argument_files
+from orchestrator.runtimes.slurm.job import start_file
+from orchestrator.runtimes.slurm.state import server_state
+from orchestrator.runtimes.supervisor.main import StartRequest
+from orchestrator.runtimes.supervisor.record import read_record
 
 pytestmark = pytest.mark.engine
 
@@ -38,6 +45,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "pp-max-micro-batch-size=0": ("pp-max-micro-batch-size",),
     "retraction-policy=priority": ("retraction-policy",),
     "tool-call-parser=glm99": ("tool-call-parser",),
+    "chat-template=/no/such.jinja": ("chat-template",),
+    "tokenizer-path=/no/such": ("tokenizer-path",),
 }
 ENGINES = {"0.5.16": "mi355x-tp8", "0.5.20": "mi355x-tp8-current", "0.5.23": "mi355x-tp8"}
 ON_GPUS = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
@@ -124,6 +133,44 @@ def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
     [verdict] = read_verdicts((tmp_path / "wrong.said").read_text())
     assert verdict.refusal is not None
     assert verdict.refusal.options == ("enable-eplb",)
+
+
+@pytest.mark.parametrize("settings", [("flags.enable-eplb=true",), ()])
+def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_refuses(
+    cpu_environment: Environment, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """The site's container is a script that has this engine as its `python3`; the server in it only leaves a note."""
+    container, run_dir = tmp_path / "apptainer", tmp_path / "x" / "run"
+    run_dir.mkdir(parents=True)
+    serve = f'[ "$2" = sglang.launch_server ] && echo "$*" > {tmp_path}/served && exit 0'
+    container.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\n{serve}\nexec {cpu_environment.python} "$@"\n'
+    )
+    container.chmod(0o755)
+    job = ("runtime=slurm", "server.api_key_env=KEY", "slurm.container=apptainer", "slurm.image=/i.sif")
+    model = ("model.origin.kind=directory", f"model.origin.location={tiny_model}")
+    artifacts = render_artifacts(load("cpu-tiny", overrides=(*job, *model, *settings)).plan)
+    for name, text in argument_files(artifacts).items():
+        (run_dir / name).write_text(text)
+    argv = [str(container), *artifacts.command.argv[1:]]
+    request = StartRequest(
+        **dict.fromkeys(("run_dir", "cwd", "token"), str(run_dir)),
+        **dict.fromkeys(("name", "profile", "plan_digest"), "x"),
+        argv=tuple(argv), env={**dict(artifacts.command.env), "SGLANG_USE_CPU_ENGINE": "1"}, secret_env={}, config=None,
+        secrets=(), url="http://127.0.0.1:30000", record="job.json",
+    )  # fmt: skip
+    (run_dir / "job-start.json").write_text(start_file(asdict(request), requeue=False))
+    program = [sys.executable, "-P", "-m", "orchestrator.runtimes.slurm.job", str(run_dir)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
+    (run_dir / "job.log").write_text(done.stderr)
+    state = server_state(None, read_record(run_dir, "job.json"), run_dir)
+    if not settings:
+        assert (done.returncode, (tmp_path / "served").exists(), state.refusal) == (0, True, None), done.stderr
+        return
+    assert (done.returncode, (tmp_path / "served").exists()) == (3, False), done.stderr
+    assert state.refusal is not None
+    assert state.refusal.options == ("enable-eplb",)
+    assert "sglang refuses the arguments: `assert self.ep_size > 1`" in state.detail
 
 
 def question(artifacts: object, argv: list[str], config: object) -> str:

@@ -1,11 +1,14 @@
 """How a measurement ends before its time: what is finished is on disk, and a sentence says what happened."""
 
+import json
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from patience import wait_for
 from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
 
@@ -87,3 +90,20 @@ def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEndin
         signal.signal(signal.SIGTERM, before)
     assert [point.label for point in result.points] == ["20"]
     assert (result.ending, kinds(result) - {MarkKind.UNMET_HIT_SHARE}) == (end, marks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, number: signal.Signals) -> None:
+    """It takes a minute, in which the event loop heard no signal."""
+    workload = tmp_path / "large.yaml"
+    large = {"input_tokens": 200, "cached_share": 0.5, "prefixes": 900_000, "requests": 2}
+    workload.write_text(json.dumps({**load_workload("smoke-tiny").to_dict(), **large}))
+    with scripted(Script()) as server:
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
+        with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
+            wait_for((tmp_path / "out" / "result.json").exists)
+            time.sleep(1)
+            begun = time.monotonic()
+            code, said = bench.end(number)
+    assert (code, "Traceback" in said) == (130, False)
+    assert time.monotonic() - begun < 10

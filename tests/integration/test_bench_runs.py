@@ -23,7 +23,7 @@ from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Fai
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 
@@ -231,4 +231,13 @@ def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> N
     script.answer = answer
     result = bench(script, tmp_path)
     assert only(result).succeeded == WORKLOAD.requests
+    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result
+
+
+@pytest.mark.parametrize("tokens", [10**13, 10**15])
+def test_answers_that_claim_any_number_of_tokens_fail_and_leave_a_result_that_can_be_read(
+    tokens: int, tmp_path: Path
+) -> None:
+    result = bench(Script(answer=after_warm_up(lambda _: Answer(claims=tokens))), tmp_path)
+    assert (only(result).succeeded, kinds(result)) == (0, {MarkKind.FAILED_REQUESTS})
     assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result

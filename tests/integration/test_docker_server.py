@@ -12,7 +12,7 @@ import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import rendered_files
 from orchestrator.runs.run_dir import RunDir, read_plan, write_files
 from orchestrator.runtimes.base import Status

@@ -14,7 +14,7 @@ from scripted_runs import order
 
 from orchestrator.bench.benchmark import measure
 from orchestrator.core.errors import BenchError, BuildError, StartError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine import client as client_module
 from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
 from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError

@@ -91,6 +91,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
     return evaluate
 
 
+@pytest.mark.slow
 def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., Outcome]) -> None:
     with (
         adding_model(3) as good,

@@ -30,25 +30,26 @@ ASK = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from generate import metrics, options, server_parser, write
+from generate import metrics, options, refused, server_parser, write
 
-class Refused(Exception):
+class RefusedError(Exception):
     pass
 
 def refuse(message):
-    raise Refused(message)
+    raise RefusedError(message)
 
 def verdict(argv):
     try:
         parser.parse_args(argv)
-    except Refused as refused:
-        return str(refused)
+    except RefusedError as error:
+        return str(error)
     return "accepted"
 
 parser = server_parser(Path(sys.argv[2]))
 parser.error = refuse
 commands = json.load(sys.stdin)
-table = write(sys.argv[3], options(parser), metrics(Path(sys.argv[2])))
+root = Path(sys.argv[2])
+table = write(sys.argv[3], {"flags": options(parser), "metrics": metrics(root), **refused(root, parser)})
 print(json.dumps({"table": table, "verdicts": [verdict(argv) for argv in commands]}))
 """
 

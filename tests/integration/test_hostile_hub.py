@@ -4,13 +4,13 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_samples import write_checkpoint
+from command_line import CommandLine
 from hostile_values import COMMITS, CONTENTS, NAMES, SIZES
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
@@ -20,6 +20,7 @@ from orchestrator.checkpoints.hub import Hub as Asked
 from orchestrator.checkpoints.hub import list_files
 from orchestrator.checkpoints.remote_download import far_program
 from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
 
 REPOSITORY = "amd/GLM-5.2-MXFP4"
 BLOB = "0" * 40
@@ -42,8 +43,10 @@ def shared(checkpoint: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def hub(shared: Hub) -> Iterator[Hub]:
+def hub(shared: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The same for all, honest again after each test."""
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
     yield shared
     shared.sha, shared.more, shared.answers = COMMIT, [], {}
     shared.sent.clear()
@@ -84,6 +87,13 @@ def test_a_hub_lists_no_size_that_is_none(hub: Hub, size: object) -> None:
 def test_a_hub_lists_no_content_that_is_none(hub: Hub, oid: object) -> None:
     hub.more = [entry(oid=oid)]
     refused(hub, "the hub cannot be used", "is not a sha1 or sha256")
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("config.json/x",)], ids=short)
+def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> None:
+    """It was a download that broke off, and the hint was to run the same again."""
+    hub.more = [entry(path=name) for name in names]
+    refused(hub, "the hub cannot be used", "as a file and as a folder")
 
 
 @pytest.mark.parametrize(
@@ -138,15 +148,9 @@ def test_a_hub_answers_with_the_commit_that_was_asked_for(hub: Hub) -> None:
         list_files(REPOSITORY, COMMIT, Asked(endpoint=hub.url, token=None))
 
 
-def command(directory: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "orchestrator", "stage", "--profile", "mi355x-tp8", "--dir", str(directory), *words]
-
-
 def stage(hub: Hub, home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    env = {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(home / "here"), "HF_HOME": str(home / "hf")}
-    argv = command(home / "models/glm", *words)
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    deploy = CommandLine(Home(home / "here"), {"HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf")})
+    return deploy.run("stage", "--profile", "mi355x-tp8", "--dir", str(home / "models/glm"), *words)
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +245,7 @@ def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str
     return [[json.loads(line) for line in block.splitlines()] for block in blocks]
 
 
+@pytest.mark.slow
 @needs_sshd
 @pytest.mark.parametrize(
     ("key", "values"), [("commit", COMMITS), ("file", NAMES), ("size", SIZES), ("identity", CONTENTS)]

@@ -100,13 +100,18 @@ def test_an_invalid_workflow_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_tests_of_a_push_a_pull_request_and_a_night_are_those_of_the_makefile() -> None:
-    jobs = yaml.safe_load((WORKFLOWS / "tests.yml").read_text())["jobs"]
-    runs = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
-    assert runs["quick"] == ["make check", "make unit", "make golden"]
-    assert runs["main-line"][-1] == "make test"
-    assert runs["everything"][-1] == ".ci/run"
+    workflow = yaml.safe_load((WORKFLOWS / "tests.yml").read_text())
+    quick, parts = (workflow["jobs"][name] for name in ("quick", "real-parts"))
+    assert [step["run"] for step in quick["steps"] if "run" in step] == ["make check", "make unit", "make golden"]
+    assert quick["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    on_push, on_pull_request = "github.event_name == 'push'", "github.event_name == 'pull_request'"
+    assert (quick["if"], parts["if"]) == (on_push, on_push.replace("==", "!="))
+    assert {step["run"]: step["if"] for step in parts["steps"] if "if" in step} == {
+        "make test": on_pull_request,
+        **dict.fromkeys(("make kubernetes", ".ci/run"), on_pull_request.replace("==", "!=")),
+    }
     assert "make test-all" in (data_root() / ".ci/run").read_text()
-    for target in ("check", "unit", "golden", "test", "test-all"):
+    for target in ("check", "unit", "golden", "test", "test-all", "kubernetes"):
         argv = ["make", "--dry-run", target]
         done = subprocess.run(argv, cwd=data_root(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

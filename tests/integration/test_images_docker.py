@@ -30,12 +30,15 @@ from orchestrator.images.build import BuildOptions, build_image, ensure_image, p
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.config import docker_config
 from orchestrator.images.patch_check import SourceChecker
-from orchestrator.images.prebuilt import fetch_ready, read_ready
+from orchestrator.images.prebuilt import ReadyImage, fetch_ready, read_ready, require_ready
 from orchestrator.images.receipt import read_receipt
 from orchestrator.images.registry import Registry
 from orchestrator.kernels.plan_coverage import cover
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.planner.prebuilt import ReadyRequest, ready_plan
+from orchestrator.planner.prebuilt import fetch_image, require_table, rows_in
+from orchestrator.planner.source import profile_source
 from orchestrator.runtimes.base import Place
 from orchestrator.servers.start.prepare import base_overrides
 from orchestrator.verify import smoke
@@ -302,10 +305,15 @@ def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str
     assert built.returncode == 0, built.stderr
     place = Place(home=Home(tmp_path / "home"))
 
-    def asked(name: str, *overrides: str) -> ReadyRequest:
-        return ReadyRequest(profile="mi355x-tp8-july", overrides=overrides, image=name, accept_untuned=False)
+    def decided(name: str, *overrides: str) -> tuple[Plan, ReadyImage]:
+        image = fetch_image(name, place)
+        facts = Facts(inputs=image.inputs, image=image.reference)
+        plan = profile_source("mi355x-tp8-july", overrides, place.home, image=name).decide(facts)
+        require_ready(plan, image)
+        return plan, image
 
-    plan, given = ready_plan(asked(built.stdout.strip(), f"engine.image={base}"), place)
+    plan, found = decided(built.stdout.strip(), f"engine.image={base}")
+    given = rows_in(found, plan, place, accept_untuned=False)
 
     [use] = [use for use in plan.patches if use.id == "aiter-fp4-moe-table"]
     assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
@@ -317,9 +325,9 @@ def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str
     assert cover(plan, given, place.home).found.missed_by_load == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
-        ready_plan(asked(image, f"engine.image={base}"), place)
+        require_table(*decided(image, f"engine.image={base}")[::-1], accept_untuned=False)
     with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
-        ready_plan(asked(image), place)
+        decided(image)
     assert [problem.hint for problem in caught.value.problems] == [
         f"`--set engine.image={base}`, or an image that was built on this one"
     ]

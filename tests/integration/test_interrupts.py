@@ -68,37 +68,3 @@ def test_a_held_interrupt_waits_beside_another_thread() -> None:
     """The kernel gave it to the other thread, and Python raised it in this one all the same."""
     done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "whole\nthen interrupted\n"
-
-
-# A nameserver that swallows what it is asked, as a command sees it: the C library comes back for no signal.
-SWALLOWED = """
-import ctypes, socket, sys
-libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-libc.pthread_mutex_lock(mutex)
-
-def look_up(*asked, **more):
-    print("asked", file=sys.stderr, flush=True)
-    libc.pthread_mutex_lock(mutex)
-
-socket.getaddrinfo = look_up
-from orchestrator.cli.main import main
-main()
-"""
-
-
-@pytest.mark.parametrize("words", ["bench http://swallows.test --workload smoke-tiny", "inspect swallows.test/image"])
-def test_ctrl_c_ends_a_command_that_looks_up_a_name(words: str, tmp_path: Path) -> None:
-    """It waited for the nameserver, 99 s with the longest time that resolv.conf takes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SWALLOWED, *words.split()],
-        env={"DEPLOY_HOME": str(tmp_path)}, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    with process:
-        assert "asked\n" in iter(process.stderr.readline, "")
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        try:
-            assert process.wait(8) == 130
-        finally:
-            process.kill()

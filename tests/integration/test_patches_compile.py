@@ -143,6 +143,7 @@ def test_the_unpatched_kernel_does_not_compile_and_the_patched_one_does(tools: P
     assert code == 0, messages[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "right", "side"),
     [
@@ -163,13 +164,14 @@ def test_what_must_not_compile_does_not(tools: Path, sources: Path, wrong: str, 
     assert code != 0
 
 
+@pytest.mark.slow
 def test_the_upstream_file_compiles_too(tools: Path, sources: Path) -> None:
     (sources / CUH).write_text(read("0.5.15.post1", CUH))
 
     assert compiled(tools, sources, "device")[0] == 0
 
 
-@pytest.mark.parametrize("side", ["device", "host"])
+@pytest.mark.parametrize("side", ["device", pytest.param("host", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("version", "compiles"), [("0.5.18", False), ("0.5.20", True)])
 def test_the_top_k_kernel_compiles_where_the_ledger_says_so(
     tools: Path, tmp_path: Path, version: str, compiles: bool, side: str

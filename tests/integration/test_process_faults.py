@@ -14,7 +14,7 @@ from cpu_server import CpuEngine, CpuServer, healthy, processes_of
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record, write_record

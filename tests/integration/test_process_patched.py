@@ -19,6 +19,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
 from orchestrator.kernels import plan_table
 from orchestrator.kernels.plan_coverage import RowSources
+from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.render.scripts import files
 from orchestrator.runs.run_dir import open_run
@@ -213,7 +214,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
 def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
-    plan = load("mi355x-tp8-july", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
+    plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
 
     prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home), home.packages)
 
@@ -241,7 +242,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     place, asked = Place(home=Home(tmp_path / "home")), list[RowSources]()
     monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
-        plan_table.make_table(plan, place.home, lambda: builtin_tables(plan, place.home, place), accept_untuned=False)
+        plan_table.make_table(plan, place.home, partial(builtin_tables, plan, place.home, place), accept_untuned=False)
     assert "--accept-untuned" in caught.value.hint
 
     configs = installed / "aiter/configs"
@@ -249,8 +250,9 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
-    given = partial(builtin_tables, plan, place.home, place)
-    assert plan_table.make_table(plan, place.home, given, accept_untuned=False)
+    assert plan_table.make_table(
+        plan, place.home, partial(builtin_tables, plan, place.home, place), accept_untuned=False
+    )
     assert [given.tables for given in asked] == [tuple(read)]
 
 

@@ -20,7 +20,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, family, read_process
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -159,7 +159,7 @@ def fill_up(run_dir, record):
         raise OSError(errno.ENOSPC, "No space left on device", str(run_dir))
     write(run_dir, record)
 supervisor.write_record = fill_up
-sys.exit(supervisor.main())
+sys.exit(main.main())
 """
 
 
@@ -343,7 +343,7 @@ from pathlib import Path
 from orchestrator.runtimes.supervisor import main
 Path(sys.argv[2]).touch()
 time.sleep(1)
-sys.exit(supervisor.main())
+sys.exit(main.main())
 """
 SLOW_STARTER = f"""
 import sys

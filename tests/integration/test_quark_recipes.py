@@ -19,7 +19,7 @@ from orchestrator.checkpoints.summary import local_outline
 from orchestrator.checkpoints.verify import compared, is_fatal
 from orchestrator.hosts.venvs.venv import Environment
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
-from orchestrator.kernels.fusion import decide_fusion
+from orchestrator.plan.fusion import decide_fusion
 from orchestrator.plan.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]

@@ -19,7 +19,7 @@ from real_servers import real_servers
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
 from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, run_probe

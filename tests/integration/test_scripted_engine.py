@@ -13,7 +13,7 @@ from patience import wait_for
 
 from orchestrator.core import subprocesses
 from orchestrator.core.procfs import Process
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.log import StageReader

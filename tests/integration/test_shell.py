@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE, wait_for
 
 from orchestrator.core import subprocesses
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 
 CHILD = """
 import pathlib, signal, sys, time

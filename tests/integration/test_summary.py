@@ -1,5 +1,6 @@
 """The last lines of a run of the tests, and the order in which it runs them."""
 
+import json
 import os
 import re
 import subprocess
@@ -44,8 +45,8 @@ def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
     argv += [
         f"--rootdir={folder}",
         f"--basetemp={folder / 'base'}",
-        "-p",
-        "no:cacheprovider",
+        "-o",
+        f"cache_dir={folder / 'cache'}",
         str(folder / "test_it.py"),
     ]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
@@ -61,15 +62,15 @@ def test_excused_skips_are_one_line_a_reason(tmp_path: Path, workers: str) -> No
     assert "skipped 3 (no NVIDIA GPU): this machine has no NVIDIA GPU" in said
     assert "0 real servers started" in said
     assert "test_it.py" in next(line for line in said.splitlines() if line.startswith("slowest"))
+    assert [*json.loads((tmp_path / "cache/v/tests/seconds").read_text())] == ["test_it.py"]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_skip_without_an_excuse_fails_the_run(tmp_path: Path, workers: str) -> None:
-    code, said = run(tmp_path, RUN + NEEDLESS, "--numprocesses", workers, "--fail-on-needless-skips")
+def test_a_skip_without_an_excuse_fails_the_run(tmp_path: Path) -> None:
+    code, said = run(tmp_path, RUN + NEEDLESS, "--numprocesses", "2", "--fail-on-needless-skips")
     assert code == 1, said
     assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in said
     assert "FAILED: skipped, and could have run on this machine: " in said
-    assert run(tmp_path, RUN + NEEDLESS, "--numprocesses", workers)[0] == 0, "only where that is asked for"
+    assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "only where that is asked for"
 
 
 def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +80,7 @@ def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(m
             "docker-registry is not installed",
             "only root can give a file away",
             "no Docker daemon answers",
+            "a real Kubernetes needs etcd",
         ):
             assert (excuse_for(reason) is not None) == excused, reason
         assert excuse_for("no wheel of sglang 0.5.14: the index does not answer") is not None
@@ -94,15 +96,14 @@ def test_on_a_cluster(number):
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_run_on_a_real_kubernetes_is_recorded_only_where_all_pass(
-    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "record.json"
     monkeypatch.setenv("KUBERNETES_RUN", str(record))
-    assert run(tmp_path, ON_KUBERNETES.format(passing=1), "--numprocesses", workers)[0] == 1
+    assert run(tmp_path, ON_KUBERNETES.format(passing=1))[0] == 1
     assert last_run(record) == "real Kubernetes: its tests have never run"
-    assert run(tmp_path, ON_KUBERNETES.format(passing=2), "--numprocesses", workers)[0] == 0
+    assert run(tmp_path, ON_KUBERNETES.format(passing=2), "--numprocesses", "2")[0] == 0
     assert re.fullmatch(r"real Kubernetes: 2 tests last passed on 20\d\d-\d\d-\d\d, at commit \S+", last_run(record))
 
 
@@ -132,7 +133,7 @@ def test_every_file_that_asks_the_real_server_shares_it_or_judges_times() -> Non
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("a real Kubernetes needs etcd: `make kubernetes` builds them", "no Kubernetes built"),
+        ("a real Kubernetes needs kubelet: `make kubernetes` builds them", "no Kubernetes built"),
         ("tp2-fp8 needs 2 NVIDIA GPUs, this machine has 0", "no NVIDIA GPU"),
         ("real Quark, 1.5 GB and some minutes: `make quark` runs this", "not asked for"),
         ("not judged: this machine kept a program from its core for 12 ms", "the machine was busy"),

@@ -33,7 +33,7 @@ def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     command = CommandLine(engine_home, fresh=True)
     yield command
     for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
-        if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"])):
+        if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"]), server["name"]):
             command.run("down", server["name"])
 
 
@@ -222,7 +222,7 @@ def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
 def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) -> None:
     port = free_port()
-    with deploy.running(*up("impatient", port)) as command:
+    with deploy.running(*up_scripted("impatient", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
         command.process.send_signal(signal.SIGINT)
         time.sleep(pause)
@@ -246,7 +246,7 @@ def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", free_port()))
         holder.listen()
-        refused = deploy.run(*up("late", holder.getsockname()[1]))
+        refused = deploy.run(*up_scripted("late", holder.getsockname()[1], "SCRIPTED_PAUSE=0"))
     assert refused.returncode == 4
     assert f"pid {os.getpid()}" in refused.stderr
     assert "late" not in deploy.run("status").stdout

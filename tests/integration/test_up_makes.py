@@ -1,7 +1,7 @@
 """What `up` makes on its way: the checkpoint from a hub, the table of tuned kernels, each once.
 
-The image holds sglang's sources and aiter's tables, and nothing that sglang imports. Each `up` ends at its preflight:
-no GPU of this machine is the profile's.
+The image holds sglang's sources and aiter's tables, and nothing that sglang imports. Preflight is told of a node with
+the profile's GPUs; each `up` ends where docker is to hand them to a container.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from command_line import CommandLine
 from engine_image import layered
 from kernel_samples import FUSED_TP8, HEADER, WHOLE_CONFIG, line
 from loopback_hub import Hub, serve
+from ready_node import path_of_ready_node
 from standin import base_image
 from wheels import wheel
 
@@ -28,6 +29,7 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.images.client import Docker
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
+NO_GPU = "/dev/kfd"  # that docker cannot hand to a container
 NOT_READY = "error: the machine is not ready for `mi355x-tp8`"
 TABLE = "\n".join([HEADER, *(line(1 << exponent, shape=FUSED_TP8) for exponent in range(16))]) + "\n"
 
@@ -84,6 +86,7 @@ def deploy(tmp_path: Path, hub: Hub, upstream: str, aiter_image: str) -> Command
     (home.root / "profiles" / "kernels" / "aiter.yaml").write_text(pinned)
     own = {name: "" for name in os.environ if name.startswith("HF_")}
     environ = {**own, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "IMAGE": aiter_image}
+    environ["PATH"] = path_of_ready_node(tmp_path / "node")
     return CommandLine(home, environ)
 
 
@@ -95,15 +98,23 @@ def up(deploy: CommandLine, *options: str) -> tuple[int, str]:
 
 def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy: CommandLine, hub: Hub) -> None:
     code, said = up(deploy)
-    assert (code, NOT_READY in said) == (4, True), said
+    assert (code, NO_GPU in said) == (5, True), said
     model = deploy.home.models / "glm-5.2-mxfp4"
     assert "100% of 0.0 GB" in said
     assert (model / "model-00002-of-00003.safetensors").stat().st_size > 0
     [table] = deploy.home.kernels.glob("*/glm-5.2-mxfp4-gfx950-tp8.csv")
     assert f"tuned kernels {table}: TP8," in said
     sent, built = dict(hub.sent), table.stat().st_mtime_ns
-    assert NOT_READY in up(deploy)[1]
+    assert NO_GPU in up(deploy)[1]
     assert (hub.sent, table.stat().st_mtime_ns) == (sent, built)
+
+
+def test_without_its_gpus_nothing_is_built_or_downloaded(deploy: CommandLine, hub: Hub) -> None:
+    """It was told once everything was there."""
+    image = ("--set", f"engine.image={deploy.environ['IMAGE']}")
+    done = deploy.run("up", "--profile", "mi355x-tp8", *image, PATH=os.environ["PATH"])
+    assert (done.returncode, NOT_READY in done.stderr) == (4, True), done.stderr
+    assert (hub.sent, deploy.home.models.exists(), "building" in done.stderr) == ({}, False, False)
 
 
 @pytest.mark.slow
@@ -113,7 +124,7 @@ def test_a_download_that_was_cut_goes_on_with_the_next_up(deploy: CommandLine, h
     assert (code, "the download broke off" in said) == (4, True), said
     hub.cuts.clear()
     hub.down = False
-    assert NOT_READY in up(deploy)[1]
+    assert NO_GPU in up(deploy)[1]
 
 
 def test_without_staging_a_missing_checkpoint_is_refused(deploy: CommandLine, hub: Hub) -> None:

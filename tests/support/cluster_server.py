@@ -11,7 +11,7 @@ from own_node import PYTHON_IMAGE, OwnNode
 from ports import free_port
 
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import open_run

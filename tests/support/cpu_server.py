@@ -13,7 +13,7 @@ from ports import free_port
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import Process, family
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.log import StageReader
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts

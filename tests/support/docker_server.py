@@ -11,7 +11,7 @@ from ports import free_port
 from standin import ENGINE_PACKAGES
 
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import Artifacts

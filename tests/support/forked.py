@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Command:
     def __init__(self, words: tuple[str, ...], stream: socket.socket, output: Path) -> None:
         """`stream` tells its pid and its end; it writes below `output`."""
         self._words, self._stream, self._output = words, stream, output
+        weakref.finalize(self, stream.close)  # of a test that failed: an open socket would fail a later one as well
         self.pid = int(_line(stream))
 
     @property

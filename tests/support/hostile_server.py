@@ -29,6 +29,7 @@ from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
 
+from ending_server import end_server
 from engine_api import EngineApi
 
 DRIP = 0.05  # seconds between two drops
@@ -233,7 +234,7 @@ def hostile(rules: Mapping[str, str], *, model: str = "tiny") -> Iterator[str]:
         urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         begun.set()
         await loops[0][1].wait()
-        server.close()
+        await end_server(server)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -23,7 +23,7 @@ from ports import free_port
 from orchestrator.core.subprocesses import Program, start
 
 PROGRAMS = Path.home() / ".cache/deploy-tests/kubernetes"
-_SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 _TOKEN = "of-the-tests"
 
 
@@ -35,9 +35,11 @@ def lasting(log: Path, *argv: str) -> Program:
 
 def unavailable() -> str:
     """Why there can be none on this machine, empty where there can."""
+    missing = [program for program in _BUILT if not (PROGRAMS / program).is_file()]
+    if missing:
+        return f"needs {', '.join(missing)}: `make kubernetes` builds them"
     missing = [program for program in ("etcd", "kubectl", "openssl") if shutil.which(program) is None]
-    missing += [program for program in _SERVERS if not (PROGRAMS / program).is_file()]
-    return f"needs {', '.join(missing)}: `make kubernetes` builds them" if missing else ""
+    return f"needs {', '.join(missing)}" if missing else ""
 
 
 @dataclass
@@ -166,7 +168,7 @@ class OwnCluster:
         self.config.chmod(0o600)
 
     def _run(self, name: str, *options: str) -> None:
-        program = str(PROGRAMS / name) if name in _SERVERS else name
+        program = str(PROGRAMS / name) if name in _BUILT else name
         self.programs[name] = lasting(self.folder / f"{name}.log", program, *options)
 
 

@@ -18,6 +18,7 @@ LONGEST: Final = (
     "test_slurm.py",
     "test_kubernetes.py",
     "test_up.py",
+    "test_lost_output.py",
     "test_gateway_node.py",
     "test_gateway_docker.py",
     "test_images_docker.py",
@@ -68,10 +69,10 @@ class GroupScheduling(LoadScopeScheduling):
         return group_of(nodeid)
 
 
-def seconds_by_group(reports: Sequence[pytest.TestReport]) -> dict[str, float]:
-    """How long each group took, set-up and clean-up included."""
+def slowest_groups(reports: Sequence[pytest.TestReport]) -> list[tuple[str, float]]:
+    """Each group and how many seconds it took, set-up and clean-up included, the slowest first."""
     seconds: dict[str, float] = {}
     for report in reports:
         group = group_of(report.nodeid)
         seconds[group] = seconds.get(group, 0.0) + report.duration
-    return seconds
+    return sorted(seconds.items(), key=lambda each: -each[1])

@@ -62,8 +62,6 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "percent": quote,
     "all percent": lambda key: "".join(f"%{byte:02X}" for byte in key.encode()),
     "json": lambda key: "".join(f"\\u{ord(letter):04x}" for letter in key),
-    "newline": lambda key: f"{key[: len(key) // 2]}\n{key[len(key) // 2 :]}",
-    "colour": lambda key: f"{key[:6]}\x1b[31m{key[6:]}\x1b[0m",
     "is": lambda key: f"the token is {key}, they say",
     "bearer": lambda key: f"Authorization: Bearer {key}",
 }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ending_server import end_server
 from engine_api import EngineApi
 
 
@@ -33,6 +34,7 @@ class Answer:
     stops_after_tokens: int | None = None  # ignores `ignore_eos`
     silent: bool = False  # accepts and never answers
     cached_tokens: int | None = None
+    claims: int | None = None  # tokens in and out that it counts at the end, whatever they were
     says: str = "no room"  # of what failed
 
 
@@ -102,7 +104,7 @@ class ScriptedServer:
         self._server = await asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24, ssl=self._tls)
         self._listening.set()
         await self._stopping.wait()
-        self._server.close()
+        await end_server(self._server)
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             _, waiting = await asyncio.wait(tasks, timeout=0.1)  # what just came in, and what the client has closed
             for task in waiting:
@@ -205,7 +207,8 @@ async def _stream(
         so_far = min(sent + answer.tokens_per_chunk, total)
         event = _event(len(prompt), so_far, total, cached, native=native, counted=not answer.usage_at_end_only)
         exchange.chunk_s.append(await _send(writer, event, split_s=answer.split_s))
-    usage = {"choices": [], "usage": _usage(len(prompt), total, cached)}
+    claimed = (len(prompt), total) if answer.claims is None else (answer.claims, answer.claims)
+    usage = {"choices": [], "usage": _usage(*claimed, cached)}
     asked = not native and request.get("stream_options")
     await _send(writer, (f"data: {json.dumps(usage)}\n\n" if asked else "") + "data: [DONE]\n\n")
     exchange.tokens, exchange.ended_s = total, time.monotonic()

@@ -21,7 +21,8 @@ from orchestrator.checkpoints.quantize.forecast import Forecast
 from orchestrator.checkpoints.safetensors import BadShardError, StoredTensor, stored_tensors
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import locked, read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.files import read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import CheckpointFile, FileName, join
 from orchestrator.core.text import parse_json
 
@@ -57,12 +58,12 @@ class ShardNote:
 class WorkFolder:
     """See above."""
 
-    root: Path
+    target: Path
 
-    @classmethod
-    def beside(cls, target: Path) -> "WorkFolder":
-        """The folder of a target."""
-        return cls(target.with_name(f"{target.name}.quantising"))
+    @property
+    def root(self) -> Path:
+        """Where it lies: beside the target."""
+        return self.target.with_name(f"{self.target.name}.quantising")
 
     @property
     def checkpoint(self) -> Path:
@@ -73,7 +74,7 @@ class WorkFolder:
     def held(self, progress: Progress) -> Iterator[None]:
         """Be the only command that works here, waiting for another one and saying so."""
         self._require_own()  # before a lock is laid into it
-        with locked(self.root / _LOCK, progress):
+        with file_lock(self.root / _LOCK, progress):
             yield
 
     def begin(self, job: QuantisationJob) -> None:
@@ -156,8 +157,9 @@ class WorkFolder:
         return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
 
     def remove(self) -> None:
-        """Leave nothing of it."""
-        remove_tree(self.root, within=self.root.parent)
+        """Leave nothing of it. Raises UsageError for a folder that somebody else has made."""
+        self._require_own()
+        remove_tree(self.root, within=self.target.parent)
 
 
 def _differences(before: str, now: str) -> str | None:

@@ -13,15 +13,13 @@ from typing import BinaryIO, Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
 from orchestrator.core.logs.rotation import PIECE, full_pieces, piece_of
-from orchestrator.core.lookalikes import Allowance
-from orchestrator.core.redaction import Stream, safe_cut
+from orchestrator.core.secrets import redact
 
 MAX_LINE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 256 * 1024
-LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
+LONGEST_LINE: Final = 1 << 20  # bytes
+_LEFT_OUT: Final = "(a line of more than 1 MiB is left out)\n"
 _BATCH: Final = 256 * 1024  # characters
-_CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
-_PORTION: Final = 64 * 1024  # characters in which secrets are counted
 
 
 class LogTail:
@@ -123,39 +121,35 @@ def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     r"""Blocks of whole lines out of pieces of output, as soon as they are whole, without empty lines.
 
-    Each line has its line end; `\r` of a progress bar ends one as well.
+    Each line has its line end; `\r` of a progress bar ends one as well. A line over 1 MiB is left out whole, and a line
+    says so: half of it might end or begin within a secret.
     """
     waiting: list[bytes] = []  # pieces of one line
     length = 0
+    is_too_long = False
     for each in pieces:
         piece = each.replace(b"\r", b"\n")
+        if is_too_long:
+            _, line_end, piece = piece.partition(b"\n")
+            is_too_long = not line_end
         waiting.append(piece)
         length += len(piece)
-        if b"\n" not in piece and length <= LONGEST_LINE:
-            continue
-        data = b"".join(waiting)
-        end = data.rfind(b"\n") + 1 or _cut_of_line(data)
-        if block := _tidy(data[:end]):
-            yield block
-        waiting, length = [data[end:]], len(data) - end
+        if b"\n" in piece:
+            data = b"".join(waiting)
+            end = data.rfind(b"\n") + 1
+            if block := _tidy(data[:end]):
+                yield block
+            waiting, length = [data[end:]], len(data) - end
+        if length > LONGEST_LINE:
+            yield _LEFT_OUT
+            waiting, length, is_too_long = [], 0, True
     if block := _tidy(b"".join(waiting)):
         yield block
 
 
 def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The same lines, secrets removed. What may be the beginning of a secret waits for what comes after it.
-
-    Lines of a log that goes on to hold more secrets than any server writes are not shown: see `Allowance`.
-    """
-    stream = Stream(allowance := Allowance())
-    for block in whole_lines(pieces):
-        allowance.exceeded = False
-        at = 0
-        while at < len(block):
-            end = len(block) if allowance.exceeded else _end_of_portion(block, at)
-            yield stream.withhold(block[at:]) if allowance.exceeded else stream.feed(block[at:end])
-            at = end
-    yield stream.close()
+    """The same lines, secrets removed."""
+    return map(redact, whole_lines(pieces))
 
 
 class Lines(Iterator[str]):
@@ -202,17 +196,6 @@ def holding(literal: bytes, text: bytes) -> Iterator[bytes]:
 def last_lines(text: str, most: int) -> list[str]:
     """The last lines of a text, at most so many."""
     return text.rsplit("\n", most)[-most:]
-
-
-def _cut_of_line(data: bytes) -> int:
-    """Where to cut a line that is too long: after a whole character, and through nothing that looks like a secret."""
-    text = data.decode(errors="surrogateescape")
-    return len(text[: safe_cut(text, len(text) - _CUT_BACK)].encode(errors="surrogateescape"))
-
-
-def _end_of_portion(block: str, at: int) -> int:
-    """Where whole lines of some 64 KiB end that begin at `at`."""
-    return block.rfind("\n", at, at + _PORTION) + 1 or block.find("\n", at) + 1 or len(block)
 
 
 def _tidy(data: bytes) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.console import Progress
-from orchestrator.core.redaction import excerpt
+from orchestrator.core.secrets import excerpt
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.logprobs import Likelihoods, Scored, read_numerics, read_scored

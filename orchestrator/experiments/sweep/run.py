@@ -3,13 +3,11 @@
 Every trial is an `up`, a `bench` and a `down`. What was found stands in a journal, from which a later call goes on.
 """
 
-import fcntl
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -20,12 +18,14 @@ from orchestrator.bench.workload import Workload, load_workload, read_text, work
 from orchestrator.core.catalog import Catalogue
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
-from orchestrator.core.files import cut, open_lock
+from orchestrator.core.files import cut
+from orchestrator.core.locks import LockHeldError, hold
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.engine.flags import FlagTable, flag_problems
+from orchestrator.engine.options import Meaning
 from orchestrator.experiments.reproduce import bench_seconds
 from orchestrator.experiments.sweep.objective import Goal, Objective
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
@@ -155,7 +155,7 @@ class Sweep:
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
             base = read_profile(self.request.profile, overrides=overrides, catalogue=self.base.catalogue)
-            plan = base.decide({}, quiet=True)
+            plan = base.decide()
         except ProfileError as error:
             return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
@@ -167,7 +167,7 @@ class Sweep:
     def begun(self) -> dict[str, object]:
         """What a journal was begun with, by which it is known again."""
         return {
-            "profile": replace(self.plan, server=replace(self.plan.server, port=1)).digest,  # on whatever port
+            "profile": self.plan.digest_on_any_port,
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
             "workload": self.workload.digest,
@@ -185,12 +185,13 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
     catalogue = Catalogue.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
-    plan = base.decide({})
+    plan = base.decide()
+    base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
     space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:
         raise UsageError("nothing varies: the space has one point", hint="name more values in the space")
-    said = file or SpaceFile(flags={"max-running-requests": (None,)})
+    said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
     named = request.workload or said.workload or base.profile.workload
     if named is None:
         raise UsageError("what is to be sent?", hint="name a workload with `-w`, or in the space or the profile")
@@ -329,17 +330,14 @@ def opened(sweep: Sweep) -> Iterator[Search]:
         hint = hint or "leave out --resume"
         raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", where=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open_lock(folder / ".lock")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            hint = "wait for it, or use another --output"
-            raise HostError("another `deploy sweep` works here", where=str(folder), hint=hint) from error
+        lock = hold(folder / ".lock")
+    except LockHeldError as error:
+        message = f"another `deploy sweep` works here (pid {error.holder})"
+        raise HostError(message, where=str(folder), hint="wait for it, or use another --output") from error
+    with lock:
         _mend(journal)
         yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())
-    finally:
-        os.close(lock)
 
 
 def _mend(journal: Path) -> None:

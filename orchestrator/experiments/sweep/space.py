@@ -9,13 +9,12 @@ from typing import Annotated, Final, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from orchestrator.core.validation import StrictModel, Text, VariableName
+from orchestrator.engine.options import Meaning
 from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.profiles.schema import Profile, Scalar
 
 LAYOUT: Final = "layout"  # the knob of whole layouts
 _MOST: Final = 1000  # values of a range
-_RUNNING: Final = "max-running-requests"
-_CHUNK: Final = "chunked-prefill-size"
 
 
 class NumberRange(StrictModel):
@@ -246,7 +245,8 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
     knobs = []
     if choices := _layouts(profile):
         knobs.append(Knob(key=LAYOUT, values=choices))
-    for name, usual in ((_RUNNING, 64), (_CHUNK, 8192)):
+    for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
+        name = meaning.value
         own = _own(profile, f"flags.{name}")
         if name in known:
             middle = own if isinstance(own, int) and own > 1 else usual

@@ -22,8 +22,8 @@ from orchestrator.core.errors import (
     StartError,
 )
 from orchestrator.core.files import remove_tree
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import RelativePath
+from orchestrator.core.secrets import redact
 from orchestrator.core.signals import heard, held
 from orchestrator.core.subprocesses import quote
 from orchestrator.experiments.sweep.confirm import to_confirm

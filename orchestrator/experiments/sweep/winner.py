@@ -56,7 +56,7 @@ def home_path(home: Home, name: str) -> Path:
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
     """Write the profile. It is planned before: what could not be started is not written."""
     text = winner_text(sweep, best, search)
-    read_draft(text, path, sweep.base.catalogue).decide({}, quiet=True)
+    read_draft(text, path, sweep.base.catalogue).decide()
     return write_whole(path, text)
 
 

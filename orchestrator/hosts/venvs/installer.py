@@ -14,7 +14,6 @@ from typing import Final
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import remove_tree
 
 _SHOWN_LINES: Final = 15
 _BIG: Final = 10.0  # MiB from which a download has a line of its own
@@ -63,7 +62,6 @@ def install(folder: Path, pinned: PinnedList, progress: Progress) -> str:
             raise
         progress.done()
         note(f"{error.message}{_reason(error.details)}; pip goes on")
-        remove_tree(folder, within=folder.parent)
     else:
         return "uv"
     _with_pip(folder, steps)
@@ -122,7 +120,7 @@ def _with_pip(folder: Path, steps: "_Steps") -> None:
     pinned = steps.pinned
     add = subprocesses.own("pip", "--disable-pip-version-check", "install", python=str(folder / "bin" / "python"))
     add += [*_AS_IT_STANDS, "--no-input", "--progress-bar", "off"]
-    steps.run("creating", subprocesses.own("venv", str(folder)))
+    steps.run("creating", subprocesses.own("venv", "--clear", str(folder)))
     if pinned.torch is not None:
         index = ["--extra-index-url", pinned.torch_index, "--retries", "1", "--timeout", "15"]
         steps.run(f"installing {pinned.torch} with pip", [*add, *index, pinned.torch])

@@ -20,7 +20,8 @@ from typing import Final
 from orchestrator.core.catalog import Catalogue, Kind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import copy_file, locked, remove_tree, write_whole
+from orchestrator.core.files import copy_file, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import FileName
 from orchestrator.hosts.venvs.installer import PinnedList, install
@@ -79,8 +80,9 @@ def interpreter(engine: Engine, home: Home) -> str:
             hint="name an interpreter that has the engine: `--set engine.python=python3`",
         )
     requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
-    made = ensure(requirements or Path(engine.requirements), home=home, progress=Progress())
-    return str(made.python)
+    if requirements is None:  # a path is none: a plan that was changed may name any
+        raise BuildError(f"there is no requirement file `{engine.requirements}`", where=f"engine `{engine.name}`")
+    return str(ensure(requirements, home=home, progress=Progress()).python)
 
 
 def built_interpreter(engine: Engine, home: Home) -> str | None:
@@ -107,7 +109,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
     environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
     if _complete(folder):
         return environment
-    with locked(folder.with_suffix(".lock"), progress):
+    with file_lock(folder.with_suffix(".lock"), progress):
         if _complete(folder):  # somebody else has built it meanwhile
             return environment
         remove_tree(folder, within=home.environments)

@@ -8,7 +8,7 @@ from orchestrator.checkpoints.safetensors import BadShardError, tensor_dtypes
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
-from orchestrator.kernels.fusion import MoeCheckpoint
+from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Moe
 
 _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")

@@ -45,9 +45,9 @@ class Store:
     folder: Path
 
     @classmethod
-    def of(cls, home: Home, plan: Plan) -> "Store":
-        """The store for the aiter that the plan's image pins."""
-        return cls.at(home, plan.engine.aiter_commit, plan.engine.image)
+    def of(cls, home: Home, plan: Plan, aiter_commit: str | None = None) -> "Store":
+        """The store for an aiter commit that was found, by default for the one that the plan's image pins."""
+        return cls.at(home, aiter_commit or plan.engine.aiter_commit, plan.engine.image)
 
     @classmethod
     def at(cls, home: Home, aiter_commit: str | None, image: str | None) -> "Store":

@@ -20,6 +20,7 @@ from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import copy_tree, remove_file, write_whole
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.validation import StrictModel
+from orchestrator.engine.options import Meaning
 from orchestrator.kernels.disk.run_limited import TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.plan.plan import Plan
 
@@ -97,8 +98,8 @@ def triton_job(
     target = kernels / "triton" / FileName(f"sglang-{plan.engine.version}")
     folder = target / "tuning" / FileName(f"{plan.model.name}-{plan.hardware.name}-tp{layout.tp}-ep{layout.ep}")
     arguments = ["--model", str(model), "--tp", str(layout.tp), "--ep", str(layout.ep), "--dtype", dtype]
-    if plan.flag("disable-shared-experts-fusion") is not None:
-        arguments.append("--disable-shared-experts-fusion")
+    if plan.serving.expert_fusion is False:
+        arguments.append(f"--{Meaning.NO_EXPERT_FUSION}")  # the tuner calls it as the server does
     return TritonJob(
         argv=(*program, str(folder), "all" if every else "shipped"),
         arguments=tuple(arguments),

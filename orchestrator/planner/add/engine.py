@@ -132,7 +132,7 @@ def next_command(found: OnboardedEngine, home: Home) -> str:
     for profile in catalogue.names(Kind.PROFILE):
         choice = f"engine={found.file.name}"
         try:
-            read_profile(profile, overrides=[choice], catalogue=catalogue).decide({}, quiet=True)
+            read_profile(profile, overrides=[choice], catalogue=catalogue).decide()
         except ProfileError:
             continue
         return f"deploy show {profile} --set {choice}"

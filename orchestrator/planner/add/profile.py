@@ -16,18 +16,20 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
+from orchestrator.engine.options import Meaning, Tie, flag_for, ties
 from orchestrator.plan.capacity import Capacity, graph_requests
 from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
-from orchestrator.plan.rules import VENDOR_OF, arguments, image_arch
+from orchestrator.plan.rules import VENDOR_OF, image_arch
+from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.add.file import require_free
 from orchestrator.planner.planning import Valid, read_draft, read_profile
 from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile, Scalar
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
 _MEASURED: Final = {
-    "enable-metrics": "the smoke test and bench read them",
-    "enable-cache-report": "the smoke test and bench read cached tokens",
+    Meaning.METRICS: "the smoke test and bench read them",
+    Meaning.CACHED_TOKENS_REPORT: "the smoke test and bench read cached tokens",
 }
 _PARTS: Final = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
 _SECTIONS: Final = ("layout", "flags", "env")  # as they stand in a profile
@@ -263,10 +265,10 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         for name in like.profile.env:
             if _is_own(like, "env", name):
                 draft.set("env", name, _plain(like.profile.env[name].value), f"as `{request.like}` has it")
-    for name, why in _MEASURED.items():
-        draft.settings.setdefault(("flags", name), (True, why))
+    for meaning, why in _MEASURED.items():
+        draft.settings.setdefault(("flags", meaning.value), (True, why))
     if request.context and request.context < model.model.context_length:
-        draft.set("flags", "context-length", request.context, "the longest request that was asked for")
+        draft.set("flags", *flag_for(Meaning.CONTEXT, request.context), "the longest request that was asked for")
 
 
 def _is_own(like: Valid, section: str, name: str) -> bool:
@@ -288,17 +290,17 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
         why = f"the largest that leaves activations and graphs {memory.working_bytes / 1e9:.1f} GB; an estimate"
-        draft.set("flags", "mem-fraction-static", memory.safe_fraction, why)
+        draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
     served = valid.capacity.served
     if memory is not None and served is not None and served.at_once:
-        most = graph_requests(valid.profile, arguments(valid.profile, valid.table))
+        most = graph_requests(valid.profile, profile_serving(valid.profile))
         running = min(served.at_once, most) if most else served.at_once
         by = "fit" if running == served.at_once else "sglang makes graphs for"
-        draft.set("flags", "max-running-requests", running, f"as many of `{served.load}` as {by}")
+        draft.set("flags", *flag_for(Meaning.RUNNING_REQUESTS, running), f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
-        valid.decide({})
+        valid.decide()
     except ProfileError as error:
         return draft, Tried(tp=tp, capacity=None, refused=error.each())
     return draft, Tried(tp=tp, capacity=valid.capacity, refused=())
@@ -325,7 +327,7 @@ def _explain(draft: _Draft, tried: Sequence[Tried], need: Need, capacity: Capaci
     draft.set("layout", "tp", chosen, why)
     for each in tried[:-1]:
         draft.decisions.append(Decision(key=f"tp {each.tp}", value="does not do", why=shortfall(each, need)))
-    if draft.keys.get("model") and not any(key.startswith("speculative-") for _, key in draft.settings):
+    if draft.keys.get("model") and not any(Tie.DRAFTS in ties(key) for _, key in draft.settings):
         layer = draft.valid().profile.model.mtp_layer
         if layer is not None:
             why = f"layer {layer} drafts; `--like` a profile that speculates takes its options over"

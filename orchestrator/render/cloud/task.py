@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import yaml
-
+from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import ContextFile
 
-_WIDTH: Final = 118
 _UV: Final = "curl -LsSf https://astral.sh/uv/install.sh | sh"  # docs.astral.sh/uv, "Installation"
 PATH_THERE: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # where it puts itself and what it installs
 _GIB: Final = 1 << 30
@@ -62,17 +60,4 @@ class Rental:
 
 def broker_file(path: str, data: Mapping[str, object], *comments: str) -> ContextFile:
     """A file of a broker's: comments, then YAML in the order of its keys, scripts as blocks."""
-    head = "".join(f"# {comment}\n" for comment in comments)
-    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
-    return ContextFile(path=path, content=(head + text).encode(), executable=False)
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML with texts of several lines as blocks."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+    return ContextFile(path=path, content=dump_yaml(data, *comments).encode(), executable=False)

@@ -11,7 +11,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MOST, PIECE
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER
-from orchestrator.plan.plan import ContainerNeeds, Plan
+from orchestrator.plan.plan import AS_PLANNED, ContainerNeeds, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import (
     Artifacts,
@@ -69,19 +69,19 @@ class ContainerSpec:
     stop_grace: int  # seconds
 
 
-def render(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
+def render(plan: Plan, build: BuildContext | None, image: str, found: FoundPatches = AS_PLANNED) -> Artifacts:
     """A container listens on all its addresses: which of the host's it is reached by is decided when publishing.
 
     Several servers are published on loopback alone, where their gateway, in the host's network, finds them: it runs
     from their image, which has it. So whoever has Docker needs nothing else, on a far host too.
     """
     if plan.gateway is not None:
-        return _several(plan, build, image)
-    command = server_command(plan, model_path=container_model(plan), host="0.0.0.0")  # noqa: S104
-    return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image))
+        return _several(plan, build, image, found)
+    command = server_command(plan, model_path=container_model(plan), host="0.0.0.0", found=found)  # noqa: S104
+    return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image, found))
 
 
-def _several(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
+def _several(plan: Plan, build: BuildContext | None, image: str, found: FoundPatches) -> Artifacts:
     gateway = ContainerSpec(
         image=image,
         needs=_NOTHING,
@@ -94,14 +94,8 @@ def _several(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
     command = replace(
         gateway_command(plan, launcher=f"{IN_IMAGE}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
     )
-    servers = tuple(render(each, None, image) for each in replica_plans(plan))
+    servers = tuple(render(each, None, image, found) for each in replica_plans(plan))
     return Artifacts(plan=plan, command=command, build=build, spec=gateway, replicas=servers)
-
-
-def as_planned(artifacts: Artifacts, plan: Plan) -> Artifacts:
-    """Artifacts that were rendered as their image was found to be, under the plan that they were decided by."""
-    servers = zip(artifacts.replicas, replica_plans(plan), strict=False)  # one server has no replica
-    return replace(artifacts, plan=plan, replicas=tuple(replace(each, plan=planned) for each, planned in servers))
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
@@ -123,12 +117,12 @@ def _script(path: str, line: str) -> ContextFile:
     return script_file(path, f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
 
 
-def container_spec(plan: Plan, image: str) -> ContainerSpec:
+def container_spec(plan: Plan, image: str, found: FoundPatches = AS_PLANNED) -> ContainerSpec:
     """The container of a plan: what its hardware needs, the checkpoint read-only, the caches of this image and GPU."""
     return ContainerSpec(
         image=image,
         needs=plan.hardware.container,
-        mounts=_mounts(plan),
+        mounts=_mounts(plan, found),
         caches=_caches(plan, image),
         publish=(plan.server.host, plan.server.port, plan.server.port),
         restarts=RESTARTS,
@@ -215,11 +209,11 @@ def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
     return " \\\n  ".join([*lines, shlex.quote(spec.image), wrapped(argv)]) + "\n"
 
 
-def _mounts(plan: Plan) -> tuple[Mount, ...]:
+def _mounts(plan: Plan, found: FoundPatches) -> tuple[Mount, ...]:
     model, inside = plan.model, container_model(plan)
     source = model.source.location if model.source.kind == "directory" else f"models/{model.name}"
     mounts = [Mount(source=source, target=inside, read_only=True)]
-    if overlay := overlay_path(plan):
+    if overlay := overlay_path(plan, found):
         mounts.append(Mount(source=overlay, target=f"{inside}/config.json", read_only=True))
     return tuple(mounts)
 

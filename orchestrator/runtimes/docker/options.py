@@ -10,7 +10,7 @@ from typing import Any, Final
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from orchestrator.core.safe_paths import path_named_in
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery
 from orchestrator.plan.plan import ContainerNeeds
 from orchestrator.render.artifacts import Artifacts

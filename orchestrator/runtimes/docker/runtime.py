@@ -19,7 +19,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery, delivery
 from orchestrator.hosts.daemon import far_machine
 from orchestrator.plan.plan import NAME, Plan
@@ -212,7 +212,7 @@ class DockerRuntime(Runtime):
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            self._keep_log(container, Path(unit.run_dir))
+            self._keep_log(container, unit)
             _remove(container)
 
     def close(self) -> None:
@@ -223,11 +223,12 @@ class DockerRuntime(Runtime):
         if not goes_beside(run_dir, self.find(name)):
             raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
-    def _keep_log(self, container: Container, run_dir: Path) -> None:
+    def _keep_log(self, container: Container, unit: Unit) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
         from orchestrator.runtimes.docker.logs import save_log
 
-        if not self._home.holds(run_dir):
+        run_dir = Path(unit.run_dir)
+        if not self._home.holds(run_dir, unit.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:

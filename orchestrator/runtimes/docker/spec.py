@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.redaction import redact_data
+from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
-from orchestrator.images.patch_drift import as_found, differences
+from orchestrator.images.patch_drift import differences, found_at_start
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.runtimes.docker.container import as_planned, render
+from orchestrator.runtimes.docker.container import render
 from orchestrator.runtimes.image import engine_in, image_of
 
 
@@ -39,15 +39,13 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     plan = artifacts.plan
     for text in differences(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
-    found = as_found(plan, built.receipt)
-    if found is not plan:
-        artifacts = as_planned(render(found, artifacts.build, built.tag), plan)
-    not_needed = built.receipt.not_at_start(plan.patches)
+    if (found := found_at_start(plan, built.receipt)).ids:
+        artifacts = render(plan, artifacts.build, built.tag, found)
     return Prepared(
         artifacts=artifacts,
         records=records,
-        not_needed=not_needed,
-        as_found=found,
+        not_needed=built.receipt.not_at_start(plan.patches),
+        found=found,
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),
     )

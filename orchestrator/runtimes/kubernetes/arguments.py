@@ -5,9 +5,10 @@ from the container's termination message.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from orchestrator.engine.server_args import ArgumentRefusal, is_server, read_verdicts
+from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_server
 from orchestrator.images.sources import argument_checker
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
@@ -44,13 +45,6 @@ def refusal_in(pod: Mapping[str, Any]) -> ArgumentRefusal | None:
         for state in (status.get("state", {}), status.get("lastState", {})):
             ended = state.get("terminated", {})
             if status["name"] == NAME and ended.get("exitCode") == _REFUSED:
-                return _refusal(str(ended.get("message", "")))
+                with suppress(ValueError):
+                    return first_refusal(str(ended.get("message", "")))
     return None
-
-
-def _refusal(message: str) -> ArgumentRefusal | None:
-    try:
-        verdicts = read_verdicts(message)
-    except ValueError:
-        return None
-    return next((verdict.refusal for verdict in verdicts if verdict.refusal is not None), None)

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import NameTakenError, StartError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.core.text import printable
 from orchestrator.engine.launch import delivery

@@ -4,33 +4,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import yaml
-
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import printable
+from orchestrator.core.yaml_document import dump_yaml
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.staging import staging_job
-
-
-class _Plain(yaml.SafeDumper):
-    """YAML without anchors: each object is read by itself."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Lines as lines: a program is read by people."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Plain.add_representer(str, _text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +80,10 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
         yield f"before that, once: the API key of ${variable}, by way of no file and no command line"
-        yield f"""  printf '{{"api-key": "%s"}}\\n' "${variable}" | {quote(argv)}"""
+        yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""
 
 
 def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> ContextFile:
     comments = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in head)
-    documents = (yaml.dump(each, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1000) for each in objects)
+    documents = (dump_yaml(each, width=1000) for each in objects)
     return ContextFile(path=path, content=(comments + "---\n" + "---\n".join(documents)).encode(), executable=False)

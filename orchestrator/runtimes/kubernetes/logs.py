@@ -74,7 +74,8 @@ class NewLines:
         if not lines:
             return b""
         self._given, self._last = (), lines[-1][:3]
-        return b"".join(text if len(text) <= _ENTRY else _WITHIN.sub(b"", text) for *_, text in lines)
+        texts = b"".join(text if len(text) <= _ENTRY else _WITHIN.sub(b"", text) for *_, text in lines)
+        return texts.removesuffix(b"\n") if cut else texts  # the line goes on: a line end could divide a secret
 
 
 class ServerLog:

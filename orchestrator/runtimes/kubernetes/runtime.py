@@ -18,7 +18,8 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan
@@ -65,6 +66,7 @@ from orchestrator.runtimes.replicas import number_of, part_of
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
+    from orchestrator.plan.decide import RuntimeSettings
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 
@@ -98,11 +100,11 @@ class KubernetesRuntime(Runtime):
 
         return (has_image, weights_have_a_place, asks_for_a_key)
 
-    @staticmethod
-    def settle(plan: Plan, profile: Profile) -> Plan:
-        from orchestrator.runtimes.kubernetes.spec import settle
+    @classmethod
+    def settings(cls, profile: Profile) -> RuntimeSettings:
+        from orchestrator.runtimes.kubernetes.spec import settings
 
-        return settle(plan, profile)
+        return settings(profile)
 
     @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
@@ -172,7 +174,7 @@ class KubernetesRuntime(Runtime):
         unit = self._unit(cluster, made)
         self._patience[unit.identity] = settings.patience
         self._forwards[unit.identity] = forward = Forward(cluster, plan.server.port)
-        return replace(unit, url=forward.url)
+        return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
@@ -316,7 +318,7 @@ class KubernetesRuntime(Runtime):
     def _keep_log(self, unit: Unit) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
         run_dir = Path(unit.run_dir)
-        if not self._home.holds(run_dir):
+        if not self._home.holds(run_dir, unit.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
@@ -363,7 +365,7 @@ class KubernetesRuntime(Runtime):
             profile=said[PROFILE],
             plan_digest=said[PLAN],
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
-            run_dir=said.get(RUN_DIR) or str(self._home.runs / name / "unknown"),
+            run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             identity=identity,
             role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
             number=number_of(seat.part) or 1,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.core.errors import Problem
+from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
@@ -47,13 +48,11 @@ def asks_for_a_key(case: Case) -> Iterator[Problem]:
         )
 
 
-def settle(plan: Plan, profile: Profile) -> Plan:
-    """The plan with what the profile's section says of the cluster."""
+def settings(profile: Profile) -> RuntimeSettings:
+    """Decide what the profile's section says of the cluster. Each pod has ports of its own, as it has GPUs."""
     said = profile.kubernetes.model_dump()
-    gateway = plan.gateway  # each pod has ports of its own, as it has GPUs
-    if gateway is not None:
-        gateway = replace(gateway, ports=(plan.server.port,) * plan.replicas, one_node=False)
-    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said), gateway=gateway)
+    cluster = Kubernetes(**said.pop("weights"), **said)
+    return RuntimeSettings(kubernetes=cluster, one_node=False, same_port=True)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:

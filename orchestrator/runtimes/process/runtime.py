@@ -24,7 +24,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret, secret_variables
+from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import held
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -135,7 +135,9 @@ class ProcessRuntime(Runtime):
                 )
             try:
                 with held():
-                    record = _launch(request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock)
+                    record = _launch(
+                        request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock.fileno()
+                    )
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 with held():
                     self._take_back(name, run_dir)

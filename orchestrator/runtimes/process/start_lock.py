@@ -4,14 +4,11 @@ Its holders are the command that starts the server and, by inheritance, the supe
 killed in between frees nothing, so whoever looks next waits for the record instead of finding no server.
 """
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.files import open_lock
+from orchestrator.core.locks import hold, is_held
 from orchestrator.core.polling import look_until
 
 _FILE: Final = ".start.lock"
@@ -19,31 +16,12 @@ _WITHIN: Final = 10.0  # seconds a handover may take before others go on with wh
 _POLL: Final = 0.02
 
 
-@contextmanager
-def handing_over(folder: Path) -> Iterator[int]:
-    """Be the only start of a name, whose runs `folder` holds; the descriptor is for the supervisor to inherit."""
-    lock = open_lock(folder / _FILE)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
-    finally:
-        os.close(lock)
+def handing_over(folder: Path) -> FileIO:
+    """Be the only start of a name, whose runs `folder` holds; the supervisor inherits the file."""
+    return hold(folder / _FILE, wait=True)
 
 
 def await_handover(folder: Path) -> None:
     """Let a start of that name that is under way write its record. Where there is none this takes no time."""
-    with suppress(OSError):  # no lock, no start
-        lock = os.open(folder / _FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not _free(lock):
-                look_until(bool, lambda: _free(lock), within=_WITHIN, pause=_POLL)
-        finally:
-            os.close(lock)
-
-
-def _free(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    if is_held(lock := folder / _FILE):
+        look_until(bool, lambda: not is_held(lock), within=_WITHIN, pause=_POLL)

@@ -1,5 +1,7 @@
 """What a job runs on its node: the supervisor of a server, until that has ended and its VRAM is given back.
 
+In a container of the site the engine judges the server's arguments first; where it refuses them, nothing is started.
+
 `python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads what to start from a file of the run directory, which is
 this user's alone and is removed at once: it holds the secrets. One that may be requeued keeps it until `deploy down`.
 SIGTERM ends the server in order, a second one kills it.
@@ -11,18 +13,22 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_own, remove_file
-from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
+from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.core.subprocesses import Program
-from orchestrator.runtimes.slurm.record import SERVER, START
+from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
 from orchestrator.runtimes.supervisor.main import StartRequest, serve
 
+if TYPE_CHECKING:
+    from orchestrator.engine.server_args import ArgumentRefusal
+
 _KEEPS: Final = "keep"
+_REFUSED: Final = 3  # exit code
 
 
 def main() -> int:
@@ -32,8 +38,11 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     try:
         request = _take_request(run_dir)
-        know(request.secrets)
+        set_known(request.secrets)
         os.environ[VARIABLE] = request.token
+        if (refusal := _refusal(run_dir, request)) is not None:
+            write(sys.stderr, f"sglang refuses the arguments: {redact(refusal.text)}\n")
+            return _REFUSED
         code = serve(request, _end_when_asked)
     except StartError as error:
         write(sys.stderr, f"{error.message}\n")
@@ -60,6 +69,14 @@ def _take_request(run_dir: Path) -> StartRequest:
         raise StartError(f"`{path}` is not what this version writes") from error
     port = request.url.rpartition(":")[2]
     return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
+
+
+def _refusal(run_dir: Path, request: StartRequest) -> "ArgumentRefusal | None":
+    if not (run_dir / QUESTION).is_file():
+        return None  # the interpreter has judged, before the job was submitted
+    from orchestrator.runtimes.slurm.arguments import judge_arguments  # noqa: PLC0415 - see `_wait_for_vram`
+
+    return judge_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)
 
 
 def _end_when_asked(server: Program) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.core.errors import HostError, StartError
-from orchestrator.core.secret import secret_variables
+from orchestrator.core.secrets import secret_variables
 from orchestrator.core.subprocesses import ProgramResult, run
 
 _WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late

@@ -14,6 +14,9 @@ from orchestrator.plan.plan import NAME
 FILE: Final = "slurm.json"
 SERVER: Final = "job.json"  # the record of the server's processes, which their supervisor writes on the node
 START: Final = "job-start.json"  # what to start, with its secrets: this user's alone, and gone once it is read
+QUESTION: Final = "arguments.json"  # what the engine in a container is asked before its server starts
+CHECKER: Final = "check_server_args.py"  # by which program
+REFUSAL: Final = "arguments-refused.json"  # its answer, where it refuses the arguments
 _KIND: Final = "deploy"  # what tells our comment from others
 
 

@@ -2,12 +2,12 @@
 
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.redaction import looks_secret
-from orchestrator.plan.plan import Plan, SlurmJob
+from orchestrator.core.secrets import looks_secret
+from orchestrator.plan.decide import RuntimeSettings
+from orchestrator.plan.plan import SlurmJob
 from orchestrator.plan.rules import Case
 from orchestrator.profiles.schema import Profile
 
@@ -41,10 +41,9 @@ _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in
 }
 
 
-def settle(plan: Plan, profile: Profile) -> Plan:
-    """The plan with its job. Of several servers each has its own; their ports differ, as two may share a node."""
-    gateway = replace(plan.gateway, one_node=False) if plan.gateway else None
-    return replace(plan, slurm=SlurmJob(**profile.slurm.model_dump()), gateway=gateway)
+def settings(profile: Profile) -> RuntimeSettings:
+    """Decide the job. Of several servers each has its own; their ports differ, as two may share a node."""
+    return RuntimeSettings(slurm=SlurmJob(**profile.slurm.model_dump()), one_node=False)
 
 
 def has_engine(case: Case) -> Iterator[Problem]:

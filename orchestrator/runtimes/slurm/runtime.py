@@ -24,7 +24,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
@@ -45,12 +45,16 @@ from orchestrator.runtimes.base import (
 )
 from orchestrator.runtimes.replicas import goes_beside, number_of, part_of, with_roles
 from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.discovery import forgotten, found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.placement import await_node
 from orchestrator.runtimes.slurm.record import (
+    CHECKER,
     FILE,
+    QUESTION,
+    REFUSAL,
     SERVER,
     START,
     JobComment,
@@ -65,6 +69,7 @@ from orchestrator.runtimes.supervisor.request import start_request
 
 if TYPE_CHECKING:
     from orchestrator.hosts.context import Check
+    from orchestrator.plan.decide import RuntimeSettings
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 
@@ -82,7 +87,7 @@ class SlurmRuntime(Runtime):
 
     name = "slurm"
     here = False
-    leaves: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT})
+    leaves: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -90,11 +95,11 @@ class SlurmRuntime(Runtime):
 
         return RULES
 
-    @staticmethod
-    def settle(plan: Plan, profile: Profile) -> Plan:
-        from orchestrator.runtimes.slurm.rules import settle
+    @classmethod
+    def settings(cls, profile: Profile) -> RuntimeSettings:
+        from orchestrator.runtimes.slurm.rules import settings
 
-        return settle(plan, profile)
+        return settings(profile)
 
     @classmethod
     def checks(cls) -> Sequence[Check]:
@@ -207,11 +212,13 @@ class SlurmRuntime(Runtime):
         Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
         that cannot be read where no job in the queue tells that it is its server.
         """
+        run_dir = Path(unit.run_dir)
         if unit.identity:
-            self._end(unit.identity, Path(unit.run_dir), grace=grace)
+            self._end(unit.identity, run_dir, grace=grace)
         else:
-            read_submission(Path(unit.run_dir))  # it says what is wrong with it
-        _note_stopped(Path(unit.run_dir))
+            read_submission(run_dir)  # it says what is wrong with it
+        if self._home.holds(run_dir, unit.name) or _is_run_of(unit.identity, run_dir):
+            _note_stopped(run_dir)
 
     def ask_to_end(self, unit: Unit) -> None:
         if unit.identity and _serves(unit.identity, Path(unit.run_dir)):
@@ -232,10 +239,10 @@ class SlurmRuntime(Runtime):
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
         )
         written = {START: start_file(dataclasses.asdict(request), requeue=job.requeue)}
-        written[SCRIPT] = job_script(plan, comment.name)
+        written |= {SCRIPT: job_script(plan, comment.name), **argument_files(artifacts)}
         try:
             for file, text in written.items():
-                write_whole(run_dir / FileName(file), text, mode=0o600 if file == START else 0o755)
+                write_whole(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
@@ -359,6 +366,13 @@ def _serves(number: str, run_dir: Path) -> bool:
     except HostError:
         return True  # until its job has ended
     return record is None or is_stale(record, job) or record.exit_code is None
+
+
+def _is_run_of(number: str, run_dir: Path) -> bool:
+    """Whether a directory is where a job was started, by its own record: the comment of a job may name any."""
+    with suppress(HostError):
+        return (submission := read_submission(run_dir)) is not None and submission.job == number
+    return False
 
 
 def _note_stopped(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, ContextFile, gateway_command, server_command
@@ -41,7 +41,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         return supervisor.prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
     home = str(place.home.root)
-    made = supervisor.commanded(artifacts, plan, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
+    made = supervisor.commanded(artifacts, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
     return Prepared(artifacts=made, records={})
 
 

@@ -8,8 +8,9 @@ from typing import Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.core.redaction import redact
+from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.slurm.arguments import refusal_in
 from orchestrator.runtimes.slurm.job_reasons import why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
@@ -65,6 +66,7 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
         started_at=record.started_at if record is not None else None,
         ended_at=(record.ended_at if record is not None else None) or (job.ended_at if job is not None else None),
         detail=detail,
+        refusal=refusal_in(run_dir) if record is None else None,
     )
 
 

@@ -31,11 +31,11 @@ from typing import IO, Final
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.files import remove_file
-from orchestrator.core.known_secrets import know
 from orchestrator.core.logs.lines import redacted
 from orchestrator.core.logs.rotation import BoundedLog
 from orchestrator.core.procfs import Marks, family, identity, send
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import set_known
 from orchestrator.core.streams import write
 from orchestrator.core.subprocesses import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
@@ -77,7 +77,7 @@ class StartRequest:
 def main() -> int:
     """Detach a supervisor and wait for its word."""
     request = StartRequest.read(sys.stdin.read())
-    know(request.secrets)
+    set_known(request.secrets)
     lock = int(sys.argv[1])
     listen, speak = os.pipe()
     if os.fork():

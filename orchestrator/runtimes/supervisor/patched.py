@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, PatchError
-from orchestrator.core.files import copy_tree, locked, remove_file, remove_tree, write_whole
+from orchestrator.core.files import copy_tree, remove_file, remove_tree, write_whole
+from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import ProgramResult, run
 from orchestrator.core.text import parse_json
@@ -84,7 +85,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     if (receipt := receipt_of(folder)) is not None:
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()
-    with locked(folder.with_suffix(".lock"), progress):
+    with file_lock(folder.with_suffix(".lock"), progress):
         if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
             return PatchedCopy(folder=folder, receipt=receipt, made=False)
         try:
@@ -203,6 +204,6 @@ def receipt_of(folder: Path) -> ImageReceipt | None:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
         files = [file for record in receipt.patches for file in record.files]
         whole = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     return receipt if whole else None

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.core.console import Progress
-from orchestrator.core.files import locked, remove_tree
+from orchestrator.core.files import remove_tree
+from orchestrator.core.locks import file_lock
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Cache, Runtime, Status
 from orchestrator.runtimes.replicas import top_of
@@ -23,10 +24,10 @@ def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
         return ()
     used = list(_used(runtime))
     folders = sorted(path for path in packages.iterdir() if path.is_dir())
-    return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
+    return tuple(_copy(folder, packages, tuple(name for name, at in used if at == str(folder))) for folder in folders)
 
 
-def _copy(folder: Path, servers: tuple[str, ...]) -> Cache:
+def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
     """A copy, with what it takes beside what is installed, and the servers that run from it."""
     receipt = receipt_of(folder)
     source = dict(receipt.sources).get("sglang") if receipt else None
@@ -38,16 +39,16 @@ def _copy(folder: Path, servers: tuple[str, ...]) -> Cache:
         made_for={"sglang": version or "not whole", "patches": ", ".join(patches)},
         size=sum(_own_bytes(folder)),
         used_by=servers,
-        remove=partial(_remove, folder, servers),
+        remove=partial(_remove, folder, packages, servers),
     )
 
 
-def _remove(folder: Path, servers: Sequence[str]) -> bool:
+def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
     """Remove a copy that no server runs from, once no command is making it any more."""
     if servers:
         return False
-    with locked(folder.with_suffix(".lock"), Progress()):
-        remove_tree(folder, within=folder.parent, ignore_errors=False)
+    with file_lock(folder.with_suffix(".lock"), Progress()):
+        remove_tree(folder, within=packages, ignore_errors=False)
     return True
 
 

@@ -15,12 +15,12 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.hosts.venvs.venv import ensure, interpreter
-from orchestrator.images.patch_drift import as_found, differences
+from orchestrator.images.patch_drift import differences, found_at_start
 from orchestrator.images.sources import carried_patches
 from orchestrator.kernels.disk.image import tables_below
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, Command, ContextFile, gateway_command, server_command
 from orchestrator.runtimes.base import EnginePython, Place, Prepared
@@ -64,9 +64,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
 
-def _command(plan: Plan, host: str | None) -> Command:
-    python, host = plan.engine.python or "python3", host or plan.server.host
-    return server_command(plan, model_path=model_path(plan), host=host, python=python, in_home=True)
+def _command(plan: Plan, host: str | None, found: FoundPatches = AS_PLANNED) -> Command:
+    python, host, model = plan.engine.python or "python3", host or plan.server.host, model_path(plan, found)
+    return server_command(plan, model_path=model, host=host, python=python, in_home=True, found=found)
 
 
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
@@ -81,9 +81,9 @@ def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
     return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables, unexpected=unexpected)
 
 
-def model_path(plan: Plan) -> str:
+def model_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str:
     """The checkpoint, or its overlay with the patched config.json."""
-    if overlay := overlay_path(plan):
+    if overlay := overlay_path(plan, found):
         return str(PurePosixPath(overlay).parent)
     return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"
 
@@ -98,7 +98,7 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     plan = artifacts.plan
     python = interpreter(plan.engine, place.home)
     if artifacts.spec is None:
-        made = commanded(artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host)), host)
+        made = commanded(artifacts, place.home, lambda each: _started_by(python, _command(each, host)), host)
         return Prepared(
             artifacts=made,
             records={},
@@ -112,20 +112,18 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in differences(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` holds what was found")
-    found = as_found(plan, copy.receipt)
-    env = _env(found, sources, copy)
-    made = commanded(
-        artifacts,
-        found,
-        place.home,
-        lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
-        host,
-    )
+    found = found_at_start(plan, copy.receipt)
+
+    def command(server: Plan) -> Command:
+        started = _started_by(python, _command(server, host, found))
+        return replace(started, env=_env(started, sources, copy), script=script)
+
+    made = commanded(artifacts, place.home, command, host)
     return Prepared(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(plan.patches),
-        as_found=found,
+        found=found,
         engine=_engine_python(python, made, place.home, identity=f"{python} {copy.folder}"),
     )
 
@@ -158,7 +156,7 @@ def _started_by(python: str, command: Command) -> Command:
 
 
 def commanded(
-    artifacts: Artifacts, found: Plan, home: Home, command: Callable[[Plan], Command], host: str | None = None
+    artifacts: Artifacts, home: Home, command: Callable[[Plan], Command], host: str | None = None
 ) -> Artifacts:
     """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway.
 
@@ -166,15 +164,14 @@ def commanded(
     """
     plan = artifacts.plan
     if plan.gateway is None:
-        return replace(artifacts, command=command(found))
-    servers = zip(replica_plans(plan), replica_plans(found), strict=True)
+        return replace(artifacts, command=command(plan))
     catalogue = Catalogue.of(home)
     made = ensure(catalogue.path(Kind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
     launcher = str(catalogue.path(Kind.IMAGE_FILE, LAUNCHER))
     return replace(
         artifacts,
         command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),
-        replicas=tuple(Artifacts(plan=each, command=command(as_it_is), build=None) for each, as_it_is in servers),
+        replicas=tuple(Artifacts(plan=each, command=command(each), build=None) for each in replica_plans(plan)),
     )
 
 
@@ -202,9 +199,8 @@ def sources_of(artifacts: Artifacts) -> SourcePatches:
     return artifacts.spec
 
 
-def _env(plan: Plan, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:
+def _env(command: Command, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:
     """The server's variables: files where they lie here, and the copy before whatever else Python is told to import."""
-    env = {variable.name: variable.value for variable in plan.env}
-    env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in env.items()}
+    env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in command.env}
     before = env.get(_PATH, os.environ.get(_PATH))
     return tuple(sorted({**env, _PATH: os.pathsep.join(filter(None, [copy.python_path, before]))}.items()))

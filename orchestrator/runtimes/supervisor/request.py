@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.known_secrets import known
-from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
+from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token, known
 from orchestrator.engine.launch import delivery
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
@@ -43,5 +42,4 @@ def start_request(
 
 def _reads_hub(plan: Plan) -> bool:
     """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
-    paths = (word for flag in plan.flags if flag.name.endswith(("-path", "-paths")) for word in flag.values)
-    return any(_REPOSITORY.fullmatch(word) for word in paths)
+    return any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths)

@@ -11,7 +11,7 @@ from orchestrator.core.console import say
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import starting
@@ -19,7 +19,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
 from orchestrator.servers.start.verify import await_ready, of_replica, prove
@@ -37,8 +37,8 @@ class Several:
     run: RunDir
     home: Home
     key: Secret | None
-    runtime: Group
-    _servers: list[Server] = field(default_factory=list)
+    runtime: ServerGroup
+    _servers: list[RunningServer] = field(default_factory=list)
     _checks: list[CheckResult] = field(default_factory=list)
     _seconds: float = 0.0
 
@@ -82,7 +82,7 @@ class Several:
         self.report.require()
         return self._seconds
 
-    def start_gateway(self, secrets: Mapping[str, Secret]) -> Server:
+    def start_gateway(self, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
         given = dict(secrets)
@@ -97,12 +97,12 @@ class Several:
         self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
         return replace(own, replicas=(*self._servers,))
 
-    def _state(self, server: Server) -> ServerState:
+    def _state(self, server: RunningServer) -> ServerState:
         """The state of a server that is awaited, while the others run."""
         self._require_others(server)
         return self.runtime.state(server)
 
-    def _require_others(self, server: Server) -> None:
+    def _require_others(self, server: RunningServer) -> None:
         """Raise NotReadyError where another one has ended."""
         others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
         for number, other in others:

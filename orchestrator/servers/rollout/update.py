@@ -26,12 +26,11 @@ from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
 from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
-from orchestrator.servers.group import Group, Server, start_of
+from orchestrator.servers.group import RunningServer, ServerGroup, start_of
 from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
 from orchestrator.servers.servers import Fleet, lost_parts, note_gateway
-from orchestrator.servers.start.host import wait_until_free
+from orchestrator.servers.start.host import require_machine, wait_until_free
 from orchestrator.servers.start.launch import Start, Up, explanation, open_start, take_down
-from orchestrator.servers.start.prepare import require_machine
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_ready, of_replica, prove
 from orchestrator.verify.gateway import gateway_checks
@@ -55,7 +54,7 @@ def all_at_once(name: str, request: UpRequest) -> str:
     return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
 
 
-def roll(start: Start, servers: Fleet, standing: Server, place: Place) -> Up:
+def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) -> Up:
     """Replace the servers that are not those of the plan; where all are, each of them once more.
 
     Raises StartError where the gateway takes no changes, before anything is touched; afterwards a DeployError, or what
@@ -99,12 +98,12 @@ class _Change:
 
     start: Start
     servers: Fleet
-    runtime: Group
+    runtime: ServerGroup
     control: Control | Discovery
     run: RunDir
     place: Place
     seconds: float = 0.0  # that the new ones took until they were ready
-    _standing: dict[int, Server] = field(default_factory=dict)
+    _standing: dict[int, RunningServer] = field(default_factory=dict)
     _starts: set[Path] = field(default_factory=set)  # that servers which stood here are of
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -115,7 +114,7 @@ class _Change:
     def _artifacts(self, number: int) -> Artifacts:
         return self.start.artifacts.replicas[number - 1]
 
-    def _address(self, number: int, server: Server | None = None) -> str:
+    def _address(self, number: int, server: RunningServer | None = None) -> str:
         """Where the gateway finds it: on the node that they share, or where it has its place."""
         planned = self._artifacts(number).plan.server.url
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
@@ -127,7 +126,7 @@ class _Change:
     def _called(self, number: int) -> str:
         return f"replica {number} of {self._plan.replicas}"
 
-    def see(self, standing: Server) -> None:
+    def see(self, standing: RunningServer) -> None:
         """Take what stands behind the gateway now."""
         of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
         numbers = {number: of_folder.get(replica_folder(number)) for number in range(1, self._plan.replicas + 1)}
@@ -179,7 +178,7 @@ class _Change:
         self._standing.pop(number, None)
         wait_until_free(plan, self.place)
 
-    def _start_new(self, number: int, step: "_Step") -> Server:
+    def _start_new(self, number: int, step: "_Step") -> RunningServer:
         replica, key = self._artifacts(number), self.start.key
         self.run.save("host.json", require_machine(replica.plan, self.place).to_dict())
         folder = self._folder(number)
@@ -199,7 +198,7 @@ class _Change:
         self._checks[number] = of_replica(number, report)
         return new
 
-    def _require_score(self, new: Server, number: int) -> None:
+    def _require_score(self, new: RunningServer, number: int) -> None:
         least = self.start.request.least_gsm8k
         if least is None:
             return
@@ -227,7 +226,7 @@ class _Change:
             self._leave(number)
         elif step.away and old is not None:  # in the midst of its stop
             self._standing.pop(number, None)
-            take_down(old, self.runtime, old.run, _REPLACED)
+            take_down(old, self.runtime, self.servers.run_of(old), _REPLACED)
         elif step.begun and old is not None:
             try:
                 self.control.put_back(self._address(number, old), old)
@@ -292,4 +291,4 @@ class _Step:
 
     begun: bool = False  # the gateway is told to send it nothing more
     away: bool = False  # and has nothing more for it
-    new: Server | None = None
+    new: RunningServer | None = None

@@ -38,7 +38,7 @@ def engine_files(plan: Plan, place: Place, *, fetch: bool) -> dict[str, str] | N
     With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
     """
     model = plan.model
-    directory = known_headers(plan, place) if place.far else checkpoint_directory(model, place.home)
+    directory = known_headers(model, place) if place.far else checkpoint_directory(model, place.home)
     with suppress(HostError, OSError):  # who needs the checkpoint itself says what is wrong with it
         if directory is not None and (found := local_engine_files(directory)) is not None:
             return found

@@ -2,38 +2,42 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from orchestrator.checkpoints.receipt import bytes_here
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
-from orchestrator.core.console import Progress
+from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import Access, Space
+from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.ports import plan_ports, port_holder
-from orchestrator.hosts.report import PreflightReport
+from orchestrator.hosts.report import Finding, Level, PreflightReport
 from orchestrator.hosts.ssh import over_ssh
 from orchestrator.hosts.survey import Runner, local
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram
 from orchestrator.plan.plan import Plan
+from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Status
-from orchestrator.servers.servers import fleet
+from orchestrator.servers.servers import Fleet, fleet
 
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
 
 
-def place_of(plan: Plan, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> Place:
-    """Where a plan runs: here, or on the far machine that `host` or the environment name.
+def place_of(runtime: str, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> Place:
+    """Where a runtime runs servers: here, or on the far machine that `host` or the environment name.
 
     Raises UsageError for a far machine and a runtime that only knows this one.
     """
-    return Place(home=home, far=runtime_class(plan.runtime).resolve_host(host, environ))
+    return Place(home=home, far=runtime_class(runtime).resolve_host(host, environ))
 
 
 def runner_for(place: Place) -> Runner:
@@ -41,8 +45,18 @@ def runner_for(place: Place) -> Runner:
     return over_ssh(place.far) if place.far else local
 
 
-def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.environ) -> PreflightReport:
-    """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at)."""
+def inspect_host(
+    plan: Plan,
+    place: Place,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    checkpoint: bool = True,
+    freed: frozenset[int] = frozenset(),
+) -> PreflightReport:
+    """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at).
+
+    Without `checkpoint` it is not looked at here either; `freed` are ports of a server that is stopped first.
+    """
     runner, kind = runner_for(place), runtime_class(plan.runtime)
     if kind.elsewhere:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
@@ -50,12 +64,50 @@ def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.envir
         runner=runner,
         environ=environ,
         spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
-        checkpoint=None if place.far else _checkpoint(plan, place.home),
+        checkpoint=_checkpoint(plan, place.home) if checkpoint and place.far is None else None,
         contained=kind.contained,
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
         server_on=partial(_server_on, place),
+        freed=freed,
     )
     return preflight(plan, access, kind.checks(), here=kind.here)
+
+
+def require_host(plan: Plan, servers: Fleet, name: str, place: Place) -> PreflightReport:
+    """The host passes preflight before anything is built or downloaded for a server of that name. Raises HostError.
+
+    What runs under the name goes on running: its ports, and the VRAM that it holds, are free once it is stopped.
+    """
+    report = inspect_host(plan, place, checkpoint=False, freed=_ports_of(servers, name))
+    _warn(report.findings)
+    report.require(but={VRAM_IN_USE})
+    return report
+
+
+def require_machine(plan: Plan, place: Place, before: PreflightReport | None = None) -> PreflightReport:
+    """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError.
+
+    What the report `before` has warned of is not repeated.
+    """
+    report, told = inspect_host(plan, place), set(before.findings) if before else set()
+    _warn(finding for finding in report.findings if finding not in told)
+    report.require(but={VRAM_IN_USE})  # that one is waited for
+    wait_until_drained(plan, place)
+    return report
+
+
+def _warn(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        if finding.level is Level.WARN:
+            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.hint)
+
+
+def _ports_of(servers: Fleet, name: str) -> frozenset[int]:
+    """The ports of this machine that are free once what runs under a name is stopped."""
+    here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).here]
+    plans = (read_plan(RunDir(Path(handle.run_dir))) for handle in here)
+    own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
+    return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
 
 
 def _server_on(place: Place, port: int) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import heard, held, unheard
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote
@@ -18,7 +18,7 @@ from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import FILES_FILE, RunDir, open_run
 from orchestrator.servers.exit_record import keep_ending, why_failed
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import Several
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.request import UpRequest
@@ -30,7 +30,7 @@ from orchestrator.verify.report import SmokeReport
 class Up:
     """A server that is up; `smoke` is None where it already was."""
 
-    handle: Server
+    handle: RunningServer
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 
@@ -108,7 +108,7 @@ def bring_up(start: Start, servers: Fleet) -> Up:
     return Up(handle=handle, smoke=report, seconds=seconds)
 
 
-def _started(runtime: Group, name: str, run: RunDir) -> Server | None:
+def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | None:
     """The server of this run, also where its start was interrupted before it could be told."""
     with suppress(HostError):
         return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
@@ -122,7 +122,9 @@ def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
     return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
 
 
-def _give_up(error: BaseException, handle: Server | None, runtime: Group, *, run: RunDir, keep: bool) -> BaseException:
+def _give_up(
+    error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
+) -> BaseException:
     """Take the server down, and only then read what its log gives away about the failure; the error to raise.
 
     A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
@@ -143,7 +145,7 @@ def _give_up(error: BaseException, handle: Server | None, runtime: Group, *, run
     return failure
 
 
-def explanation(runtime: Group, handle: Server, detail: str) -> str:
+def explanation(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
     """What the log of a server that was taken down gives away, unless that is interrupted."""
     try:
         with heard():
@@ -152,7 +154,7 @@ def explanation(runtime: Group, handle: Server, detail: str) -> str:
         return "diagnosis: interrupted"
 
 
-def take_down(handle: Server, runtime: Group, run: RunDir, why: str) -> str:
+def take_down(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail
@@ -162,10 +164,11 @@ def take_down(handle: Server, runtime: Group, run: RunDir, why: str) -> str:
         _stop(handle, runtime, run, why)
 
 
-def _stop(handle: Server, runtime: Group, run: RunDir, why: str) -> None:
+def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> None:
     """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
     try:
         runtime.stop(handle, grace=0)
-        keep_ending(run, why)
+        if run is not None:
+            keep_ending(run, why)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")

@@ -1,6 +1,7 @@
 """Before a start: the checkpoint, what the server runs in, the machine."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,19 +17,19 @@ from orchestrator.core.errors import WeightsError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
-from orchestrator.hosts.gpu_checks import VRAM_IN_USE
-from orchestrator.hosts.report import Level, PreflightReport
 from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
-from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import planned
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Model, Plan
+from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.servers.start.host import inspect_host, place_of, runner_for, wait_until_drained
+from orchestrator.servers.start.host import place_of, runner_for
 
 
 def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
@@ -69,20 +70,26 @@ def far_headers(plan: Plan, place: Place) -> Path | None:
     """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
     if place.far is None or plan.model.source.kind == "generated":
         return None
-    folder = _headers(plan, place.home, place.far)
+    folder = _headers(plan.model, place.home, place.far)
     remove_tree(folder, within=place.home.root)
     folder.mkdir(parents=True)
     return copy_headers(runner_for(place), far_directory(plan), folder)
 
 
-def known_headers(plan: Plan, place: Place) -> Path | None:
+def known_headers(model: Model, place: Place) -> Path | None:
     """Those of a far checkpoint that were copied here before; None where there are none, and for one here."""
-    folder = _headers(plan, place.home, place.far) if place.far is not None else None
+    folder = _headers(model, place.home, place.far) if place.far is not None else None
     return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
-def _headers(plan: Plan, home: Home, far: str) -> Path:
-    return home.made_for(far) / "headers" / FileName(plan.model.name)
+def _headers(model: Model, home: Home, far: str) -> Path:
+    return home.made_for(far) / "headers" / FileName(model.name)
+
+
+def known_experts(model: Model, place: Place) -> MoeCheckpoint | None:
+    """How a checkpoint stores its experts, as far as it is staged here, or its headers were copied from there."""
+    folder = checkpoint_directory(model, place.home) if place.far is None else known_headers(model, place)
+    return read_checkpoint(folder) if folder is not None and (folder / "config.json").is_file() else None
 
 
 def plan_to_build(
@@ -101,12 +108,14 @@ def plan_to_build(
     """
 
     overrides = (*overrides, *(base_overrides(base) if base else ()))
-    plan, inputs = planned(profile, overrides, home, given=given)
-    if MOE_TABLE in given or not make_table(
-        plan, home, lambda: builtin_tables(plan, home, place_of(plan, home, host)), accept_untuned=accept_untuned
-    ):
+    source = profile_source(profile, overrides, home, given=given)
+    plan, inputs = source.planned()
+    source.valid.note_deprecated()
+    place = place_of(plan.runtime, home, host)
+    tables = partial(builtin_tables, plan, home, place)
+    if MOE_TABLE in given or not make_table(plan, home, tables, accept_untuned=accept_untuned):
         return plan, inputs
-    return planned(profile, overrides, home, given=given)
+    return source.planned()
 
 
 def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
@@ -125,29 +134,18 @@ def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
     return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
 
 
-def require_machine(plan: Plan, place: Place) -> PreflightReport:
-    """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError."""
-    report = inspect_host(plan, place)
-    for finding in report.findings:
-        if finding.level is Level.WARN:
-            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.hint)
-    report.require(but={VRAM_IN_USE})  # that one is waited for
-    wait_until_drained(plan, place)
-    return report
-
-
 def prepare_overlay(prepared: Prepared, place: Place) -> None:
     """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
-    _overlay(prepared.as_found or prepared.artifacts.plan, place, prepared.not_needed)
+    _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or AS_PLANNED)
 
 
-def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
+def _overlay(plan: Plan, place: Place, not_needed: frozenset[str], found: FoundPatches = AS_PLANNED) -> None:
     """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
     The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
     machine only the config is made, from what its checkpoint says; the start brings it there.
     """
-    if (overlay := overlay_path(plan)) is None:
+    if (overlay := overlay_path(plan, found)) is None:
         return
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]

@@ -3,9 +3,13 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from orchestrator.core.console import warn
+from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
+from orchestrator.planner.lock import home_of_run, lock_source, moved_since
 from orchestrator.planner.planning import is_path
-from orchestrator.planner.prebuilt import ReadyRequest
+from orchestrator.planner.source import PlanSource, profile_source, run_source
+from orchestrator.runs.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,19 @@ class UpRequest:
         asked = replace(self, profile=path)
         return {"command": asked.command(name), "request": asdict(asked)}
 
-    def on_image(self, image: str) -> ReadyRequest:
-        """The part of it that an image is asked for."""
-        return ReadyRequest(
-            profile=self.profile, overrides=self.overrides, image=image, accept_untuned=self.accept_untuned
-        )
+    def source(self, home: Home) -> PlanSource:
+        """Read what its plan is decided from: an earlier run, a lock, or a profile. Raises a DeployError."""
+        if self.run is not None:
+            run = RunDir(Path(self.run))
+            source = run_source(run, home_of_run(run.path, home))
+            for name in moved_since(run.path, source.plan, source.home):
+                what = f"`{name}` is another one now than when `{run.path.name}` was started"
+                warn(f"{what}: what it makes is as it is now")
+            return source
+        if self.lock is not None:
+            locked = lock_source(Path(self.lock), home)
+            locked.valid.note_deprecated()
+            return locked
+        found = profile_source(self.profile, self.overrides, home, image=self.image)
+        found.valid.note_deprecated()
+        return found

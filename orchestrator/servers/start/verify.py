@@ -12,7 +12,7 @@ import httpx
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
 from orchestrator.core.polling import look_until
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS
@@ -22,7 +22,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import Group, Server, start_of
+from orchestrator.servers.group import RunningServer, ServerGroup, start_of
 from orchestrator.servers.servers import Fleet, api_key, lost_parts, note_parts
 from orchestrator.verify.gateway import count_servers, gateway_checks
 from orchestrator.verify.readiness import Starting, wait
@@ -36,7 +36,7 @@ _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
-def answers(handle: Server) -> bool:
+def answers(handle: RunningServer) -> bool:
     """Whether the server generates a token when asked for its health, which needs no API key.
 
     Of several, whether their gateway, which asks each of them, counts all.
@@ -44,7 +44,7 @@ def answers(handle: Server) -> bool:
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
-def _healthy_replicas(handle: Server, *, tries: int = 2, within: float = inf) -> int:
+def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
     """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
     if handle.replicas:
         return count_servers(handle.url)
@@ -55,7 +55,7 @@ def _healthy_replicas(handle: Server, *, tries: int = 2, within: float = inf) ->
         return 0
 
 
-def await_healthy(handle: Server, runtime: Group, *, deadline: float) -> None:
+def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: float) -> None:
     """Wait until every replica of a running server is healthy.
 
     A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
@@ -85,7 +85,7 @@ def await_healthy(handle: Server, runtime: Group, *, deadline: float) -> None:
         raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
 
 
-def gateway_lives(handle: Server) -> bool:
+def gateway_lives(handle: RunningServer) -> bool:
     """Whether the gateway before several servers says that it runs."""
     try:
         with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
@@ -95,8 +95,8 @@ def gateway_lives(handle: Server) -> bool:
 
 
 def await_ready(
-    handle: Server,
-    runtime: Group,
+    handle: RunningServer,
+    runtime: ServerGroup,
     *,
     plan: Plan,
     key: Secret | None,
@@ -122,7 +122,7 @@ def await_ready(
     return seconds
 
 
-def prove(handle: Server, runtime: Group, *, plan: Plan, key: Secret | None) -> SmokeReport:
+def prove(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed.
 
     Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
@@ -143,7 +143,7 @@ def prove(handle: Server, runtime: Group, *, plan: Plan, key: Secret | None) -> 
     return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
 
 
-def _plan_of(server: Server) -> Plan | None:
+def _plan_of(server: RunningServer) -> Plan | None:
     """The plan of the start that one of several servers is of."""
     return read_plan(RunDir(start_of(server)))
 
@@ -153,19 +153,19 @@ def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def key_of(handle: Server) -> Secret | None:
+def key_of(handle: RunningServer) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
     plan = handle.plan
     return api_key(plan.server.api_key_env) if plan else None
 
 
-def served_model(handle: Server) -> str:
+def served_model(handle: RunningServer) -> str:
     """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
     plan = handle.plan
     return plan.model.served_name if plan else "default"
 
 
-def not_running(runtime: Group, handle: Server) -> Problem | None:
+def not_running(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
     """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
@@ -180,7 +180,7 @@ def not_running(runtime: Group, handle: Server) -> Problem | None:
     return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
 
 
-def require_running(runtime: Group, handle: Server) -> None:
+def require_running(runtime: ServerGroup, handle: RunningServer) -> None:
     """Raise StartError, with how it has ended, for a server that no longer runs."""
     if (ended := not_running(runtime, handle)) is not None:
         raise StartError(ended.message, hint=ended.hint)
@@ -193,7 +193,12 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     `strict_kernels`.
     """
     handle = servers.one(name)
-    runtime, run, plan = servers.runtime(handle), handle.run, handle.require_plan()
+    runtime, run = servers.runtime(handle), servers.run_of(handle)
+    plan = read_plan(run)
+    if run is None or plan is None:
+        raise StartError(
+            f"the plan of `{name}` is not in this home", hint="`deploy up PROFILE --replace` starts it from here"
+        )
     require_running(runtime, handle)
     if lost := lost_parts(runtime, handle):
         raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
@@ -239,7 +244,7 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
     return diagnose(log).degraded
 
 
-def explain_failure(runtime: Group, handle: Server, detail: str) -> str:
+def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))

@@ -16,8 +16,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.errors import DeployError, UsageError
-from orchestrator.core.redaction import redact_data
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret, redact_data
 from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, own, start
 
 WITHIN: Final = 30.0  # seconds that a receiver has

@@ -14,8 +14,8 @@ from typing import Final
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
-from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import redact
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
@@ -24,7 +24,7 @@ from orchestrator.runs.run_dir import RunDir, is_claimed, known_names, latest_ru
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
 from orchestrator.servers.run_history import request_of
 from orchestrator.servers.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
@@ -76,7 +76,7 @@ def standing(servers: Fleet, name: str) -> Standing:
     )
 
 
-def _behind(plan: Plan, handle: Server | None) -> Iterator[str]:
+def _behind(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """The URLs of several servers: where they are found, else where the plan has them."""
     found = {Path(server.run_dir).name: server.url for server in handle.replicas} if handle else {}
     for number, each in enumerate(replica_plans(plan), start=1):
@@ -163,17 +163,17 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
         run.save_state(HEALING_FILE, {"healed": _kept(run)[:-1]})
 
 
-def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Server | None]:
+def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, RunningServer | None]:
     """The newest run of a name and its server; where that has none, a server of an older run with that run."""
     run, found = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
     handle = next(of_run, next(iter(found), None))
-    if handle is not None and servers.home.holds(Path(handle.run_dir)):
-        return handle.run, handle
+    if handle is not None and servers.home.holds(Path(handle.run_dir), name):
+        return RunDir(Path(handle.run_dir)), handle
     return run, handle
 
 
-def _is_wanted(run: RunDir, handle: Server | None) -> bool:
+def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
     """Whether nobody has ended this start, or only a healing did; one that is gone without a word was removed."""
     ended = run.read(ENDING_FILE)
     if not ended:

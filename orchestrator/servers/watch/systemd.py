@@ -9,11 +9,9 @@ from typing import Final
 
 from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.paths import Home
-from orchestrator.core.redaction import looks_secret
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import names_secret
+from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
 from orchestrator.core.subprocesses import own, quote
 from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
 from orchestrator.servers.watch.recovery import require_ours
@@ -116,8 +114,8 @@ def _holds_secret(command: str, environ: Mapping[str, str] = os.environ) -> bool
     """Whether it looks so, has an option called so, or has the value of a variable that is called so."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
-    values = (value for name, value in environ.items() if names_secret(name) and len(value) >= SHORT)
-    return looks_secret(command) or any(map(names_secret, options)) or any(value in command for value in values)
+    values = (value for name, value in environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)
+    return looks_secret(command) or any(map(is_secret_name, options)) or any(value in command for value in values)
 
 
 def _user() -> str:

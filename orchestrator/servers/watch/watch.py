@@ -4,14 +4,13 @@ This process imports no runtime: what is known of a server is looked up, and a s
 own (`healer.py`). So it stays below 30 MB, and its death leaves every server, and a healing that has begun, as it is.
 """
 
-import fcntl
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import partial
@@ -26,18 +25,17 @@ from orchestrator.core.errors import (
     StartError,
     UsageError,
 )
-from orchestrator.core.files import open_lock
+from orchestrator.core.locks import LockHeldError, hold
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import start_deaf
 from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, own, start
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.health import Pulse
 from orchestrator.engine.liveness import Work, read_work
 from orchestrator.engine.responses import NoAnswerError
-from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.watch.alerts import Alerts
 from orchestrator.servers.watch.events import EventKind, Told, WatchEvent
 from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
@@ -45,7 +43,6 @@ from orchestrator.servers.watch.watcher import GATEWAY, Vigil
 
 _TICK: Final = 0.25  # seconds
 _LOOK_WITHIN: Final = 120.0  # seconds: a Docker daemon may be slow
-_PID_WIDTH: Final = 10  # characters
 T = TypeVar("T")
 
 
@@ -254,24 +251,13 @@ def _first_look(means: Reality, name: str) -> Standing:
     return seen
 
 
-@contextmanager
-def _only_watch(home: Home, name: str) -> Iterator[None]:
+def _only_watch(home: Home, name: str) -> AbstractContextManager[object]:
     """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
-    require_name(name)
-    lock = open_lock(home.runs / FileName(name) / ".watch")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(lock, _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n") or "unknown"
-            raise NameTakenError(
-                f"another `deploy watch` has `{name}` (pid {holder})", hint="end that one first"
-            ) from error
-        with suppress(OSError):  # a full disk
-            os.pwrite(lock, str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
-        yield
-    finally:
-        os.close(lock)
+        return hold(home.runs / FileName(name) / ".watch")
+    except LockHeldError as error:
+        message = f"another `deploy watch` has `{name}` (pid {error.holder})"
+        raise NameTakenError(message, hint="end that one first") from error
 
 
 def _interrupt(healings: Sequence[Program]) -> None:

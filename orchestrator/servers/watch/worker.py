@@ -27,11 +27,9 @@ def main() -> int:
         return post(json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from orchestrator.core.errors import Interrupted  # noqa: PLC0415
-    from orchestrator.core.lookups import look_up_in_time  # noqa: PLC0415
     from orchestrator.core.paths import Home  # noqa: PLC0415
     from orchestrator.servers.watch.recovery import heal, look  # noqa: PLC0415
 
-    look_up_in_time()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         home = Home.from_environment()

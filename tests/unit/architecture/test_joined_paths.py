@@ -1,15 +1,17 @@
 """What is joined to a directory was checked when it was made: its type says so, and mypy knows the type."""
 
+import ast
 import io
 from collections.abc import Callable, Iterable
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeGuard
 
 import pytest
 from mypy import build
 from mypy.config_parser import parse_config_file
 from mypy.find_sources import create_source_list
 from mypy.modulefinder import BuildSource
-from mypy.nodes import CallExpr, ConditionalExpr, Expression, ListExpr, MemberExpr, OpExpr, StrExpr
+from mypy.nodes import ARG_STAR, CallExpr, ConditionalExpr, Expression, ListExpr, MemberExpr, OpExpr, StrExpr
 from mypy.options import Options
 from mypy.plugin import FunctionContext, MethodContext, Plugin
 from mypy.types import Instance, LiteralType, Type, UnionType, get_proper_type
@@ -21,6 +23,7 @@ PATHS: Final = {"pathlib.Path", "pathlib.PurePath", "pathlib.PurePosixPath"}
 CHECKED: Final = {
     f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash", "ImageDigest")
 }
+DIVISIONS: Final = {"__truediv__", "__rtruediv__"}
 OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
 # The first joins what it has checked itself; the other is a program that is alone in a container of others.
 ALLOWED: Final = {"orchestrator/core/safe_paths.py", "orchestrator/engine/liveness.py"}
@@ -32,29 +35,67 @@ class Joins(Plugin):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.unchecked: set[str] = set()
+        self._known: set[tuple[str, int, int]] = set()  # what is divided by, or joined: path, line, column
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
         owner, _, method = fullname.rpartition(".")
-        joins = owner in PATHS and method in {"__truediv__", "joinpath", "with_name"}
-        return self._look if joins else None
+        joins = owner in PATHS and method in {*DIVISIONS, "joinpath", "with_name", "with_stem", "with_suffix"}
+        return self._look if joins else self._pass if method in DIVISIONS else None
+
+    def untyped(self, path: str, source: str) -> set[str]:
+        """Return each `/` of a module that mypy does not look up, as one of its sides is of type Any."""
+        divisions = (node for node in ast.walk(ast.parse(source)) if path not in ALLOWED and _divides(node))
+        return {
+            f"{path}:{node.lineno}"
+            for node in divisions
+            if not any((path, each.lineno, each.col_offset) in self._known for each in _operands(node))
+        }
 
     def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
         return self._look_behind_the_first if fullname in {*PATHS, "posixpath.join"} else None
 
+    def _pass(self, context: MethodContext) -> Type:
+        self._known.update((_path(context), each.line, each.column) for some in context.args for each in some)
+        return context.default_return_type
+
     def _look(self, context: MethodContext) -> Type:
+        self._pass(context)
         self._note(context, (each for some in context.args for each in some))
         return context.default_return_type
 
     def _look_behind_the_first(self, context: FunctionContext) -> Type:
         given = [each for some in context.args for each in some]
-        self._note(context, given[1:])
+        several = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
+        self._note(context, given if several or any(map(is_put_together, given[:1])) else given[1:])
         return context.default_return_type
 
     def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
-        path = context.api.path.removeprefix(f"{ROOT}/")
+        path = _path(context)
         ours = path.startswith(("orchestrator/", "planted.py"))
         if ours and path not in ALLOWED and not all(is_checked(each, context) for each in given):
             self.unchecked.add(f"{path}:{context.context.line}")
+
+
+def _path(context: MethodContext | FunctionContext) -> str:
+    return context.api.path.removeprefix(f"{ROOT}/")
+
+
+def _divides(node: ast.AST) -> TypeGuard[ast.BinOp | ast.AugAssign]:
+    """Whether it is a `/`, but for one of what can be seen to be a number."""
+    if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Div):
+        return False
+    return not any(map(_is_number, _operands(node)))
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.Div | ast.Add)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def _operands(node: ast.BinOp | ast.AugAssign) -> list[ast.expr]:
+    """Each that mypy may look at: of a division by `__rtruediv__` it is the left one."""
+    return [node.right, node.left] if isinstance(node, ast.BinOp) else [node.value]
 
 
 def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bool:  # noqa: PLR0911 - one a form
@@ -71,8 +112,15 @@ def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bo
         case CallExpr(callee=MemberExpr(expr=StrExpr(value="{:{}}"), name="format"), args=[value, StrExpr()]):
             return is_checked(value, context) or has_type(value, {"builtins.int"}, context)
         case MemberExpr() if node.name in OF_A_PATH and has_type(node.expr, PATHS, context):
-            return True
+            return not isinstance(node.expr, CallExpr)  # of `Path("..")` the name is `..`
     return has_type(node, CHECKED, context)
+
+
+def is_put_together(node: Expression) -> bool:
+    """Whether it is a text of several: an f-string, a sum, `"/".join(…)`."""
+    if isinstance(node, CallExpr):
+        return isinstance(node.callee, MemberExpr) and isinstance(node.callee.expr, StrExpr)
+    return isinstance(node, OpExpr) and node.op in {"+", "%"}
 
 
 def has_type(node: Expression, names: set[str], context: MethodContext | FunctionContext) -> bool:
@@ -98,7 +146,9 @@ def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     joins = Joins(options)
     result = build.build(sources, options, extra_plugins=[joins])
     assert not result.errors, result.errors[:5]
-    return joins.unchecked
+    texts = ((each.path, each.text or Path(each.path or "").read_text()) for each in sources)
+    untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
+    return joins.unchecked.union(*untyped)
 
 
 def our_options() -> Options:
@@ -109,7 +159,7 @@ def our_options() -> Options:
 
 @pytest.mark.timeout(0)
 def test_what_is_joined_to_a_directory_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not seen: `Path(value)` of one argument, by which a user's own path comes in, and paths put together as text."""
+    """Not seen: `Path(value)` of one argument, by which a user's own path comes in."""
     monkeypatch.chdir(ROOT)
     options = our_options()
     assert unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
@@ -119,7 +169,7 @@ PLANTED = """
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from orchestrator.core.safe_paths import CommitHash, RelativePath
 
 NAME: Final = "name"
@@ -128,9 +178,19 @@ class Folder(Enum):
     ONE = "one"
 
 def joined(
-    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"]
+    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"],
+    told: Any, several: list[str],
 ) -> list[Path]:
     return [{}]
+
+def replaced(root: Path, value: str, told: Any) -> Path:
+    root /= value
+    root /= told
+    return root
+
+def divided(n: int, share: float, many: list[int]) -> float:
+    share /= n
+    return share / n / sum(many) + max(many) / 2 - share**2 / n
 """
 
 
@@ -140,13 +200,23 @@ def test_a_value_that_nothing_has_checked_is_found() -> None:
         *("root / value", "root / str(safe)", 'root / f"x-{value}"', 'root / (value + ".json")', "root / safe / value"),
         *("Path(root, value)", "root.joinpath(value)", "root.with_name(value)", 'root / ("a" if n else value)'),
         *("root / value.strip()", "root / Path(value)", "root / PurePosixPath(value)", 'root / "/".join([value])'),
+        *("root / told", "root / told['name']", "Path(root, told)", "root.joinpath(told)", "value / root"),
+        *("Path(*several)", "Path(root, *several)", "root.joinpath(*several)", "root / Path(value).name"),
+        *(
+            'Path(f"{root}/{value}")',
+            'Path(str(root) + "/" + value)',
+            'Path("/".join([value]))',
+            'Path("%s/x" % value)',
+        ),
     )
     right = (
         *('root / "x"', "root / NAME", "root / safe", "root / commit", "root / kind", 'root / f"{commit}-{n}.json"'),
         *("Path(root, safe)", "root / root.name", 'root.with_name(f"{root.stem}.lock")', 'root / ("a" if n else safe)'),
-        *("Path(value)", "root / Folder.ONE.value"),
+        *("Path(value)", "root / Folder.ONE.value", 'Path(f"/proc/{n}/{commit}")', "Path(safe)"),
     )
     text = PLANTED.format(",\n".join(("root", *wrong, *right)))
     first = text[: text.index("[root")].count("\n") + 2
     found = unchecked_joins([BuildSource("planted.py", "planted", text)], our_options())
-    assert found == {f"planted.py:{first + at}" for at in range(len(wrong))}
+    replaced = text[: text.index("root /= value")].count("\n") + 1
+    lines = (*range(first, first + len(wrong)), replaced, replaced + 1)
+    assert found == {f"planted.py:{line}" for line in lines}

@@ -20,7 +20,7 @@ USES: dict[str, str] = {
     "profiles": "core",
     "plan": "core engine patches profiles",
     "diagnose": "core engine",
-    "hosts": "core plan",
+    "hosts": "core engine plan",
     "render": "core engine patches plan",
     "checkpoints": "core engine hosts patches plan render",
     "images": "core engine hosts patches plan render",
@@ -34,7 +34,7 @@ USES: dict[str, str] = {
     "servers": "bench checkpoints core diagnose engine evals hosts images kernels patches plan planner render runs"
     " runtimes verify",
     "monitoring": "bench core engine plan planner render runs runtimes servers",
-    "report": "bench checkpoints core evals plan planner profiles runs runtimes servers",
+    "report": "bench checkpoints core engine evals plan planner profiles runs runtimes servers",
     "experiments": "bench core engine evals kernels plan planner profiles report runs runtimes servers",
     "cli": "bench checkpoints core diagnose evals experiments hosts images kernels monitoring patches plan planner"
     " profiles render report runs runtimes servers",

@@ -18,7 +18,6 @@ WITH_DEAF_THREADS = {
     "cli/fanout.py",
     "servers/watch/watch.py",
     "core/http.py",
-    "core/lookups.py",
     "core/signals.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}

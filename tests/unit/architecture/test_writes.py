@@ -12,6 +12,7 @@ PACKAGE = data_root() / "orchestrator"
 ALLOWED = {"core/safe_paths.py", "core/files.py", "engine/liveness.py"}
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}  # of `os.open`
 METHODS = {"unlink", "rmdir", "rename", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "link_to"}
+METHODS |= {"rmtree", "copytree", "make_archive", "FileHandler"}  # whatever their module is called here
 OF_OS = {
     "remove",
     "unlink",
@@ -37,6 +38,7 @@ OF_SHUTIL = {
     "unpack_archive",
     "chown",
 }
+PROGRAMS = {"rm", "rmdir", "mv", "cp", "ln", "unlink", "truncate", "tee", "dd", "install"}
 OF_ARCHIVES = {"extractall", "extract"}
 
 
@@ -45,13 +47,25 @@ def changes(tree: ast.AST) -> Iterator[str]:
     modules = {"os": OF_OS, "shutil": OF_SHUTIL}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in modules:
-            yield from (f"from {node.module} import {a.name}" for a in node.names if a.name in modules[node.module])
+            changing = modules[node.module] | {"*"}
+            yield from (f"from {node.module} import {a.name}" for a in node.names if a.name in changing)
+        elif isinstance(node, ast.Import):  # by another name what follows is not seen
+            yield from (f"import {a.name} as {a.asname}" for a in node.names if a.name in modules and a.asname)
         elif isinstance(node, ast.Attribute):
-            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
             if node.attr in METHODS | FLAGS | OF_ARCHIVES | modules.get(owner, set()):
                 yield ast.unparse(node)
-        if isinstance(node, ast.Call) and (_writes(node) or _replaces_a_file(node)):
+        if isinstance(node, ast.Call) and any(each(node) for each in (_writes, _replaces_a_file, _removes_anything)):
             yield ast.unparse(node)
+
+
+def _removes_anything(call: ast.Call) -> bool:
+    """`remove_tree(path, within=path.parent)`, which nothing is refused by, and the programs that remove and move."""
+    if isinstance(call.func, ast.Name | ast.Attribute) and ast.unparse(call.func).endswith("remove_tree"):
+        within = {ast.unparse(each.value) for each in call.keywords if each.arg == "within"}
+        return any(f"{ast.unparse(path)}.parent" in within for path in call.args)
+    words = [each.elts[0] for each in call.args if isinstance(each, ast.List | ast.Tuple) and each.elts]
+    return any(isinstance(word, ast.Constant) and word.value in PROGRAMS for word in words)
 
 
 def _writes(call: ast.Call) -> bool:
@@ -61,11 +75,16 @@ def _writes(call: ast.Call) -> bool:
     """
     named = {keyword.arg: keyword.value for keyword in call.keywords}
     match call.func:
-        case ast.Name("open"):
+        case ast.Name("open") | ast.Attribute(ast.Name("io" | "codecs" | "gzip" | "bz2" | "lzma" | "builtins"), "open"):
+            modes = [*call.args[1:2]]
+            if any(isinstance(each, ast.Starred) for each in call.args) or None in named:
+                return True
+        case ast.Name("ZipFile") | ast.Attribute(_, "ZipFile"):
             modes = [*call.args[1:2]]
         case ast.Attribute(owner, "open") if not (isinstance(owner, ast.Name) and owner.id == "os"):
             # Something else may be opened: a connection, by a call or with options that no file has.
-            modes = [mode for mode in call.args[:1] if isinstance(mode, ast.Constant | ast.Name)]
+            kinds = ast.Constant | ast.Name | ast.IfExp | ast.JoinedStr
+            modes = [mode for mode in call.args[:1] if isinstance(mode, kinds)]
             if set(named) - {"mode", "buffering", "encoding", "errors", "newline"}:
                 return False
         case _:
@@ -76,8 +95,9 @@ def _writes(call: ast.Call) -> bool:
 
 def _replaces_a_file(call: ast.Call) -> bool:
     """`path.replace(other)`: that of a text takes two arguments, that of a dataclass is a function."""
-    named = isinstance(call.func, ast.Attribute) and call.func.attr == "replace"
-    return named and len(call.args) == 1 and not call.keywords
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "replace" or call.keywords:
+        return False
+    return len(call.args) == 1 or ast.unparse(call.func.value).endswith("Path")
 
 
 def test_nothing_else_changes_the_disk() -> None:
@@ -117,6 +137,10 @@ def test_nothing_else_changes_the_disk() -> None:
             "os.open(x, os.O_WRONLY | os.O_CREAT)",
             "f = os.unlink",
         ),
+        *("import os as o", "import shutil as s", "from shutil import *", "Path.replace(a, b)", "o.path.os.remove(x)"),
+        *('io.open("p", "w")', "open(x, **more)", "open(*all)", 'ZipFile(x, "w")', 'zipfile.ZipFile(x, mode="a")'),
+        *('x.open("w" if a else "r")', 'x.open(f"{m}b")', "logging.FileHandler(x)", 'run(["rm", "-rf", x])'),
+        *("remove_tree(x, within=x.parent)", "files.remove_tree(self.root, within=self.root.parent)"),
     ],
 )
 def test_a_change_of_the_disk_is_found(source: str) -> None:
@@ -124,7 +148,11 @@ def test_a_change_of_the_disk_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ['text.replace("a", "b")', "replace(plan, x=1)", "open(x)", 'open(x, "rb")', 'x.open("rb")']
+    "source",
+    [
+        *('text.replace("a", "b")', "replace(plan, x=1)", "open(x)", 'open(x, "rb")', 'x.open("rb")'),
+        *("ZipFile(x)", "remove_tree(x, within=y)", 'docker.run("rm", x)', "io.open(x)"),
+    ],
 )
 def test_what_reads_is_not(source: str) -> None:
     assert not [*changes(ast.parse(source))]

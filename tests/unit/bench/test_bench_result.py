@@ -1,6 +1,7 @@
 """The result file: what is written is what is read; what was not measured is not in it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
     assert load_result(save(RESULT, tmp_path)) == RESULT
     assert load_result(tmp_path) == RESULT
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(BenchError) as caught:
+        save(replace(RESULT, points=(replace(POINT, input_tokens=10**18),)), tmp_path)
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`points.0.input_tokens`"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_not_measured_is_absent_and_not_zero() -> None:

@@ -82,7 +82,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
 
 def test_prompts_have_exactly_the_stated_tokens_and_share() -> None:
     workload = load_workload("smoke-tiny")
-    made = prompts(workload, "2", 40)
+    made = [*prompts(workload, "2", 40)]
     prefixes = {warm.prefix for warm in warmup_prompts(workload, "2")}
     assert len(prefixes) == workload.prefixes
     for prompt in made:
@@ -102,17 +102,18 @@ def test_no_own_part_is_ever_sent_twice() -> None:
 
 def test_a_prompt_does_not_depend_on_how_many_are_made() -> None:
     workload = load_workload("smoke-tiny")
-    assert prompts(workload, "2", 7) == prompts(workload, "2", 40)[:7]
-    assert prompts(workload, "2", 7) != prompts(workload.model_copy(update={"seed": 1}), "2", 7)
+    made = [*prompts(workload, "2", 7)]
+    assert made == [*prompts(workload, "2", 40)][:7]
+    assert made != [*prompts(workload.model_copy(update={"seed": 1}), "2", 7)]
 
 
 def test_prompts_are_these_bytes_on_every_machine() -> None:
-    assert prompts(load_workload("smoke-tiny"), "2", 1)[0].rest.startswith(b"201,109,263,288,238,413,82,346,")
+    assert next(prompts(load_workload("smoke-tiny"), "2", 1)).rest.startswith(b"201,109,263,288,238,413,82,346,")
 
 
 def test_nothing_shared_where_nothing_is_to_be_cached() -> None:
     workload = load_workload("smoke-tiny").model_copy(update={"cached_share": 0.0})
-    assert len(ids(prompts(workload, "2", 1)[0].array)) == 500
+    assert len(ids(next(prompts(workload, "2", 1)).array)) == 500
 
 
 WORDS = tuple(range(5000, 6500))  # the ids of a text
@@ -123,7 +124,7 @@ def of_text(**changes: object) -> Workload:
 
 
 def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
-    made = prompts(of_text(), "2", 40, WORDS)
+    made = [*prompts(of_text(), "2", 40, WORDS)]
     assert {len(ids(prompt.array)) for prompt in made} == {500}
     for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.rest)]:
         assert part == [5000 + (part[0] - 5000 + place) % 1500 for place in range(len(part))]
@@ -137,14 +138,15 @@ def test_no_two_passages_of_a_point_begin_alike(length: int) -> None:
 
 
 def test_passages_are_the_same_however_many_are_made_and_others_at_another_point() -> None:
-    assert prompts(of_text(), "2", 7, WORDS) == prompts(of_text(), "2", 40, WORDS)[:7]
-    assert prompts(of_text(), "2", 7, WORDS) != prompts(of_text(), "4", 7, WORDS)
-    assert prompts(of_text(), "2", 7, WORDS) != prompts(of_text(seed=1), "2", 7, WORDS)
+    made = [*prompts(of_text(), "2", 7, WORDS)]
+    assert made == [*prompts(of_text(), "2", 40, WORDS)][:7]
+    assert made != [*prompts(of_text(), "4", 7, WORDS)]
+    assert made != [*prompts(of_text(seed=1), "2", 7, WORDS)]
 
 
 def test_a_passage_longer_than_the_text_goes_on_with_its_beginning() -> None:
     long = of_text(input_tokens=4000, cached_share=0.0)
-    assert len(ids(prompts(long, "2", 1, WORDS)[0].array)) == 4000
+    assert len(ids(next(prompts(long, "2", 1, WORDS)).array)) == 4000
 
 
 def test_the_text_that_ships_is_taken_where_a_workload_names_none() -> None:
@@ -215,6 +217,6 @@ def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     workload = load_workload(str(path))
 
     assert (workload.load, workload.requests, workload.cached_share, workload.limits.ttft_p95_s) == ("open", 100, 0, 5)
-    assert len(ids(prompts(workload, "1", 1)[0].array)) == 800
-    assert all(100 <= token <= 499 for token in ids(prompts(workload, "1", 1)[0].array))
+    assert len(ids(next(prompts(workload, "1", 1)).array)) == 800
+    assert all(100 <= token <= 499 for token in ids(next(prompts(workload, "1", 1)).array))
     assert workload.to_dict()["token_ids"] == [100, 499]

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from orchestrator.bench.cost import Bill
+from orchestrator.bench.cost import Bill, CommandEstimate
 from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
@@ -31,7 +31,7 @@ from orchestrator.experiments.reproduce import (
 )
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import open_run
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
@@ -206,7 +206,7 @@ def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) 
     """While the Docker daemon restarts, a container is still to be taken down."""
 
     class Silent:
-        def find(self, _name: str | None = None) -> tuple[Server, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the Docker daemon does not answer")
 
     servers = Fleet(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
@@ -468,10 +468,10 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
     found, plain = split_currency(prices)
     bill = Bill.of_node(WAFER, plain, found)
     assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
-    planned = steps(Path("results"))
+    planned = [CommandEstimate(step.id, step.argv, step.about) for step in steps(Path("results"))]
     head, *_, total = bill.to_table(planned).splitlines()
     assert head.endswith(f"about {currency}")
-    assert total.split()[-1] == ("-" if hourly is None else f"{bill.of(sum(step.about for step in planned)):.2f}")
+    assert total.split()[-1] == ("-" if hourly is None else f"{bill.of(sum(each.seconds for each in planned)):.2f}")
 
 
 def test_two_currencies_are_not_added_up() -> None:

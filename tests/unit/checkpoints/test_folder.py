@@ -47,7 +47,7 @@ def foreseen(source: Source) -> Forecast:
 
 def done(tmp_path: Path) -> WorkFolder:
     """A folder in which both shards are done, as Quark writes them."""
-    folder = WorkFolder.beside(tmp_path / "target")
+    folder = WorkFolder(tmp_path / "target")
     folder.begin(JOB)
     made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
     for shard in JOB.shards:
@@ -96,7 +96,7 @@ def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: st
 
 
 def test_workers_share_the_cores(tmp_path: Path) -> None:
-    folder = WorkFolder(tmp_path / "x.quantising")
+    folder = WorkFolder(tmp_path / "x")
     pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
     assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantising", "cpu"),) * 3
     assert pool.env["OMP_NUM_THREADS"] == "5"
@@ -107,7 +107,7 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
         devices=("/dev/kfd",), all_gpus=False, groups=("video",), ipc=None, shm_bytes=None, ulimits=(),
         security_opt=(), cap_add=(),
     )  # fmt: skip
-    folder = WorkFolder(tmp_path / "x.quantising")
+    folder = WorkFolder(tmp_path / "x")
     pool = container_command(
         "rocm/sglang:x", Path("/p.py"), folder, source=Path("/bf16"), needs=needs, workers=2, group=lambda _: "44"
     )
@@ -124,7 +124,7 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
 
 @pytest.mark.parametrize("link", [False, True])
 def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_path: Path, *, link: bool) -> None:
-    folder = WorkFolder.beside(tmp_path / "target")
+    folder = WorkFolder(tmp_path / "target")
     place = tmp_path / "elsewhere" if link else folder.root
     (place / "parts").mkdir(parents=True)
     (place / "parts" / "thesis.txt").write_text("mine")
@@ -136,7 +136,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
 
 
 def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
-    folder = WorkFolder.beside(tmp_path / "target")
+    folder = WorkFolder(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "quantisation.lock").touch()
     (folder.root / ".job.json.77").touch()
@@ -173,7 +173,7 @@ def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: For
 
 
 def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
-    folder = WorkFolder.beside(tmp_path / "target")
+    folder = WorkFolder(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="no `deploy quantise` has made"), folder.held(Progress()):

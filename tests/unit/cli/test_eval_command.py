@@ -53,8 +53,8 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
         steps.append("asked")
         return OUTCOME
 
-    monkeypatch.setattr("orchestrator.evals.run.fleet", fleet)
-    monkeypatch.setattr("orchestrator.evals.run.server_target", lambda _servers, _name: TARGET)
+    monkeypatch.setattr("orchestrator.servers.targets.fleet", fleet)
+    monkeypatch.setattr("orchestrator.servers.targets.server_target", lambda _servers, _name: TARGET)
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     evaluate("tiny", suite="gsm8k", host="ssh://node", output=tmp_path)
 

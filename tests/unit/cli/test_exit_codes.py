@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.host import preflight
 from orchestrator.cli.main import app
-from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.hosts.report import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
@@ -126,3 +126,13 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
         preflight(profile="mi355x-tp8", host=host)
     with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`"):
         report.require()
+
+
+@pytest.mark.parametrize(
+    "line", ["kernels coverage --image", "patches check --image", "cache clear --image", "build cpu-tiny --tag"]
+)
+@pytest.mark.parametrize("image", ["UPPER/Repo:tag", "a/../b"])
+def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(line: str, image: str) -> None:
+    ended = CliRunner().invoke(app, [*line.split(), image])
+    assert isinstance(ended.exception, UsageError)
+    assert ended.exception.message.startswith(f"`{image}` is not the name of an image")

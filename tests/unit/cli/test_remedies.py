@@ -12,7 +12,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.core.command_hints import FAR, as_asked, note_asked
+from orchestrator.cli.typer_app import takes_host
+from orchestrator.core.command_hints import as_asked, note_asked
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.paths import Home
@@ -37,13 +38,17 @@ def every() -> dict[str, TyperCommand]:
     return dict(commands(root))
 
 
-def test_the_commands_that_take_a_host_are_known(every: dict[str, TyperCommand]) -> None:
-    far = {name for name, command in every.items() if any(each.name == "host" for each in command.params)}
-    assert far == set(FAR)
+def test_the_host_is_named_to_the_commands_that_take_one() -> None:
+    root = get_command(app)
+    note_asked(None, [], "ssh://node", lambda words: takes_host(root, words))
+    for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
+        assert as_asked(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
+    for words in ("render mine", "kernels log", "show", "nothing", "kernels nothing", "kernels"):
+        assert as_asked(f"`deploy {words}`") == f"`deploy {words}`"
 
 
 def test_profile_settings_and_host_are_filled_in() -> None:
-    note_asked("./my own.yaml", ["layout.tp=2"], "ssh://me@node")
+    note_asked("./my own.yaml", ["layout.tp=2"], "ssh://me@node", {"stage", "logs owl"}.__contains__)
     given = "'./my own.yaml' --set layout.tp=2"
     assert as_asked("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
     assert as_asked("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orchestrator.core.console import out_json, table, terminal_width
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.planning import load
 

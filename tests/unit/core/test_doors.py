@@ -3,6 +3,7 @@
 import json
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from orchestrator.checkpoints.integrity import placed_tensors
 from orchestrator.checkpoints.overlay import telling_shards
 from orchestrator.checkpoints.receipt import commit_of, read_receipt, receipt_path
 from orchestrator.checkpoints.verify import verify_checkpoint
-from orchestrator.core.errors import WeightsError
+from orchestrator.core.errors import BuildError, WeightsError
 from orchestrator.core.files import unpack, write_sparse
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.hosts.venvs.venv import interpreter
 from orchestrator.kernels.disk.checkpoint import _dtypes
 from orchestrator.plan.lock import _lock
+from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineSection, ModelOrigin
 
 TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
@@ -28,6 +32,18 @@ PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split
 
 
 WORDS = tuple(each for each in COMMITS if isinstance(each, str) and each.split() == [each])
+
+
+RECEIPT: dict[str, Any] = {
+    "location": "glm",
+    "revision": None,
+    "mtp_layer": None,
+    "shards": 3,
+    "tensors": 3,
+    "differences": [],
+    "accepted": False,
+    "files": {"config.json": [1, 1]},
+}
 
 
 def short(value: object) -> str:
@@ -57,25 +73,39 @@ def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -
 def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "glm")
     values: dict[str, tuple[object, ...]] = {"files": TEXTS, "revision": COMMITS, "size": SIZES, "time": SIZES}
-    whole: dict[str, Any] = {
-        "location": "glm",
-        "revision": None,
-        "mtp_layer": None,
-        "shards": 3,
-        "tensors": 3,
-        "differences": [],
-        "accepted": False,
-        "files": {"config.json": [1, 1]},
-    }
     path = receipt_path(directory)
-    path.write_text(json.dumps(whole))
+    path.write_text(json.dumps(RECEIPT))
     assert read_receipt(directory) is not None
     for value in values[key]:
         if key == "revision" and value is None:
             continue
         said = {"files": {str(value): [1, 1]}, "size": {"x": [value, 1]}, "time": {"x": [1, value]}}.get(key, value)
-        path.write_text(json.dumps(whole | {"revision" if key == "revision" else "files": said}))
+        path.write_text(json.dumps(RECEIPT | {"revision" if key == "revision" else "files": said}))
         assert read_receipt(directory) is None, value
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("files", [[], 5, None, "x", [["x", 1]], {"x": 5}, {"x": [1]}, {"x": [1, 1, 1]}]),
+        ("location", [5, None, ["glm"]]),
+        ("mtp_layer", ["78", 1.5, True, []]),
+        ("shards", ["3", None, 1.5, [], True]),
+        ("tensors", ["3", None, {}]),
+        ("differences", [5, {}, "x", [5], [[]], [{}], [{"message": 5}], [{"message": "x", "sglang": 5}]]),
+        ("accepted", ["false", 1, None, []]),
+    ],
+)
+def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_path: Path) -> None:
+    """One was a fault of this tool, and `accepted` in any words was a consent."""
+    directory = write_checkpoint(tmp_path / "glm")
+    path = receipt_path(directory)
+    for value in values:
+        path.write_text(json.dumps(RECEIPT | {key: value}))
+        assert read_receipt(directory) is None, value
+    for text in ("", "null", "[]", "5", "{", "[" * 100_000, json.dumps({**RECEIPT, "files": None})):
+        path.write_text(text)
+        assert read_receipt(directory) is None, text[:20]
 
 
 @pytest.mark.parametrize("commit", WORDS, ids=short)
@@ -96,11 +126,29 @@ def test_a_lock_names_no_file_that_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
-def test_a_profile_names_no_requirements_and_no_generator_elsewhere(name: str) -> None:
+def test_a_profile_names_no_file_elsewhere(name: str) -> None:
     with pytest.raises(ValidationError):
         ModelOrigin(kind="generated", location=name)
-    with pytest.raises(ValidationError):
-        EngineSection.model_validate({"version": "0.5.14", "requirements": name})
+    sound = {"version": "0.5.14", "platform": "cpu", "template": "sglang", "requirements": "sglang.txt"}
+    assert EngineSection.model_validate(sound)
+    for key in ("template", "requirements"):
+        with pytest.raises(ValidationError):
+            EngineSection.model_validate(sound | {key: name})
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "../requirements.txt", "{here}/requirements.txt"])
+def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a list names is installed, and runs."""
+    (tmp_path / "below").mkdir()
+    for folder in (tmp_path, tmp_path / "below"):
+        (folder / "requirements.txt").write_text("evil==1\n")
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure", lambda *_, **__: pytest.fail("it was built"))
+    engine = replace(load("cpu-tiny").plan.engine, python=None, requirements=name.format(here=tmp_path))
+    with pytest.raises(BuildError, match="there is no requirement file"):
+        interpreter(engine, Home(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if "\n" not in name and "\r" not in name], ids=short)

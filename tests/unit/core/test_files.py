@@ -1,12 +1,15 @@
 """Folders and files that are this user's alone."""
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
-from orchestrator.core.files import private_folder
+from orchestrator.core.files import copy_tree, private_folder, unpack
 
 
 @pytest.fixture
@@ -23,3 +26,28 @@ def test_a_private_folder_is_private_from_its_first_moment(tmp_path: Path, monke
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
     folder = private_folder(tmp_path / "runs")
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("names_it", [True, False])
+def test_what_a_full_disk_does_not_take_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_it: bool
+) -> None:
+    """A write that fails names no file, and a tree that is copied raises an error of another form."""
+    full = OSError(errno.ENOSPC, "No space left on device", *([str(tmp_path / "new")] if names_it else []))
+
+    def fails(*_: object, **__: object) -> None:
+        raise full
+
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/one").touch()
+    packed = tmp_path / "packed.zip"
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("one", "1")
+    monkeypatch.setattr(ZipFile, "extractall", fails)
+    monkeypatch.setattr(shutil, "copy2", fails)
+    with ZipFile(packed) as archive, pytest.raises(OSError, match="No space left on device") as unpacked:
+        unpack(archive, ["one"], tmp_path / "new")
+    with pytest.raises(OSError, match="No space left on device") as copied:
+        copy_tree(tmp_path / "tree", tmp_path / "new")
+    assert unpacked.value.filename == str(tmp_path / "new")
+    assert copied.value.filename == str(tmp_path / "new/one")

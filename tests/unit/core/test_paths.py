@@ -50,7 +50,8 @@ def test_a_run_directory_is_of_the_home_that_really_holds_it(tmp_path: Path) -> 
     (tmp_path / "home/runs/a/link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "other").symlink_to(tmp_path / "home")
     holds = home(tmp_path / "home").holds
-    assert holds(tmp_path / "home/runs/a/1")
-    assert holds(tmp_path / "other/runs/a/1")
+    assert holds(tmp_path / "home/runs/a/1", "a")
+    assert holds(tmp_path / "other/runs/a/1", "a")
+    assert not holds(tmp_path / "home/runs/a/1", "b")
     for stranger in ("elsewhere", "home/runs/a/link", "home/runs/../../elsewhere", "home/runs/a/2", "home"):
-        assert not holds(tmp_path / stranger)
+        assert not holds(tmp_path / stranger, "a")

@@ -4,7 +4,7 @@ against these in tests/integration/test_server_args.py."""
 import pytest
 
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.engine.flag_checks import speculation
+from orchestrator.engine.serving import serving_facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
@@ -30,10 +30,10 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("speculative-num-steps=null", "is asserted to come with `--speculative-num-steps`", "all three"),
         ("context-length=2000000", "is longer than the model's 1048576", ""),
         ("nnodes=2", "`--nnodes` is 1", "leave it out"),
-        ("moe-dense-tp-size=3", "is 1 or tp 8, found `3`", ""),
+        ("moe-dense-tp-size=3", "moe_dense_tp_size only supports None, 1, or tp_size", ""),
         ("json-model-override-args=7", "takes a JSON object, found `7`", ""),
         ("json-model-override-args=" + "[" * 10_000, "takes a JSON object", ""),
-        ("ssl-certfile=/c.pem", "needs `--ssl-keyfile`", ""),
+        ("ssl-certfile=/c.pem", "requires --ssl-keyfile", ""),
         ("help=true", "has no option `--help`", ""),
         ("speculative-eagle-topk=null", "which sglang does not complete", "set all three"),
         ("speculative-algorithm=NGRAM", "only flashinfer verifies", "`EAGLE`"),
@@ -41,7 +41,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("speculative-algorithm=[a,b]", "of sglang 0.5.16 takes one value, found `['a', 'b']`", ""),
         ("quantization=awq", "does not read as `awq`", "leave it out"),
         ("attn-cp-size=2", "and `--enable-aiter-allreduce-fusion` exclude each other", "leave one"),
-        ("moe-dp-size=3", "divides tp 8, found `3`", ""),
+        ("moe-dp-size=3", "tp_size must be divisible by moe_dp_size", ""),
         ("enable-deterministic-inference=true", "has no deterministic backend", ""),
         ("log-level=loud", "does not take `loud`", "one of `critical`"),
         ("device=gpu", "is not this hardware's", "`cuda`"),
@@ -52,6 +52,13 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("random-seed=-1", "takes a number of at least 0", ""),
         ("nccl-port=30000", "is the server's own port", "leave it out"),
         ("numa-node=[0,1]", "the nodes of 2 GPUs, the server takes 8", "one for each"),
+        ("load-format=dummy", "the weights are random numbers", "leave it out"),
+        ("grpc-mode=true", "nothing answers over HTTP", "leave it out"),
+        ("is-embedding=true", "the server generates no text", "leave it out"),
+        ("delete-ckpt-after-loading=true", "the checkpoint is deleted", "leave it out"),
+        ("skip-tokenizer-init=true", "takes and returns token ids", "leave it out"),
+        ("attention-backend=trtllm_mla", "has no kernels for rocm", "leave it out"),
+        ("moe-runner-backend=flashinfer_cutlass", "has no kernels for rocm", "leave it out"),
         ("config=more.yaml", "is not set as a flag", "`flags`"),
     ],
 )
@@ -121,8 +128,14 @@ def test_a_deprecated_option_is_told_with_its_successor(name: str, capsys: pytes
 
 def test_speculation_is_told_by_its_algorithm_and_completed_as_sglang_does() -> None:
     """0.5.14, 0.5.16 and 0.5.23: srt/arg_groups/speculative_hook.py, `_auto_choose_speculative_params`."""
-    assert speculation({"speculative-num-steps": 5}) is None
-    assert speculation({"speculative-algorithm": "EAGLE"}) == (3, 1, 4)
-    assert speculation({"speculative-algorithm": "EAGLE", "speculative-num-steps": 5}) == (5, 1, 6)
+
+    def speculation(**flags: str) -> tuple[int, int, int] | None:
+        given = {f"speculative-{name.replace('_', '-')}": value for name, value in flags.items()}
+        facts = serving_facts(given, context_length=1, platform="rocm", sparse_attention=False)
+        return facts.drafts and (facts.drafts.steps, facts.drafts.topk, facts.drafts.tokens)
+
+    assert speculation(num_steps="5") is None
+    assert speculation(algorithm="EAGLE") == (3, 1, 4)
+    assert speculation(algorithm="EAGLE", num_steps="5") == (5, 1, 6)
     bare = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
     assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8-july", overrides=bare).plan)

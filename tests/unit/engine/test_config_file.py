@@ -2,7 +2,7 @@
 
 import json
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.engine.launch import delivery
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.endpoints import authorization, read_key
 
 

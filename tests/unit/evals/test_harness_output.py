@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.evals.eval_result import outcome_file, outcome_to_json
 from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_items, read_outcome
 from orchestrator.evals.result_files import load_outcome

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -32,13 +32,14 @@ def look(
     spaces: tuple[Space, ...] = (),
     docker: Callable[[Sequence[str]], ProgramResult] = READY_DOCKER,
     checkpoint: Callable[[], tuple[str, int]] | None = None,
+    environ: Mapping[str, str] = {"PATH": os.defpath},
     **changed: str,
 ) -> PreflightReport:
     plan = plan or plan_of("mi355x-tp8")
     kind = runtime_class(plan.runtime)
     access = Access(
         runner=runner_of(sections(machine, **changed), docker=docker),
-        environ={"PATH": os.defpath},
+        environ=environ,
         spaces=spaces,
         checkpoint=checkpoint,
         contained=kind.contained,
@@ -260,10 +261,19 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     assert (unmounted.level, unmounted.found) == (Level.FAIL, "there is no checkpoint of `glm-5.2-mxfp4`")
 
 
-def test_an_api_key_that_is_named_must_be_there() -> None:
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({}, Level.FAIL),
+        ({"SGLANG_KEY": "abc\n"}, Level.FAIL),
+        ({"SGLANG_KEY": "-key-4711"}, Level.FAIL),
+        ({"SGLANG_KEY": "key-4711\n"}, Level.INFO),
+    ],
+)
+def test_an_api_key_that_is_named_must_be_there_and_be_one(environ: dict[str, str], level: Level) -> None:
     plan = plan_of("mi355x-tp8")
     keyed = replace(plan, server=replace(plan.server, api_key_env="SGLANG_KEY"))
-    assert only(look("mi355x-healthy", keyed), "api key").level is Level.FAIL
+    assert only(look("mi355x-healthy", keyed, environ={"PATH": os.defpath, **environ}), "api key").level is level
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.core.errors import BuildError
 from orchestrator.images.build import archive
 from orchestrator.images.sources import image_sources
+from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import BuildContext
@@ -20,7 +21,7 @@ DIGEST = "sha256:" + "b4" * 32
 
 def plan(*overrides: str, table: bytes | None = None) -> Plan:
     inputs = {"moe-table": sha256(table).hexdigest()} if table else {}
-    return load("mi355x-tp8", overrides=overrides, inputs=inputs).plan
+    return load("mi355x-tp8", overrides=overrides, facts=Facts(inputs=inputs)).plan
 
 
 def context(of: Plan, **inputs: bytes) -> BuildContext:

@@ -4,6 +4,7 @@ tests/integration/test_argument_check.py."""
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import check_server_args as program
@@ -80,3 +81,29 @@ def test_a_gpu_is_made_up_from_what_the_plan_says(monkeypatch: pytest.MonkeyPatc
         assert torch.cuda.get_device_properties(0).gcnArchName == arch
         assert (torch.cuda.device_count(), torch.cuda.is_available()) == (8, True)
         assert (torch.version.hip is None) == (platform == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["--chat-template", "/no/such.jinja"], "chat-template"),
+        (["--tokenizer-path", "./no-such-folder"], "tokenizer-path"),
+        (["--speculative-draft-model-path", "/no/such"], "speculative-draft-model-path"),
+        (["--chat-template", "chatml"], None),  # a template of sglang's own
+        (["--tokenizer-path", "org/name"], None),  # on the hub
+        (["--tokenizer-path", "/models/other"], None),  # where the checkpoint is to come
+        (["--tokenizer-path", __file__], None),
+    ],
+)
+def test_a_path_that_is_not_there_is_refused(words: list[str], missing: str | None, tmp_path: Path) -> None:
+    """`ServerArgs` takes it, and the start would end after the weights are loaded."""
+    (tmp_path / "config.json").write_text("{}")
+    accepting = ModuleType("server_args")
+    accepting.prepare_server_args = lambda _: SimpleNamespace(check_server_args=lambda: None)  # type: ignore[attr-defined]
+    judge = program.Judge(accepting, cpu=False, replaced={str(tmp_path): "/models/glm"})
+    said = judge.verdict(["--model-path", str(tmp_path), *words])
+    if missing is None:
+        assert said == {"accepted": "validated"}
+    else:
+        assert said["refused"]["options"] == [missing]  # type: ignore[index]
+        assert said["refused"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]

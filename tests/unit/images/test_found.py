@@ -1,15 +1,15 @@
 """What a build found beside what its plan expected: told, acted on, or refused."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
-from orchestrator.images.patch_drift import as_found, differences, require_version
+from orchestrator.images.patch_drift import differences, found_at_start, require_version
 from orchestrator.images.receipt import ImageReceipt, PatchRecord, SourceRecord
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import AS_PLANNED, Plan
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.docker import spec
@@ -55,8 +55,7 @@ def test_what_was_expected_and_found_is_no_difference() -> None:
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
     assert list(differences(july(), found)) == []
-    assert as_found(july(), found) is not None
-    assert as_found(july(), found) == july()
+    assert found_at_start(july(), found) == AS_PLANNED
 
 
 def test_each_difference_is_told_with_its_reason() -> None:
@@ -106,12 +105,12 @@ def test_an_overlay_that_the_content_calls_for_is_mounted(
     mounts = [mount.source for mount in spec_of(made.artifacts).mounts]
     assert any("overlays/" in source for source in mounts)
     assert not any("overlays/" in mount.source for mount in spec_of(render_artifacts(plan)).mounts)
-    assert made.as_found is not None
+    assert made.found is not None
+    assert made.found.ids == {EXCLUDE}
     assert EXCLUDE not in made.not_needed
 
 
-def test_a_variable_that_the_profile_sets_itself_stays() -> None:
+def test_a_variable_that_the_profile_sets_itself_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
-    found = as_found(own, receipt(dsa_topk_v2_off="acts at start"))
-    assert {variable.name: variable.value for variable in found.env}["SGLANG_OPT_USE_TOPK_V2"] == "true"
-    assert replace(found, patches=own.patches) == own
+    made = prepared(own, receipt(dsa_topk_v2_off="acts at start"), monkeypatch, Home(tmp_path))
+    assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "true"

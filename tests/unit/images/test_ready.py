@@ -9,18 +9,29 @@ from pathlib import Path
 
 import httpx
 import pytest
+from run_samples import request_of
 
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.prebuilt import ReadyImage, require_ready
-from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, ImageReceipt, PatchedFile, PatchRecord, SourceRecord
+from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_NAME,
+    ImageReceipt,
+    PatchedFile,
+    PatchRecord,
+    SourceRecord,
+    receipt_in,
+)
 from orchestrator.images.registry import Registry
 from orchestrator.patches.ledger import patch_digest, read_diffs, read_ledger
 from orchestrator.plan.plan import Plan
+from orchestrator.planner import prebuilt
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.planner.prebuilt import ReadyRequest, ready_preview, require_contained
+from orchestrator.planner.prebuilt import require_image
 from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.docker.container import spec_of
+from orchestrator.servers.start.decisions import decide_beforehand
 
 GUARD, TABLE, TOPK = "rocm-cuda-runtime-guard", "aiter-fp4-moe-table", "dsa-topk-v2-off"
 PINNED = "sha256:" + "a" * 64
@@ -151,7 +162,7 @@ def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> 
 
 def test_a_runtime_without_images_takes_none() -> None:
     with pytest.raises(UsageError, match="the process runtime starts no image"):
-        require_contained(load("cpu-tiny").plan)
+        require_image("process", "ghcr.io/me/tp8:v1")
 
 
 def answering(labels: dict[str, str]) -> Registry:
@@ -165,11 +176,12 @@ def answering(labels: dict[str, str]) -> Registry:
     return Registry(transport=httpx.MockTransport(answer))
 
 
-def previewed(labels: dict[str, str], tmp_path: Path, *, accept_untuned: bool = False) -> Plan:
-    request = ReadyRequest(
-        profile="mi355x-tp8-july", overrides=(), image="ghcr.io/me/tp8:v1", accept_untuned=accept_untuned
-    )
-    return ready_preview(request, july(), Place(home=Home(tmp_path), far="ssh://node"), answering(labels))
+def previewed(*overrides: str, accept_untuned: bool = False) -> Plan:
+    """The plan of a dry run with an image that nobody has pulled, on a far machine."""
+    image = "ghcr.io/me/tp8:v1"
+    request = request_of(*overrides, profile="mi355x-tp8-july", image=image, accept_untuned=accept_untuned)
+    home = Home(Path("/nowhere"))
+    return decide_beforehand(request, request.source(home), Place(home=home, far="ssh://node"), offline=True).plan
 
 
 def labels_of(image: ReadyImage) -> dict[str, str]:
@@ -177,35 +189,57 @@ def labels_of(image: ReadyImage) -> dict[str, str]:
     return {**image.labels, "deploy.receipt": json.dumps({**receipt, "sources": dict(receipt["sources"])})}
 
 
-def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(tmp_path: Path) -> None:
-    labels = labels_of(ready(july()))
-    plan = previewed(labels, tmp_path, accept_untuned=True)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("sources", each) for each in ([], None, 5, "x", {"sglang": 5}, {"sglang": {"root": 5}})),
+        *(("patches", each) for each in ({}, None, 5, [5], [[]], [{"id": 5}])),
+        *(("python", each) for each in (5, None, [])),
+        (None, []),
+        (None, 5),
+        (None, None),
+    ],
+)
+def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: object) -> None:
+    """Anybody may put a label on an image: some were a fault of this tool."""
+    image = ready(july())
+    receipt = json.loads(labels_of(image)["deploy.receipt"])
+    assert receipt_in({"deploy.receipt": json.dumps(receipt)}, "x") == image.receipt
+    told = json.dumps(value if key is None else receipt | {key: value})
+    with pytest.raises(BuildError, match="or damaged"):
+        receipt_in({"deploy.receipt": told}, "x")
+
+
+def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july()))))
+    plan = previewed(accept_untuned=True)
     assert (plan.ready_image or "").startswith("ghcr.io/me/tp8@sha256:")
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
-        previewed(labels, tmp_path)
+        previewed()
+    monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july(), version="0.5.16"))))
     with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`"):
-        previewed(labels_of(ready(july(), version="0.5.16")), tmp_path)
+        previewed()
+    monkeypatch.setattr(prebuilt, "_REGISTRY", answering({}))
     with pytest.raises(BuildError, match="holds no receipt"):
-        previewed({}, tmp_path)
+        previewed()
 
 
 def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = Registry(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
-    request = ReadyRequest(profile="mi355x-tp8-july", overrides=(), image="ghcr.io/me/tp8:v1", accept_untuned=False)
-    plan = ready_preview(request, july(), Place(home=Home(tmp_path), far="ssh://node"), silent)
-    assert plan.ready_image == "ghcr.io/me/tp8:v1"
+    monkeypatch.setattr(prebuilt, "_REGISTRY", silent)
+    assert previewed().ready_image == "ghcr.io/me/tp8:v1"
     assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err
 
 
 def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = july("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.image_on_node=true")
-    request = ReadyRequest(profile="mi355x-tp8-july", overrides=(), image="on.node/tp8:v1", accept_untuned=False)
     unasked = Registry(transport=httpx.MockTransport(lambda _: pytest.fail("the registry was asked")))
-    assert ready_preview(request, held, Place(home=Home(tmp_path), far="ssh://node"), unasked).ready_image
+    monkeypatch.setattr(prebuilt, "_REGISTRY", unasked)
+    held = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.image_on_node=true")
+    assert previewed(*held).ready_image == "ghcr.io/me/tp8:v1"
     assert "looked for on the nodes alone" in capsys.readouterr().err
 
 

@@ -28,12 +28,16 @@ from orchestrator.kernels.plan_coverage import (
     cover,
     note_coverage,
     require_covered,
-    require_fusion_told,
-    with_fusion_told,
 )
 from orchestrator.kernels.plan_table import make_table
+from orchestrator.plan.facts import NOTHING_KNOWN, Facts
+from orchestrator.plan.fusion import inferred_fusion_flag
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import load, planned
+from orchestrator.planner.planning import load
+from orchestrator.planner.source import RunSource, profile_source
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import Place
+from orchestrator.servers.start.prepare import known_experts
 
 
 def plan_of(profile: str, *overrides: str) -> Plan:
@@ -195,9 +199,9 @@ def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:
     home = Home(tmp_path)
     whole = plan_of("mi355x-tp8")
     Store.of(home, whole).write(whole, every_bucket(FUSED_TP8))
-    assert set(planned("mi355x-tp8", (), home)[1]) == {"moe-table"}
-    assert planned("mi355x-tp8", ("layout.tp=4", "layout.dp=2"), home)[1] == {}
-    assert planned("mi355x-tp4dp2", (), home)[1] == {}
+    assert set(profile_source("mi355x-tp8", (), home).planned()[1]) == {"moe-table"}
+    assert profile_source("mi355x-tp8", ("layout.tp=4", "layout.dp=2"), home).planned()[1] == {}
+    assert profile_source("mi355x-tp4dp2", (), home).planned()[1] == {}
 
 
 def test_a_table_older_than_what_was_measured_is_built_anew(tmp_path: Path) -> None:
@@ -226,22 +230,33 @@ def staged(home: Home, plan: Plan, *exclude: str) -> None:
 BF16_SHARED = "model.layers.3.mlp.shared_experts.up_proj"
 
 
+def facts_of(home: Home, plan: Plan) -> Facts:
+    """What is known of the checkpoint in that home."""
+    return Facts(experts=known_experts(plan.model, Place(home=home)))
+
+
+def started_before(plan: Plan, home: Home) -> RunSource:
+    return RunSource(run=RunDir(home.root / "run"), plan=plan, home=home, inputs={})
+
+
 def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_engine(tmp_path: Path) -> None:
     plan = plan_of("mi355x-tp8-july")
     staged(Home(tmp_path), plan, "lm_head", BF16_SHARED)
 
+    facts = facts_of(Home(tmp_path), plan)
+
     with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps apart") as caught:
-        require_fusion_told(plan, Home(tmp_path))
+        started_before(plan, Home(tmp_path)).decide(facts)
+    assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
-    override = caught.value.hint.partition("`--set ")[2].partition("`")[0]
-    require_fusion_told(plan_of("mi355x-tp8-july", override), Home(tmp_path))
-
-    told = with_fusion_told(plan, Home(tmp_path))
+    told = load("mi355x-tp8-july", facts=facts).plan
+    assert started_before(told, Home(tmp_path)).decide(facts) is told
     (added,) = set(told.flags) - set(plan.flags)
     assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
     assert f"exclude entry `{BF16_SHARED}`" in added.source
     assert [flag.name for flag in told.flags] == sorted(flag.name for flag in told.flags)
-    assert with_fusion_told(told, Home(tmp_path)) is told
+    set_by_user = "flags.disable-shared-experts-fusion=true"
+    assert inferred_fusion_flag(load("mi355x-tp8-july", overrides=[set_by_user], facts=facts).plan) is None
 
 
 def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: Path) -> None:
@@ -265,7 +280,7 @@ def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
     write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantised(recipe))
-    told = with_fusion_told(plan, home)
+    told = load(profile, facts=facts_of(home, plan)).plan
     assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
         added = next(flag for flag in told.flags if flag.name == "disable-shared-experts-fusion")
@@ -276,11 +291,12 @@ def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for
     tmp_path: Path,
 ) -> None:
     plan = plan_of("mi355x-tp8-july")
-    require_fusion_told(plan, Home(tmp_path / "empty"))
+    assert facts_of(Home(tmp_path / "empty"), plan) == NOTHING_KNOWN
     staged(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
-    require_fusion_told(plan, Home(tmp_path))
+    assert load("mi355x-tp8-july", facts=facts_of(Home(tmp_path), plan)).plan == plan
     other = Home(tmp_path / "other")
     staged(other, plan, BF16_SHARED)
     looking = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
-    require_fusion_told(plan_of("mi355x-tp8", *looking), other)
-    require_fusion_told(plan_of("cpu-tiny"), other)
+    facts = facts_of(other, plan)
+    assert load("mi355x-tp8", overrides=looking, facts=facts).plan == plan_of("mi355x-tp8", *looking)
+    assert load("cpu-tiny", facts=facts).plan == plan_of("cpu-tiny")

@@ -19,10 +19,11 @@ from kernel_samples import (
 from plan_samples import plan_of
 
 from orchestrator.kernels.coverage import BucketState, coverage_of, to_dict
-from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeBound, assemble
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.fusion import decide_fusion
 
 MXMOE = ("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x256x256_atomic")
 NAMES = KernelNames(

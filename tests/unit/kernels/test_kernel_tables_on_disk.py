@@ -26,7 +26,8 @@ from orchestrator.kernels.plan_coverage import RowSources, cover
 from orchestrator.kernels.plan_table import build_table
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import NameVerdict
-from orchestrator.planner.planning import load, planned, profile_names, render_artifacts
+from orchestrator.planner.planning import load, profile_names, render_artifacts
+from orchestrator.planner.source import profile_source
 
 
 def table(path: Path, *lines: str) -> Path:
@@ -234,10 +235,10 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
 
 def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    without, nothing = planned("mi355x-tp8", (), home)
+    without, nothing = profile_source("mi355x-tp8", (), home).planned()
     assert nothing == {}
     path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
-    plan, inputs = planned("mi355x-tp8", (), home)
+    plan, inputs = profile_source("mi355x-tp8", (), home).planned()
     artifacts = render_artifacts(plan, inputs)
     assert artifacts.build is not None
     assert path.read_bytes() in [file.content for file in artifacts.build.files]
@@ -248,9 +249,9 @@ def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(
 def test_a_built_table_is_promised_to_a_process_beside_its_sources(tmp_path: Path) -> None:
     """The variable does not name the path that only an image has."""
     home = Home(tmp_path)
-    without, _ = planned("mi355x-tp8", (), home)
+    without, _ = profile_source("mi355x-tp8", (), home).planned()
     path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
-    plan, inputs = planned("mi355x-tp8", ("runtime=process", "engine.python=python3"), home)
+    plan, inputs = profile_source("mi355x-tp8", ("runtime=process", "engine.python=python3"), home).planned()
     command = render_artifacts(plan, inputs).command
     assert list(inputs.values()) == [path.read_bytes()]
     assert "AITER_CONFIG_FMOE" not in dict(command.env)

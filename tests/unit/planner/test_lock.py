@@ -18,8 +18,19 @@ from orchestrator.core.errors import BuildError, DeployError, ProfileError, Usag
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.images.registry import Registry
+from orchestrator.images.sources import input_digests
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.plan import Plan
 from orchestrator.planner import lock as command
-from orchestrator.planner.lock import home_of_run, kept_files, lock_of_start, locked, read_lock, resolve, write_lock
+from orchestrator.planner.lock import (
+    home_of_run,
+    kept_files,
+    lock_of_start,
+    lock_source,
+    read_lock,
+    resolve,
+    write_lock,
+)
 from orchestrator.planner.planning import load
 from orchestrator.report.diff import diff, diff_text, side_of
 from orchestrator.servers.rollback import decided_before
@@ -50,6 +61,12 @@ def written(home: Home, profile: str, *overrides: str) -> Path:
     path = home.root.parent / "x.lock.yaml"
     write_lock(path, resolve(profile, overrides, home, {}))
     return path
+
+
+def locked(path: Path, home: Home) -> Plan:
+    """The plan of a lock, held against what there is now."""
+    source = lock_source(path, home)
+    return source.decide(Facts(inputs=input_digests(source.files())))
 
 
 def edit(path: Path, old: str, new: str) -> int:
@@ -130,7 +147,7 @@ def test_a_lock_is_read_back_as_it_was_written(home: Home) -> None:
 
 def test_what_is_locked_is_started(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
-    assert locked(path, home)[0] == load("cpu-tiny", overrides=["server.port=31000"]).plan
+    assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
     asked = decided_before(request_of(profile=str(path)), home, run=None, locked=True)
     assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
     assert "--port 31000" in preview(asked, home).files
@@ -233,7 +250,7 @@ def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch
     (home.root.parent / "mine.yaml").write_text("extends: cpu-tiny\n")
     file = lock_of_start(load("mine.yaml").plan, "mine.yaml", (), home, run)
     (run / file.path).write_bytes(file.content)
-    assert locked(run / file.path, home)[0] == load("mine.yaml").plan
+    assert locked(run / file.path, home) == load("mine.yaml").plan
     kept = yaml.safe_load(lock_of_start(load(GLM).plan, GLM, (), home, run).content)
     assert "checkpoint" in kept["unknown"]
 

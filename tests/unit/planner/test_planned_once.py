@@ -1,4 +1,4 @@
-"""A profile is composed, validated and decided once, whatever its image is given."""
+"""A profile is composed and validated once, and the catalog read once, however often a plan is decided from it."""
 
 from pathlib import Path
 
@@ -6,10 +6,12 @@ import pytest
 
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.store import Store
+from orchestrator.plan.facts import Facts
 from orchestrator.planner import planning
+from orchestrator.planner.source import profile_source
 
 
-def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("compose", "checked", "decide", "read_ledger", "read_flags"):
         original = getattr(planning, name)
@@ -19,20 +21,26 @@ def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return _original(*args, **named)  # type: ignore[operator]
 
         monkeypatch.setattr(planning, name, counted)
-    plan, _ = planning.planned("mi355x-tp8", (), Home(tmp_path))
+    source = profile_source("mi355x-tp8", (), Home(tmp_path))
+    plan = source.decide(Facts())
     once = ["checked", "checked", "compose", "decide", "read_flags", "read_ledger"]  # the profile, and its load
     assert sorted(calls) == once
-
-    calls.clear()
-    table = tmp_path / "table.csv"
-    table.write_text("")
-    planning.planned("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table})
-    assert sorted(calls) == once
-
-    calls.clear()
     built = Store.of(Home(tmp_path), plan).table(plan)
     built.parent.mkdir(parents=True)
     built.write_text("built")
-    _, inputs = planning.planned("mi355x-tp8", (), Home(tmp_path))
-    assert sorted(calls) == once
-    assert inputs == {"moe-table": b"built"}
+    again, files = source.planned()
+    assert sorted(calls) == sorted([*once, "decide"])
+    assert files == {"moe-table": b"built"}
+    assert again.digest != plan.digest
+
+
+def test_a_table_that_is_given_takes_the_place_of_the_built_one(tmp_path: Path) -> None:
+    plan = planning.load("mi355x-tp8").plan
+    built = Store.of(Home(tmp_path), plan).table(plan)
+    built.parent.mkdir(parents=True)
+    built.write_text("built")
+    table = tmp_path / "table.csv"
+    table.write_text("given")
+    assert profile_source("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table}).files() == {
+        "moe-table": b"given"
+    }

@@ -83,7 +83,8 @@ def test_the_headline_judges_what_may_be_judged() -> None:
 
 def speculating(result: BenchResult, steps: str, accepted: float | None) -> BenchResult:
     where = result.run.provenance
-    plan = {**(where.plan or {}), "flags": [{"name": "speculative-num-steps", "values": [steps]}]}
+    flags = {"speculative-algorithm": "EAGLE", "speculative-num-steps": steps}
+    plan = {**(where.plan or {}), "flags": [{"name": name, "values": [value]} for name, value in flags.items()]}
     points = tuple(
         replace(point, server=point.server and replace(point.server, accept_length=accepted)) for point in result.points
     )

@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from cluster_samples import HOST_PATH, cluster_plan
 
 from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.planner.planning import render_artifacts
 from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import known_places
+from orchestrator.runtimes.kubernetes.record import NAME, PLAN, PROFILE, RUN_DIR, URL
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
 
@@ -42,3 +47,19 @@ def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
     (run / ENDING).write_text("{}")
     assert known_places(Home(tmp_path)) == ()
     assert known_places(Home(tmp_path), "blue") == (Cluster("one", "web"),)
+
+
+def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server is made of was noted wherever the answer to the request said."""
+    plan = cluster_plan("cpu-tiny", HOST_PATH)
+    annotations = {PLAN: "d", PROFILE: "p", URL: "http://x:1", RUN_DIR: str(tmp_path / "elsewhere")}
+    made = {"metadata": {"annotations": annotations, "labels": {NAME: "hen"}, "uid": "1"}}
+    done = ProgramResult(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
+    for verb in ("create", "apply", "change", "ask"):
+        monkeypatch.setattr(Cluster, verb, lambda *_, **__: done)
+    monkeypatch.setattr("orchestrator.runtimes.kubernetes.port_forward._free_port", lambda: 1)
+    runtime, run_dir = KubernetesRuntime(Home(tmp_path)), tmp_path / "runs/owl/1"
+    handle = runtime.start(render_artifacts(plan), name="owl", run_dir=run_dir, secrets={})
+    assert (handle.name, handle.run_dir) == ("owl", str(run_dir))

@@ -115,12 +115,17 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     return container.removed
 
 
-@pytest.mark.parametrize("below", ["runs/../../elsewhere", "other/runs/a/1", "runs/a/gone"])
+@pytest.mark.parametrize(
+    "below", ["runs/../../elsewhere", "other/runs/a/1", "runs/a/gone", "runs/b/1", "runs/a", "runs", "runs/a/../b/1"]
+)
 def test_a_container_that_names_a_directory_of_its_choice_has_nothing_written_there(
     below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The label may be a far host's, another home's or a stranger's: its log was written wherever it said."""
-    for folder in ("elsewhere", "home/runs/a", "home/other/runs/a/1"):
+    """The label may be a far host's, another home's or a stranger's: its log was written wherever it said.
+
+    So it was into the run of another server of this home.
+    """
+    for folder in ("elsewhere", "home/runs/a", "home/runs/b/1", "home/other/runs/a/1"):
         (tmp_path / folder).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
 

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import tarfile
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery
 from orchestrator.plan.plan import Ulimit
 from orchestrator.planner.planning import load

@@ -9,8 +9,9 @@ from docker.models.containers import Container
 from plan_samples import plan_of
 
 from orchestrator.core.errors import NameTakenError
+from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import EnvVar, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
@@ -18,14 +19,13 @@ from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.container import (
     PART,
     RUN_DIR,
-    as_planned,
     container_labels,
     docker_run_line,
     render,
     spec_of,
 )
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.servers.group import Group, servers_of
+from orchestrator.servers.group import ServerGroup, servers_of
 
 IMAGE = "deploy/pair:0123456789ab"
 
@@ -88,8 +88,8 @@ def test_a_server_waits_for_the_vram_of_its_own_gpus(pair: Artifacts) -> None:
 
 
 def test_what_the_image_was_found_to_hold_changes_no_record(plan: Plan) -> None:
-    other = plan_of("mi355x-tp4x2", "env.HSA_FOUND=one")
-    held = as_planned(render(other, None, IMAGE), plan)
+    variable = EnvVar(name="HSA_FOUND", value="one", origin=Origin.RECIPE, source="")
+    held = render(plan, None, IMAGE, FoundPatches(ids=frozenset({"found"}), env=(variable,)))
     assert (held.plan, tuple(server.plan for server in held.replicas)) == (plan, replica_plans(plan))
     assert all(("HSA_FOUND", "one") in server.command.env for server in held.replicas)
 
@@ -117,10 +117,10 @@ def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> No
 def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_run(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
-    (found,) = Group(docker).find()
+    (found,) = ServerGroup(docker).find()
     assert (found.identity, found.url, found.run_dir) == ("", "", str(tmp_path))
     assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
-    state = Group(docker).state(found)
+    state = ServerGroup(docker).state(found)
     assert found.state == state
     assert (state.status, state.detail) == (Status.EXITED, "its gateway was not started")
 

@@ -2,6 +2,7 @@
 
 from plan_samples import plan_of
 
+from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.render.scripts import files
 from orchestrator.runtimes.supervisor.prepare import rendered
@@ -11,7 +12,7 @@ PROCESS = ("runtime=process", "engine.python=python3")
 
 def test_a_script_does_not_start_a_server_without_its_patches() -> None:
     """The sources of the interpreter have none of them: who runs it by hand says where the patched copy is."""
-    plan = load("mi355x-tp4dp2-july", overrides=PROCESS, inputs={"moe-table": "0" * 64}).plan
+    plan = load("mi355x-tp4dp2-july", overrides=PROCESS, facts=Facts(inputs={"moe-table": "0" * 64})).plan
     script = next(file for file in files(rendered(plan, {"moe-table": b"rows"})) if file.path == "server.sh")
     text = script.content.decode()
     assert "#   rocm-cuda-runtime-guard" in text

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtimes.replicas import goes_beside, with_roles
-from orchestrator.servers.group import Server, joined, run_dirs, together
+from orchestrator.servers.group import RunningServer, joined, run_dirs, together
 
-BLANK = Server(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def later(tmp_path: Path) -> Path:
     return folder
 
 
-def replica(start: Path, number: int) -> Server:
+def replica(start: Path, number: int) -> RunningServer:
     return replace(BLANK, run_dir=str(start / f"replica-{number}"), identity=f"{start.name}/{number}")
 
 
-def gateway(start: Path, *numbers: int) -> Server:
+def gateway(start: Path, *numbers: int) -> RunningServer:
     own = replace(BLANK, run_dir=str(start), identity="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
     return together(own, [replica(start, number) for number in numbers])
 

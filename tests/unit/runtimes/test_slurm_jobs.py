@@ -7,16 +7,16 @@ import pytest
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import ProgramResult
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.jobs import Job, read_job
-from orchestrator.runtimes.slurm.record import JobComment, Submission, read_submission, write_submission
+from orchestrator.runtimes.slurm.record import START, JobComment, Submission, read_submission, write_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import kept_state, server_state
-from orchestrator.runtimes.supervisor.record import Record
+from orchestrator.runtimes.supervisor.record import CONFIG, Record
 
 RECORDED = Path(__file__).with_name("slurm_recorded")
 COMMENT = JobComment(
@@ -218,6 +218,30 @@ def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
     with pytest.raises(HostError, match="cannot be read"):
         runtime.stop(handle, grace=0)
     assert set(asked) == {"squeue"}
+
+
+@pytest.mark.parametrize("below", ["elsewhere", "home/runs/other/20261122T162449Z-6204c84e", "home/runs"])
+def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may change the comment of a job chose where files of these names were removed."""
+    run_dir = tmp_path / below
+    run_dir.mkdir(parents=True)
+    comment = replace(COMMENT, run=str(run_dir))
+    written = Submission(job="8", comment=comment, python="python3", submitted_at="", stopped=False)
+    write_submission(run_dir, written)  # that of another job
+    for name in (START, CONFIG):
+        (run_dir / name).write_text("kept")
+    before = {path: path.read_bytes() for path in run_dir.iterdir()}
+    monkeypatch.setattr(jobs, "find_job", lambda _: None)
+    runtime = SlurmRuntime(Home(tmp_path / "home"))
+    handle = Unit(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), identity="7")
+    runtime.stop(handle, grace=0)
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+    runtime.stop(replace(handle, identity="8"), grace=0)  # its own, whatever home it was started from
+    assert (submission := read_submission(run_dir)) is not None
+    assert submission.stopped
+    assert [path.name for path in run_dir.iterdir()] == ["slurm.json"]
 
 
 def test_a_job_that_is_just_ending_has_no_exit_code_yet(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from orchestrator.planner.planning import load, render_artifacts, rendered_files
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.slurm import job
+from orchestrator.runtimes.slurm.arguments import argument_files
 
 KEYED = ("runtime=slurm", "server.api_key_env=THE_KEY")
 NODE = (*KEYED, "engine.python=/shared/bin/python3")
@@ -191,3 +192,8 @@ def test_what_to_start_is_gone_once_it_is_read_unless_it_may_be_needed_again(tmp
         assert (taken.argv, taken.record, taken.url.endswith(":30000")) == (("a",), "job.json", True)
         assert (tmp_path / "job-start.json").exists() == requeue
     assert json.loads(job.start_file(request, requeue=True))["keep"] is True
+
+
+def test_a_job_without_a_container_asks_nothing_on_the_node() -> None:
+    """Its interpreter lies where `up` runs too, and has judged."""
+    assert argument_files(render_artifacts(plan_on_slurm("cpu-tiny", *KEYED))) == {}

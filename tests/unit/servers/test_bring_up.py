@@ -16,7 +16,7 @@ from orchestrator.core.signals import ENDING, held
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Prepared, ServerState, Status
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start import launch, up, verify
 from orchestrator.verify.report import SmokeReport
@@ -26,14 +26,14 @@ class Recording:
     """A runtime that starts nothing and notes what is asked of it."""
 
     def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
-        self.servers: list[Server] = []
+        self.servers: list[RunningServer] = []
         self.asked: list[str] = []
         self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
         self.stops = stops
 
-    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Server:
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
         self.servers = [
-            Server(
+            RunningServer(
                 runtime="process",
                 name=name,
                 profile="cpu-tiny",
@@ -45,22 +45,22 @@ class Recording:
         ]
         return self.servers[0]
 
-    def find(self, _name: str | None = None) -> tuple[Server, ...]:
+    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return tuple(self.servers)
 
-    def state(self, _handle: Server) -> ServerState:
+    def state(self, _handle: RunningServer) -> ServerState:
         if self.flapping:
             raise HostError("the daemon does not answer")
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
-    def logs(self, _handle: Server, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
         assert not follow
         self.asked.append("logs")
         if self.flapping:
             raise HostError("the daemon does not answer")
         yield "a line"
 
-    def stop(self, _handle: Server, *, grace: float) -> None:
+    def stop(self, _handle: RunningServer, *, grace: float) -> None:
         assert grace == 0
         self.asked.append("stop")
         if not self.stops:
@@ -144,7 +144,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Unreadable(Recording):
-        def logs(self, _handle: Server, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
             raise PermissionError(13, "Permission denied")
 
@@ -156,7 +156,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
 
 def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
     class Refusing(Recording):
-        def start(self, *_: object, **__: object) -> Server:
+        def start(self, *_: object, **__: object) -> RunningServer:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -189,7 +189,8 @@ def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
     made = Prepared(artifacts=artifacts, records={})
     servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
-    monkeypatch.setattr(up, "_prepared", lambda *_: made)
+    monkeypatch.setattr(up, "prepare_start", lambda *_: made)
+    monkeypatch.setattr(up, "require_host", lambda *_: None)
     monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
@@ -205,9 +206,10 @@ def full_disk(path: Path, *_: object, **__: object) -> None:
 def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime, plan = Recording(), load("cpu-tiny").plan
-    runtime.start(name="tiny", run_dir=tmp_path)
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    runtime, plan, run_dir = Recording(), load("cpu-tiny").plan, tmp_path / "runs/tiny/1"
+    run_dir.mkdir(parents=True)
+    runtime.start(name="tiny", run_dir=run_dir)
+    (run_dir / "plan.json").write_text(json.dumps(plan.to_dict()))
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr(verify, "lost_parts", lambda *_: "")
     monkeypatch.setattr(verify, "prove", lambda *_, **__: report)
@@ -261,7 +263,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Talkative(Recording):
-        def logs(self, _handle: Server, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
             self.asked.append("logs")
             signal.raise_signal(signal.SIGINT)
@@ -280,7 +282,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
 
 def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Path) -> None:
     class Interrupted(Recording):
-        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> Server:
+        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> RunningServer:
             super().start(*arguments, name=name, run_dir=run_dir, **options)
             raise KeyboardInterrupt
 

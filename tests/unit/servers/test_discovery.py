@@ -6,11 +6,11 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.core.errors import NotReadyError
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import gateway_workers
 from orchestrator.servers.rollout.gateway_workers import Discovery, control_of
 
-SERVER = Server(
+SERVER = RunningServer(
     runtime="kubernetes",
     name="pair",
     profile="cpu-tiny",
@@ -31,16 +31,16 @@ class Shown:
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
 
-    def show(self, handle: Server, *, shown: bool) -> None:
+    def show(self, handle: RunningServer, *, shown: bool) -> None:
         assert handle is SERVER
         self.calls.append(shown)
         self.shown = shown
 
-    def is_shown(self, handle: Server) -> bool:
+    def is_shown(self, handle: RunningServer) -> bool:
         assert handle is SERVER
         return self.shown
 
-    def is_ready(self, handle: Server) -> bool:
+    def is_ready(self, handle: RunningServer) -> bool:
         assert handle is SERVER
         return self.ready
 

@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Place, Prepared, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import with_roles
-from orchestrator.servers.group import Group
+from orchestrator.servers.group import ServerGroup
 
 BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
 
@@ -73,7 +73,7 @@ def pair(tmp_path: Path) -> Noted:
 
 
 def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: Noted) -> None:
-    [server] = Group(pair).find("pair")
+    [server] = ServerGroup(pair).find("pair")
     assert [(unit.role, unit.identity) for unit in server.units] == [
         (Role.GATEWAY, "run"),
         (Role.SERVER, "run/replica-1"),
@@ -83,36 +83,36 @@ def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: N
 
 
 def test_the_gateway_is_stopped_before_any_server_is_asked_and_these_end_at_the_same_time(pair: Noted) -> None:
-    [server] = Group(pair).find("pair")
-    Group(pair).stop(server, grace=5)
+    [server] = ServerGroup(pair).find("pair")
+    ServerGroup(pair).stop(server, grace=5)
     assert pair.asked[0] == "stop run"
     assert pair.asked[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
     assert set(pair.asked[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
-    assert Group(pair).state(server).status is Status.ABSENT
+    assert ServerGroup(pair).state(server).status is Status.ABSENT
 
 
 @pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
 def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None:
     pair = Noted(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
-    [server] = Group(pair).find("pair")
+    [server] = ServerGroup(pair).find("pair")
     with pytest.raises(HostError, match="it does not end"):
-        Group(pair).stop(server, grace=0)
+        ServerGroup(pair).stop(server, grace=0)
     assert pair.ended == {"run", "run/replica-1", "run/replica-2"} - {hangs}
     assert {f"stop {unit.identity}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
 
 
 def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(tmp_path: Path) -> None:
     cut = Noted(Home(tmp_path), "run/replica-1", "run/replica-2")
-    [server] = Group(cut).find("pair")
-    assert server.state == Group(cut).state(server)
+    [server] = ServerGroup(cut).find("pair")
+    assert server.state == ServerGroup(cut).state(server)
     assert (server.state.status, server.state.detail) == (Status.EXITED, "its gateway was not started")
-    Group(cut).stop(server, grace=0)
+    ServerGroup(cut).stop(server, grace=0)
     assert cut.ended == {"run/replica-1", "run/replica-2"}
 
 
 def test_the_logs_of_all_are_one_with_the_name_of_each_file(pair: Noted) -> None:
-    [server] = Group(pair).find("pair")
-    assert list(Group(pair).logs(server, follow=False)) == [
+    [server] = ServerGroup(pair).find("pair")
+    assert list(ServerGroup(pair).logs(server, follow=False)) == [
         "==> server.log <==",
         "of run",
         "==> replica-1/server.log <==",
@@ -120,4 +120,4 @@ def test_the_logs_of_all_are_one_with_the_name_of_each_file(pair: Noted) -> None
         "==> replica-2/server.log <==",
         "of run/replica-2",
     ]
-    assert list(Group(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
+    assert list(ServerGroup(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]

@@ -10,12 +10,13 @@ from run_samples import request_of
 
 from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, claim, is_claimed
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import restart
-from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending
-from orchestrator.servers.group import Server
+from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending, why_failed
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.watch import recovery
@@ -27,16 +28,16 @@ class Recorded:
     def __init__(self, run: RunDir, state: ServerState | None) -> None:
         self.run, self.now = run, state
 
-    def find(self, _: str | None = None) -> tuple[Server, ...]:
+    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
         made = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "identity": "1"}
-        handle = Server(runtime="process", name="owl", run_dir=str(self.run.path), **made)
+        handle = RunningServer(runtime="process", name="owl", run_dir=str(self.run.path), **made)
         return (handle,) if self.now else ()
 
-    def state(self, _: Server) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         assert self.now is not None
         return self.now
 
-    def titles(self, _: Server) -> tuple[str, ...]:
+    def titles(self, _: RunningServer) -> tuple[str, ...]:
         return ()
 
 
@@ -90,6 +91,17 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
     assert look(home, run, None).wanted is wanted
 
 
+@pytest.mark.parametrize("key", ["watch", "failed"])
+def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, key: str) -> None:
+    """It was taken out of the record, and a server that only a healing had ended was left alone for good."""
+    Secret(key)
+    home = Home(tmp_path)
+    for asked in (HEALING, why_failed(NotReadyError("not ready"))):
+        run = started(home, by_watch=True)
+        keep_ending(run, asked, RUNS)
+        assert look(home, run, None).wanted
+
+
 def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
@@ -106,19 +118,6 @@ def test_a_command_that_works_on_a_name_is_seen_without_being_in_its_way(tmp_pat
     with claim(home, "owl"):
         assert look(home, run, RUNS).busy
     assert not look(home, run, RUNS).busy
-
-
-def test_a_lock_of_another_file_system_with_that_inode_is_no_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = Home(tmp_path)
-    started(home)
-    with claim(home, "owl"):
-        assert is_claimed(home, "owl")
-        inode, read = (home.runs / "owl/.lock").stat().st_ino, Path.read_text
-        other = f"1: FLOCK  ADVISORY  WRITE 1 fe:ff:{inode} 0 EOF\n"
-        monkeypatch.setattr(Path, "read_text", lambda path: other if f"{path}" == "/proc/locks" else read(path))
-        assert not is_claimed(home, "owl")
 
 
 @pytest.fixture

@@ -14,19 +14,25 @@ from orchestrator.bench.result import BenchResult, MarkKind
 from orchestrator.bench.result_files import measured_below
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server
-from orchestrator.servers.group import Group, Server
+from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server, why_failed
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.targets import side_of_server
+from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
+
+CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Fleet:
     home = Home(tmp_path / "home")
-    return Fleet(home, {"process": Group(ProcessRuntime(home))})
+    return Fleet(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
 def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
@@ -88,9 +94,9 @@ def test_a_damaged_result_is_said_and_hides_no_other(
     assert capsys.readouterr().err.count("a result is left out") == 2
 
 
-def handle_of(run: RunDir, name: str = "owl") -> Server:
+def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    return Server(runtime="it", name=name, run_dir=str(run.path), **known)
+    return RunningServer(runtime="it", name=name, run_dir=str(run.path), **known)
 
 
 class Stopping:
@@ -99,13 +105,13 @@ class Stopping:
     def __init__(self, status: Status, detail: str = "", *, silent: bool = False) -> None:
         self.status, self.detail, self.silent = status, detail, silent
 
-    def state(self, _: Server) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         if self.silent:
             raise HostError("the daemon does not answer")
         known = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
         return ServerState(status=self.status, detail=self.detail, **known)  # type: ignore[arg-type]
 
-    def stop(self, _: Server, *, grace: float) -> None:
+    def stop(self, _: RunningServer, *, grace: float) -> None:
         assert grace == 5
 
 
@@ -133,14 +139,56 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
 ) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    stop_server(Stopping(Status.RUNNING), handle_of(elsewhere), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
-    assert [*elsewhere.path.iterdir()] == []
+    hens = past_run(servers.home, 1, name="hen")
+    for run in (elsewhere, hens):
+        before = contents(run)
+        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+        assert contents(run) == before
+
+
+def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_there(
+    servers: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    elsewhere.path.mkdir()
+    hens = past_run(servers.home, 1, name="hen", proven=None)
+    (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
+    monkeypatch.setattr("orchestrator.servers.start.verify.prove", lambda *_, **__: report)
+    for run in (elsewhere, hens):
+        before = contents(run)
+        named = handle_of(run)
+        runtime = Stopping(Status.RUNNING)
+        monkeypatch.setattr(Stopping, "find", lambda _, __, found=named: (found,), raising=False)
+        fleet = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
+        with pytest.raises(StartError, match="is not in this home"):
+            prove_again(fleet, "owl", strict_kernels=False)
+        with pytest.raises(StartError, match="is not in this home"):
+            side_of_server(fleet, "owl")
+        assert contents(run) == before
+
+
+def contents(run: RunDir) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
 def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
-    run = past_run(servers.home, 1)
-    keep_ending(run, "`up` failed with 7: api_key='wJ4-zTq8-mMv2'")
-    assert "wJ4" not in (run.path / ENDING_FILE).read_text()
+    run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
+    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
+    for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
+        keep_ending(run, why, state)
+        kept = (run.path / ENDING_FILE).read_text()
+        assert "[REDACTED]" in kept
+        assert "wJ4" not in kept
+
+
+def test_a_key_that_is_a_verdict_changes_none(servers: Fleet) -> None:
+    Secret("passed")
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
+    past_run(servers.home, 1).save("smoke.json", report.to_dict())
+    (start,) = history(servers, "owl", [])
+    assert start.smoke == {"passed": 1}
 
 
 def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +234,7 @@ def test_a_record_out_of_form_is_told_as_nothing(servers: Fleet, make: Callable[
 
 def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answer(tmp_path: Path) -> None:
     class Silent:
-        def find(self, _name: str | None = None) -> tuple[Server, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
     home = Home(tmp_path)

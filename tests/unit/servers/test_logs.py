@@ -12,7 +12,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, open_run
 from orchestrator.runtimes.base import since_then
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.logs import log_lines, read_since
 from orchestrator.servers.servers import Fleet
 
@@ -65,10 +65,12 @@ class Running:
     def __init__(self) -> None:
         self.asked: list[datetime | None] = []
 
-    def find(self, name: str | None) -> tuple[Server, ...]:
-        return (Server(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", identity=""),)
+    def find(self, name: str | None) -> tuple[RunningServer, ...]:
+        return (
+            RunningServer(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", identity=""),
+        )
 
-    def logs(self, _handle: Server, *, follow: bool, since: datetime | None) -> Iterator[str]:
+    def logs(self, _handle: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
         self.asked.append(since)
         yield from ("a", "b", "c", *(("d", "e") if follow else ()))
 

@@ -17,7 +17,7 @@ from orchestrator.hosts.context import Access
 from orchestrator.hosts.survey import Runner
 from orchestrator.runtimes.base import Place, Runtime, Status
 from orchestrator.runtimes.docker.checks import image_digests
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.host import _server_on, inspect_host, place_of
 
@@ -52,7 +52,7 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
 
 
 def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = Server(
+    handle = RunningServer(
         runtime="process",
         name="owl",
         profile="cpu-tiny",
@@ -90,22 +90,22 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
 def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
     alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
-    assert place_of(container, home, None, alone).far is None
-    assert place_of(container, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
-    assert place_of(container, home, None, far).far == "ssh://node"
-    assert place_of(container, home, "ssh://other", far).far == "ssh://other"
+    assert place_of(container.runtime, home, None, alone).far is None
+    assert place_of(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
+    assert place_of(container.runtime, home, None, far).far == "ssh://node"
+    assert place_of(container.runtime, home, "ssh://other", far).far == "ssh://other"
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
 def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
     """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
     with pytest.raises(UsageError, match="is not a far host"):
-        place_of(plan_of("mi355x-tp8"), Home(tmp_path), host, {})
+        place_of(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
 def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
     """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
-    assert place_of(process, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
+    assert place_of(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
     with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
-        place_of(process, Home(tmp_path), "ssh://nowhere.invalid", {})
+        place_of(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})

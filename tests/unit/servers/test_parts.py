@@ -11,7 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.engine.launch import parts
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import Server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet, lost_parts, note_parts
 from orchestrator.servers.start.verify import prove_again
 from orchestrator.servers.status import require_well, statuses
@@ -26,40 +26,47 @@ class Table:
     def __init__(self, titles: tuple[str, ...]) -> None:
         self.running = titles
 
-    def titles(self, _: Server) -> tuple[str, ...]:
+    def titles(self, _: RunningServer) -> tuple[str, ...]:
         return self.running
 
 
 class OneServer(Table):
     """The same with one server, which runs."""
 
-    def __init__(self, handle: Server, titles: tuple[str, ...]) -> None:
+    def __init__(self, handle: RunningServer, titles: tuple[str, ...]) -> None:
         super().__init__(titles)
         self.handle = handle
         self.started: str | None = None
 
-    def find(self, _: str | None = None) -> tuple[Server, ...]:
+    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
         return (self.handle,)
 
-    def state(self, _: Server) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=self.started, detail="")
 
 
 @pytest.fixture
-def handle(tmp_path: Path) -> Server:
-    return Server(
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs/two/1"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def handle(run_dir: Path) -> RunningServer:
+    return RunningServer(
         runtime="process",
         name="two",
         profile="h200-dp2",
         plan_digest="d",
         url="http://127.0.0.1:1",
-        run_dir=str(tmp_path),
+        run_dir=str(run_dir),
         identity="1",
         state=ServerState(status=Status.RUNNING),
     )
 
 
-def lost_of(handle: Server, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
+def lost_of(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
     note_parts(Table(ready), handle, 12.34)  # type: ignore[arg-type]
     return lost_parts(Table(running), handle)  # type: ignore[arg-type]
 
@@ -77,18 +84,18 @@ def test_sglangs_processes_in_a_persons_words() -> None:
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_what_has_ended_since_the_server_was_ready(handle: Server, gone: tuple[str, ...], said: str) -> None:
+def test_what_has_ended_since_the_server_was_ready(handle: RunningServer, gone: tuple[str, ...], said: str) -> None:
     assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == said
 
 
-def test_nothing_is_lost_where_nothing_can_be_told(handle: Server) -> None:
+def test_nothing_is_lost_where_nothing_can_be_told(handle: RunningServer) -> None:
     assert lost_parts(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
     assert lost_of(handle, ready=READY, running=()) == ""  # no process table
     assert lost_of(handle, ready=READY[:1], running=READY) == ""
 
 
 def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
-    handle: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
 
@@ -97,7 +104,7 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
 
     monkeypatch.setattr("orchestrator.servers.start.verify.answers", asked)
     monkeypatch.setattr("orchestrator.servers.start.verify.prove", asked)
-    (tmp_path / "plan.json").write_text(load("cpu-tiny").plan.to_json())
+    (run_dir / "plan.json").write_text(load("cpu-tiny").plan.to_json())
     note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
     servers = Fleet(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
@@ -112,11 +119,11 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
         prove_again(servers, "two", strict_kernels=False)
 
 
-def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Server, tmp_path: Path) -> None:
+def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: RunningServer, run_dir: Path) -> None:
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
     note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
-    noted = datetime.fromtimestamp((tmp_path / "parts.json").stat().st_mtime, UTC)
+    noted = datetime.fromtimestamp((run_dir / "parts.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
     said = lost_parts(runtime, handle)  # type: ignore[arg-type]
     assert said.startswith("it was started again 0 s ago, and is not ready yet")
@@ -125,22 +132,22 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Se
 
 
 def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
-    handle: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gateway answers all the while."""
     monkeypatch.setattr("orchestrator.servers.start.verify.answers", lambda _: False)
-    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    behind = tuple(replace(handle, run_dir=str(tmp_path / f"replica-{number}")) for number in (1, 2))
+    (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
     servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
         require_well(servers, statuses(servers, "two", ask=True), named=True)
 
 
 def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
-    handle: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    second = replace(handle, run_dir=str(tmp_path / "replica-2"))
+    (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    second = replace(handle, run_dir=str(run_dir / "replica-2"))
     servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
     monkeypatch.setattr(
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from run_samples import request_of
 
-from orchestrator.core.errors import NameTakenError, StartError
+from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
+from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, open_run
 from orchestrator.servers import restart as command
@@ -18,7 +19,8 @@ from orchestrator.servers.start.request import UpRequest
 def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None, day: int = 1) -> None:
     plan = load("cpu-tiny", overrides=request.overrides if planned is None else planned).plan
     run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
-    run.save("plan.json", plan.to_dict())
+    run.path.mkdir(exist_ok=True)
+    (run.path / "plan.json").write_text(plan.to_json())
     run.save("up.json", {"request": asdict(request)})
     if came_up:
         run.save("smoke.json", {"checks": []})
@@ -36,14 +38,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     return found
 
 
-def test_the_last_that_came_up_is_repeated(tmp_path: Path, asked: list[UpRequest]) -> None:
+def test_the_last_plan_that_came_up_is_started_whatever_its_profile_says_now(
+    tmp_path: Path, asked: list[UpRequest]
+) -> None:
     home = Home(tmp_path)
     for port, came_up in ((1, True), (2, True), (3, False)):
-        ran(home, request_of(f"server.port={port}"), came_up=came_up, day=port)
+        ran(home, request_of(f"server.port={port}"), came_up=came_up, planned=(f"server.port={port}9",), day=port)
 
     command.restart("owl", home)
 
-    assert [(each.name, each.overrides, each.replace) for each in asked] == [("owl", ("server.port=2",), True)]
+    [(name, run, replaces)] = [(each.name, Path(each.run or ""), each.replace) for each in asked]
+    assert (name, run.name[:8], replaces) == ("owl", "20260702", True)
+    source = asked[0].source(home)
+    assert source.decide(Facts()) == load("cpu-tiny", overrides=["server.port=29"]).plan
 
 
 def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: Path) -> None:
@@ -53,17 +60,6 @@ def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: P
         with pytest.raises(StartError, match="there is no server `owl`") as raised:
             Fleet(home, {}).one("owl")
         assert raised.value.hint.startswith(hint)
-
-
-def test_a_profile_that_has_changed_is_shown_and_not_started(tmp_path: Path, asked: list[UpRequest]) -> None:
-    ran(Home(tmp_path), request_of(), came_up=True, planned=("flags.max-total-tokens=32768",))
-
-    with pytest.raises(NameTakenError, match="says something else") as raised:
-        command.restart("owl", Home(tmp_path))
-
-    assert "- flags.max-total-tokens: 32768" in raised.value.details
-    assert raised.value.hint.startswith("`deploy up --profile cpu-tiny --name owl --replace`")
-    assert asked == []
 
 
 ASKED = asdict(request_of())

@@ -15,16 +15,16 @@ from orchestrator.cli.main import app
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.store import Store
-from orchestrator.kernels.plan_coverage import NOTHING_GIVEN
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
+from orchestrator.planner import planning
+from orchestrator.planner.source import run_source
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Prepared
+from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.servers import restart as restart_command
 from orchestrator.servers import rollback as command
 from orchestrator.servers.rollback import named_run, request_from, rollback
-from orchestrator.servers.start import up as up_command
-from orchestrator.servers.start.replay import recorded
+from orchestrator.servers.start import decisions
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import preview
 
@@ -107,12 +107,12 @@ def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> N
     text = (run.path / "plan.json").read_text()
     (run.path / "plan.json").write_text(text.replace('"65536"', '"65537"'))
     with pytest.raises(StartError, match="is not the one that was started") as caught:
-        recorded(run, home)
+        run_source(run, home)
     assert caught.value.where == str(run.path / "plan.json")
     elsewhere = RunDir(run.path.rename(home.root / "copied"))
     (elsewhere.path / "plan.json").write_text(text)
     with pytest.raises(StartError, match="is not the one that was started"):
-        recorded(elsewhere, home)
+        run_source(elsewhere, home)
 
 
 def test_what_cannot_be_read_is_not_started(home: Home) -> None:
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_not_started(home: Home) -> None:
         request_from(run)
     (run.path / "plan.json").write_text("{}")
     with pytest.raises(StartError, match="the plan of this run cannot be read"):
-        recorded(run, home)
+        run_source(run, home)
 
 
 def with_table(home: Home, content: bytes) -> tuple[RunDir, Plan]:
@@ -144,14 +144,15 @@ def test_the_files_of_its_patches_are_found_by_their_content(home: Home) -> None
     table.parent.mkdir(parents=True)
     table.write_bytes(b"a newer one")
     with pytest.raises(StartError, match="cannot be repeated as it was") as caught:
-        recorded(run, home)
+        run_source(run, home)
     assert "the `moe-table` that patch" in caught.value.problems[0].message
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"the table of then")
-    assert recorded(run, home) == (plan, {MOE_TABLE: b"the table of then"})
+    found = run_source(run, home)
+    assert (found.plan, found.files()) == (plan, {MOE_TABLE: b"the table of then"})
     (run.path / "image" / "tables" / MOE_TABLE).unlink()
     table.write_bytes(b"the table of then")
-    assert recorded(run, home)[1] == {MOE_TABLE: b"the table of then"}
+    assert run_source(run, home).files() == {MOE_TABLE: b"the table of then"}
 
 
 def test_a_patch_that_is_gone_is_named(home: Home) -> None:
@@ -161,7 +162,7 @@ def test_a_patch_that_is_gone_is_named(home: Home) -> None:
     run.path.mkdir()
     (run.path / "plan.json").write_text(plan.to_json())
     with pytest.raises(StartError) as caught:
-        recorded(run, home)
+        run_source(run, home)
     assert [problem.message for problem in caught.value.problems] == ["there is no patch `once` any more"]
 
 
@@ -170,23 +171,25 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
         raise AssertionError("decided anew")
 
     run, plan = with_table(home, b"x")
-    for name in ("planned", "make_table"):
-        monkeypatch.setattr(up_command, name, refuse)
+    (run.path / "image" / "tables").mkdir(parents=True)
+    (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"x")
+    monkeypatch.setattr(planning, "decide", refuse)
+    monkeypatch.setattr(decisions, "make_table", refuse)
     for name in (
-        "note_coverage",
+        "look_at_coverage",
         "require_covered",
         "bring_checkpoint",
         "far_headers",
         "engine_files",
         "prepare_overlay",
     ):
-        monkeypatch.setattr(up_command, name, lambda *_, **__: None)
-    monkeypatch.setattr(up_command, "require_fusion_told", lambda *_: None)
-    place = up_command.place_of(plan, home, None)
-    request = request_of(run=str(run.path))
-    monkeypatch.setattr(up_command, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
-    made = up_command._prepared(request, plan, {MOE_TABLE: b"x"}, NOTHING_GIVEN, place)
-    assert made.artifacts.plan == plan
+        monkeypatch.setattr(decisions, name, lambda *_, **__: None)
+    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
+    request, place = request_of(run=str(run.path)), Place(home=home)
+    source = request.source(home)
+    first = decisions.decide_beforehand(request, source, place)
+    made = decisions.prepare_start(request, source, first, place)
+    assert made.artifacts.plan == first.plan == plan
 
 
 def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError
 from orchestrator.servers.start.verify import untold
 

@@ -15,7 +15,7 @@ from engine_api import EngineApi, Way, over_httpx
 from smoke_target import NAME, TARGET, engine
 
 from orchestrator.core.errors import BenchError, SmokeError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.logprobs import Likelihoods, read_scored
 from orchestrator.engine.responses import OddAnswerError

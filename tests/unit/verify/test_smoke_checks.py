@@ -14,7 +14,7 @@ from smoke_target import TARGET, engine
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.origin import Origin
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.plan.plan import Hazard, Question
 from orchestrator.planner.planning import load
 from orchestrator.verify import smoke

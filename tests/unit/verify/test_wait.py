@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError, ProfileError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secrets import Secret
 from orchestrator.engine.server_args import ArgumentRefusal
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.verify.readiness import Starting, wait

@@ -8,34 +8,20 @@ compares under the name `shared_expert`, which the modules of this family do not
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestrator.kernels.keys import is_mxfp4
-from orchestrator.plan.plan import Moe, Plan
+from orchestrator.core.origin import Origin
+from orchestrator.engine.options import Meaning
+from orchestrator.plan.facts import MoeCheckpoint
+from orchestrator.plan.plan import Flag, Moe, Plan
 
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
 _QUARK_ONLY: Final = 384  # deepseek_v2.py:2679
 _ASKS_THE_CHECKPOINT: Final = (0, 5, 18)
 _IGNORES_THE_DRAFT: Final = (0, 5, 19)
-_OFF: Final = "disable-shared-experts-fusion"
-_ON: Final = "enforce-shared-experts-fusion"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoeCheckpoint:
-    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores its experts.
-
-    The dtypes are those of a layer where they differ, else of the first one with routed experts, as the safetensors
-    headers give them; None where they were not read.
-    """
-
-    moe: Moe
-    layers: int
-    draft_layers: int  # MTP layers, numbered after the others
-    exclude: tuple[str, ...]
-    shared_dtype: str | None
-    routed_dtype: str | None
+_OFF: Final = Meaning.NO_EXPERT_FUSION.value
+_ON: Final = Meaning.EXPERT_FUSION.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +34,36 @@ class Fusion:
     demanded: str = ""  # the switch without which the server does otherwise, and what it answers is wrong
 
 
+def is_mxfp4(plan: Plan) -> bool:
+    """Whether the plan's weights are MXFP4."""
+    return "mxfp4" in plan.model.quantisation
+
+
+def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
+    """Add the switch without which the server would fuse a shared expert that its checkpoint stores otherwise.
+
+    sglang drops such weights and says nothing (sgl-project/sglang#40754, #38878), or dies while it loads them.
+    """
+    fusion = decide_fusion(plan, checkpoint) if checkpoint else None
+    if fusion is None or not fusion.demanded:
+        return plan
+    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
+    return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
+
+
+def inferred_fusion_flag(plan: Plan) -> Flag | None:
+    """Find the switch that `with_fusion_flag` has added."""
+    return next((flag for flag in plan.flags if flag.name == _OFF and flag.origin is Origin.INFERRED), None)
+
+
+def may_fuse(plan: Plan) -> bool:
+    """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
+    return plan.model.moe is not None and would_fuse(plan, plan.model.moe)
+
+
 def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
-    if plan.flag(_OFF) is not None:
+    if plan.serving.expert_fusion is False:
         return Fusion(fused=False, because=f"flag `--{_OFF}`")
     if checkpoint is None:
         return _without_checkpoint(plan)
@@ -63,7 +76,7 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
             because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
             hint=f"`--{_ON}` does not lift that veto; {_told_apart(version)}",
         )
-    if plan.flag(_ON) is not None:
+    if plan.serving.expert_fusion:
         return Fusion(fused=True, because=f"flag `--{_ON}`")
     return _by_configuration(plan, checkpoint.moe)
 
@@ -95,19 +108,16 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
         return Fusion(fused=False, because=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
     if plan.hardware.vendor == "cpu" or (plan.hardware.vendor == "nvidia" and plan.layout.ep > 1):
         return Fusion(fused=False, because="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
-    for name in ("enable-two-batch-overlap", "enable-single-batch-overlap"):
-        if plan.flag(name) is not None:
-            return Fusion(fused=False, because=f"flag `--{name}`")
-    if plan.flag("moe-a2a-backend") == "deepep":
-        return Fusion(fused=False, because="flag `--moe-a2a-backend deepep`")
+    if vetoes := plan.serving.fusion_vetoes:
+        return Fusion(fused=False, because=f"flag `{vetoes[0]}`")
     return Fusion(fused=True, because="sglang's default: nothing vetoes it")
 
 
 def would_fuse(plan: Plan, moe: Moe) -> bool:
     """Whether the server fuses experts of this shape where their checkpoint is not against it."""
-    if plan.flag(_OFF) is not None or not moe.shared_experts:
+    if plan.serving.expert_fusion is False or not moe.shared_experts:
         return False
-    return plan.flag(_ON) is not None or bool(_by_configuration(plan, moe).fused)
+    return plan.serving.expert_fusion is True or bool(_by_configuration(plan, moe).fused)
 
 
 def _stored_apart(checkpoint: MoeCheckpoint) -> str:

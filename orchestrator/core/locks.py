@@ -1,0 +1,77 @@
+"""Locks between processes of one machine: `flock` on a file, which names its holder and which the kernel frees."""
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import Progress
+from orchestrator.core.files import open_lock, open_own
+
+_PID_WIDTH: Final = 10  # characters, so that the file is never truncated
+_TRIES: Final = 3  # `is_held` in another process has the lock for microseconds
+_BETWEEN: Final = 0.02  # seconds
+
+
+class LockHeldError(Exception):
+    """Another process holds the lock; `holder` is its pid, as far as it is known."""
+
+    def __init__(self, holder: str) -> None:
+        """Keep the pid."""
+        self.holder = holder or "unknown"
+        super().__init__(f"held by pid {self.holder}")
+
+
+def hold(path: Path, *, wait: bool = False) -> FileIO:
+    """Hold the lock at `path` alone until the file that is returned, and each copy that a child inherits, is closed.
+
+    Raises LockHeldError where another process holds it, unless asked to `wait`, and OSError for what is not a file of
+    this user's.
+    """
+    lock = open_lock(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX) if wait else _take_at_once(lock)
+        with suppress(OSError):  # a full disk: the pid is for a message only
+            os.pwrite(lock.fileno(), str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def file_lock(path: Path, progress: Progress) -> FileIO:
+    """Hold the lock at `path`, made with its directory; wait for another holder, and say so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return hold(path)
+    except LockHeldError:
+        progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
+        lock = hold(path, wait=True)
+        progress.done()
+        return lock
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock at `path`; no file is made."""
+    try:
+        with open_own(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _take_at_once(lock: FileIO) -> None:
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_BETWEEN)
+        else:
+            return
+    raise LockHeldError(os.pread(lock.fileno(), _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n"))

@@ -1,0 +1,59 @@
+"""sglang's options by what they mean: the names for those who set one, and what an option is tied to."""
+
+from enum import Enum, StrEnum, auto
+from typing import Final
+
+
+class Meaning(StrEnum):
+    """What a setting of the engine means; as text it is sglang's option for it, without dashes."""
+
+    CONTEXT = "context-length"
+    RUNNING_REQUESTS = "max-running-requests"
+    PREFILL_CHUNK = "chunked-prefill-size"
+    CACHE_TOKENS = "max-total-tokens"
+    CACHE_TYPE = "kv-cache-dtype"
+    MEMORY_FRACTION = "mem-fraction-static"
+    WINDOW_RATIO = "swa-full-tokens-ratio"
+    METRICS = "enable-metrics"
+    CACHED_TOKENS_REPORT = "enable-cache-report"
+    TOOL_PARSER = "tool-call-parser"
+    CHECKPOINT_CODE = "trust-remote-code"
+    FIRST_GPU = "base-gpu-id"
+    EXPERT_FUSION = "enforce-shared-experts-fusion"
+    NO_EXPERT_FUSION = "disable-shared-experts-fusion"
+    API_KEY = "api-key"
+
+
+def flag_for(meaning: Meaning, value: float | str) -> tuple[str, float | str]:
+    """Return the option and the value that set a meaning."""
+    return meaning.value, value
+
+
+class Tie(Enum):
+    """What the value of an option depends on, so that another model or layout cannot take it over."""
+
+    SIZE = auto()  # of model, layout and GPU
+    MODEL = auto()
+    SPARSE_ATTENTION = auto()
+    DRAFTS = auto()
+
+
+_TIES: Final = {
+    Tie.SIZE: (
+        "mem-fraction-static", "max-running-requests", "max-total-tokens", "context-length", "cuda-graph-max-bs",
+        "cuda-graph-max-bs-decode",
+    ),
+    Tie.MODEL: (
+        "reasoning-parser", "tool-call-parser", "quantization", "chat-template", "json-model-override-args",
+        "speculative-draft-model-path", "trust-remote-code",
+    ),
+}  # fmt: skip
+_TIED_FAMILIES: Final = {"dsa-": Tie.SPARSE_ATTENTION, "nsa-": Tie.SPARSE_ATTENTION, "speculative-": Tie.DRAFTS}
+
+
+def ties(name: str) -> frozenset[Tie]:
+    """Return everything that the value of an option depends on."""
+    return frozenset(
+        [tie for tie, names in _TIES.items() if name in names]
+        + [tie for prefix, tie in _TIED_FAMILIES.items() if name.startswith(prefix)]
+    )

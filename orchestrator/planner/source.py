@@ -1,0 +1,208 @@
+"""What a plan is decided from: a profile with overrides, an earlier run, or a lockfile (`planner.lock`)."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final, TypeAlias
+
+from orchestrator.core.catalog import Catalogue
+from orchestrator.core.errors import Problem, ProfileError, StartError
+from orchestrator.core.files import read_file
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.images.sources import carried_patches, input_digests, read_inputs
+from orchestrator.kernels.disk.store import Store
+from orchestrator.patches.schema import MOE_TABLE, AddedFile
+from orchestrator.plan.decide import model_of
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.fusion import decide_fusion, may_fuse
+from orchestrator.plan.plan import Model, Plan
+from orchestrator.planner.planning import Valid, read_profile
+from orchestrator.planner.prebuilt import require_image
+from orchestrator.render.scripts import IMAGE_FOLDER
+from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runtimes import runtime_class
+
+_MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSource:
+    """A profile with overrides, the files that the user gives to patches, and the prebuilt image that he names."""
+
+    valid: Valid
+    home: Home
+    given: Mapping[str, Path] = field(default_factory=dict)
+    image: str | None = None
+    decided: ClassVar[bool] = False  # whether it was decided before: nothing is made for it anew
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that the profile names."""
+        return self.valid.profile.runtime
+
+    @property
+    def model(self) -> Model:
+        """The profile's model."""
+        return model_of(self.valid.profile, self.valid.composed)
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether there is a shared expert and a GPU: the flags are looked at when the plan is decided."""
+        moe = self.valid.profile.model.moe
+        return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
+
+    @property
+    def image_on_node(self) -> bool:
+        """Whether the nodes of a cluster have the image, and no registry has to."""
+        cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
+        return cluster is not None and cluster.image_on_node
+
+    def files(self) -> dict[str, bytes]:
+        """Read what the user gives, and the table that was built for this model and layout, where one was."""
+        layout, hardware, engine = self.valid.profile.layout, self.valid.profile.hardware, self.valid.profile.engine
+        store = Store.at(self.home, engine.aiter_commit, engine.image)
+        model = self.valid.composed.names["model"]
+        table = store.table_of(model, hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
+        built = {MOE_TABLE: table} if table.is_file() else {}
+        return read_inputs({**built, **self.given})
+
+    def decide(self, facts: Facts) -> Plan:
+        """Decide the plan."""
+        return self.valid.decide(facts)
+
+    def planned(self) -> tuple[Plan, dict[str, bytes]]:
+        """Decide with the files as they are now, and return them too."""
+        files = self.files()
+        return self.decide(Facts(inputs=input_digests(files))), files
+
+    def location(self, path: tuple[str, ...]) -> str:
+        """`file:line` of a key path."""
+        return self.valid.composed.place(path)
+
+
+def profile_source(
+    profile: str,
+    overrides: Sequence[str],
+    home: Home,
+    *,
+    given: Mapping[str, Path] | None = None,
+    image: str | None = None,
+) -> ProfileSource:
+    """Read a profile. Raises ProfileError with every fault and its place, UsageError for an `image` it cannot start."""
+    valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    if image is not None:
+        require_image(valid.profile.runtime, image)
+    return ProfileSource(valid=valid, home=home, given=given or {}, image=image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """An earlier run, whose plan is started as it was, whatever its profile says by now."""
+
+    run: RunDir
+    plan: Plan
+    home: Home
+    inputs: Mapping[str, bytes]
+    image: ClassVar[None] = None  # its plan names it
+    decided: ClassVar[bool] = True
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that it ran on."""
+        return self.plan.runtime
+
+    @property
+    def model(self) -> Model:
+        """The model that it served."""
+        return self.plan.model
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether its server fuses its shared expert, unless its checkpoint is against it."""
+        return may_fuse(self.plan)
+
+    def files(self) -> dict[str, bytes]:
+        """The files that its patches were given."""
+        return {**self.inputs}
+
+    def decide(self, facts: Facts) -> Plan:
+        """Return its plan. Raises ProfileError where the checkpoint contradicts it."""
+        fusion = decide_fusion(self.plan, facts.experts) if facts.experts and may_fuse(self.plan) else None
+        if fusion is not None and fusion.demanded:
+            raise ProfileError(
+                f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
+                where=str(self.run.path / "plan.json"),
+                hint=f"`deploy up PROFILE` sets `--{fusion.demanded}`: {fusion.hint}",
+            )
+        return self.plan
+
+    def location(self, path: tuple[str, ...]) -> str:
+        """The key, and the run."""
+        return f"`{'.'.join(path)}` in {self.run.path}"
+
+
+PlanSource: TypeAlias = ProfileSource | RunSource
+
+
+def run_source(run: RunDir, home: Home) -> RunSource:
+    """Read the plan of a run, and find the files that its patches were given.
+
+    Raises StartError for a plan that cannot be read or was changed after its start, and with everything that is gone.
+    """
+    plan, place = read_plan(run), str(run.path / "plan.json")
+    if plan is None:
+        raise StartError(
+            "the plan of this run cannot be read: it is damaged, or of another version of this tool",
+            where=place,
+            hint="`deploy up PROFILE` starts what its profile says now",
+        )
+    if not run.digest or not plan.digest.startswith(run.digest):
+        raise StartError(
+            f"this plan is not the one that was started: its digest begins with `{plan.digest[:8]}`",
+            where=place,
+            hint="a run directory is named by its time and its plan's digest; `deploy up PROFILE` starts a profile",
+        )
+    inputs: dict[str, bytes] = {}
+    if gone := tuple(_gone(plan, run, home, inputs)):
+        raise StartError(f"`{run.path.name}` cannot be repeated as it was", where=place, problems=gone)
+    return RunSource(run=run, plan=plan, home=home, inputs=inputs)
+
+
+def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
+    """What the plan names and this machine no longer has; what it has is put into `inputs`."""
+    if plan.ready_image is not None:
+        return  # all of it is in the image
+    carried = {patch.id: patch for patch in carried_patches(plan)}
+    for use in plan.patches:
+        patch = carried.get(use.id)
+        if patch is None:
+            yield Problem(f"there is no patch `{use.id}` any more", hint="`deploy patches list` shows those there are")
+        elif use.input_sha256 is not None and isinstance(patch.apply, AddedFile):
+            name = patch.apply.input
+            found = _with_digest(use.input_sha256, _places(name, plan, run, home))
+            if found is None:
+                yield Problem(
+                    f"the `{name}` that patch `{use.id}` was given is gone: sha256 {use.input_sha256}",
+                    hint="`deploy up PROFILE` starts with the one that there is now",
+                )
+            else:
+                inputs[name] = found
+
+
+def _places(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
+    yield run.path / IMAGE_FOLDER / "tables" / FileName(name)
+    if name == MOE_TABLE:
+        yield Store.of(home, plan).table(plan)
+
+
+def _with_digest(digest: str, places: Iterator[Path]) -> bytes | None:
+    for path in places:
+        try:
+            content = read_file(path, most=_MOST_BYTES)
+        except OSError:
+            continue
+        if hashlib.sha256(content).hexdigest() == digest:
+            return content
+    return None

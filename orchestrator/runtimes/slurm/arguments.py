@@ -1,0 +1,47 @@
+"""The first step of a job in the site's container: the engine in the image judges the server's arguments.
+
+The image is on the nodes alone. The program and its question lie in the run directory, which the container has at its
+own place; a refusal is written beside them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.files import remove_file
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.subprocesses import attempt
+from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_server, server_module_at
+from orchestrator.images.sources import argument_checker
+from orchestrator.render.arguments import argument_question
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REFUSAL
+from orchestrator.runtimes.slurm.script import job_of
+
+_ANSWERS: Final = 900.0  # seconds: the first container of an image on a node pulls it
+REFUSED: Final = 3  # the program's exit code
+
+
+def argument_files(artifacts: Artifacts) -> dict[str, str]:
+    """The program and its question; none where the interpreter has judged, or for another program than a server."""
+    if job_of(artifacts.plan).container == "none" or not is_server(artifacts.command.argv):
+        return {}
+    question = argument_question(artifacts, None).to_json() + "\n"
+    return {CHECKER: argument_checker(), QUESTION: question}
+
+
+def judge_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRefusal | None:
+    """What the engine refuses of a server's command, before it is started; None for nothing, or where it cannot say."""
+    remove_file(run_dir / FileName(REFUSAL))  # a job that was requeued asks again
+    python = argv[: server_module_at(argv) - 1]  # before `-m`
+    files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REFUSAL)]
+    done = attempt([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
+    return refusal_in(run_dir) if done.code == REFUSED else None
+
+
+def refusal_in(run_dir: Path) -> ArgumentRefusal | None:
+    """Why the engine refused the arguments of a run; None where it did not."""
+    try:
+        return first_refusal((run_dir / FileName(REFUSAL)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

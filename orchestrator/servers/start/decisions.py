@@ -1,0 +1,152 @@
+"""The two decisions of one start: from what is known beforehand, and finally from what was gathered on the way."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import HostError
+from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.prebuilt import ReadyImage, require_ready
+from orchestrator.images.sources import input_digests
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.plan_coverage import NOTHING_GIVEN, RowSources, note_coverage, require_covered
+from orchestrator.kernels.plan_table import make_table
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.fusion import inferred_fusion_flag, may_fuse
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import render_artifacts
+from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
+from orchestrator.planner.source import PlanSource, ProfileSource
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.servers.start.argument_check import engine_files, require_accepted
+from orchestrator.servers.start.prepare import (
+    bring_checkpoint,
+    builtin_tables,
+    far_headers,
+    known_experts,
+    prepare_engine,
+    prepare_overlay,
+)
+from orchestrator.servers.start.request import UpRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWithFiles:
+    """A plan, and the files that its patches are given, by input name."""
+
+    plan: Plan
+    files: Mapping[str, bytes]
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """What is rendered from it."""
+        return render_artifacts(self.plan, self.files)
+
+
+def decide_beforehand(request: UpRequest, source: PlanSource, place: Place, *, offline: bool = False) -> PlanWithFiles:
+    """Decide before anything costs money. `offline`: no other host is asked, and what a tag means here is taken.
+
+    Raises ProfileError, and for a prebuilt image that is known what keeps it from being the plan's: BuildError,
+    KernelsError.
+    """
+    image = _known_image(source, place, offline=offline)
+    decision = _decide(source, place, image)
+    if image is not None:
+        require_table(image, decision.plan, accept_untuned=request.accept_untuned)
+    tell_decision(decision.plan)
+    return decision
+
+
+def _decide(source: PlanSource, place: Place, image: ReadyImage | None) -> PlanWithFiles:
+    """Decide with what is known by now of checkpoint, tables and image."""
+    files = source.files() if image is None and source.image is None else {}
+    facts = Facts(
+        experts=known_experts(source.model, place) if source.may_fuse else None,
+        inputs=input_digests(files) if image is None else image.inputs,
+        image=source.image if image is None else image.reference,
+    )
+    plan = source.decide(facts)
+    if image is not None:
+        require_ready(plan, image)
+    return PlanWithFiles(plan=plan, files=files)
+
+
+def _known_image(source: PlanSource, place: Place, *, offline: bool) -> ReadyImage | None:
+    """What is known of the prebuilt image that a profile is to run from, without fetching it."""
+    if not isinstance(source, ProfileSource) or source.image is None:
+        return None
+    if source.image_on_node:
+        note(f"`{source.image}` is looked for on the nodes alone; its receipt is not held against the plan")
+        return None
+    pulled_here = not runtime_class(source.runtime).elsewhere
+    if pulled_here and not offline:
+        return newest_image(source.image, find_docker(place.far))
+    docker: Docker | None = None
+    with suppress(HostError):  # no daemon: what would be started can be shown all the same
+        docker = None if place.far else find_docker()
+    return known_image(source.image, docker, pulled_here=pulled_here)
+
+
+def tell_decision(plan: Plan, before: Plan | None = None) -> None:
+    """Say what was inferred, and what is known of plans like this one; what was said of `before` is not repeated."""
+    if before is not None and before == plan:
+        return
+    flag = inferred_fusion_flag(plan)
+    if flag is not None and (before is None or flag not in before.flags):
+        note(f"`{flag.name}` is set: {flag.source}")
+    for hazard in plan.hazards:
+        if before is None or hazard not in before.hazards:
+            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
+
+
+def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: Place) -> Prepared:
+    """Bring checkpoint, tables and engine into place, and decide finally with what they turned out to be.
+
+    Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
+    tuned kernels where there is none yet, and once more with it.
+    """
+    plan, home, rows, image, early = first.plan, place.home, NOTHING_GIVEN, None, None
+    if plan.ready_image is not None and not runtime_class(plan.runtime).elsewhere:
+        image = fetch_image(plan.ready_image, place)
+        rows = rows_in(image, plan, place, accept_untuned=request.accept_untuned)
+        note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")
+    look_at_coverage(request, plan, place, rows)
+    files = engine_files(plan, place, fetch=request.stage) if plan.model.source.kind == "hub" else None
+    if files is not None:
+        early = _judged(source, first.artifacts, place, files)
+    bring_checkpoint(plan, place, stage=request.stage)
+    rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
+    if not source.decided and plan.ready_image is None:
+        make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
+    final = _decide(source, place, image)
+    tell_decision(final.plan, before=plan)
+    if not request.accept_untuned:
+        require_covered(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
+    if early is None or final.artifacts != first.artifacts:
+        early = _judged(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
+    prepare_overlay(early, place)
+    return early
+
+
+def look_at_coverage(request: UpRequest, plan: Plan, place: Place, rows: RowSources = NOTHING_GIVEN) -> None:
+    """Say what is known of the tuned kernels, and refuse a load that would miss some. Raises KernelsError."""
+    note_coverage(plan, place.home, rows)
+    if not request.accept_untuned:
+        require_covered(plan, place.home, rows)
+
+
+def _judged(source: PlanSource, artifacts: Artifacts, place: Place, files: Mapping[str, str] | None) -> Prepared:
+    """What the server runs in, which has accepted the arguments as far as it can be asked here.
+
+    Raises BuildError, ProfileError.
+    """
+    prepared = prepare_engine(artifacts, place)
+    if prepared.engine is not None:
+        require_accepted(prepared.artifacts, prepared.engine, place.home, files, source.location)
+    else:
+        note("sglang judges the arguments where its image is, before the server starts")
+    return prepared

@@ -1,0 +1,95 @@
+"""Options of the engine are named in `engine/` alone; everyone else reads `ServingFacts`, or sets a `Meaning`."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import data_root
+from orchestrator.engine.serving import _ALIASES, serving_facts
+
+PACKAGE = data_root() / "orchestrator"
+TABLES = sorted((data_root() / "profiles/engines/flags").glob("*.json"))
+# Options of one word (`host`, `port`, `model`, `dtype` …) are words of many other things.
+OPTION = re.compile(r"(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+(?![\w-])")
+
+
+@cache
+def options() -> frozenset[str]:
+    """The options of every flag table that are more than one word."""
+    return frozenset(name for table in TABLES for name in json.loads(table.read_text())["flags"] if "-" in name)
+
+
+def named_options(source: str) -> Iterator[tuple[int, str]]:
+    """Each line and option that a string names, whole or within a message; docstrings may name what they like."""
+    nodes = tuple(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found = OPTION.findall(node.value.replace("--", " "))
+            yield from ((node.lineno, name) for name in found if name in options())
+
+
+def read_flags(source: str) -> Iterator[int]:
+    """The lines that look an option of a plan up."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "flag":
+            yield node.lineno
+
+
+def outside() -> Iterator[tuple[Path, str]]:
+    """Each source outside the engine. `core` knows no engine: its `api-key` is that of any program."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if not {"core", "engine", "_data"} & set(path.relative_to(PACKAGE).parts):
+            yield path.relative_to(PACKAGE), path.read_text()
+
+
+def test_no_package_outside_the_engine_names_an_option() -> None:
+    assert [f"{path}:{line} {name}" for path, source in outside() for line, name in named_options(source)] == []
+
+
+def test_no_package_outside_the_engine_reads_a_flag() -> None:
+    """Known issues do: their YAML names the options."""
+    found = {str(path) for path, source in outside() for _ in read_flags(source)}
+
+    assert found == {"plan/known_issues.py"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'plan.flag("context-length")',
+        'argv = ["--mem-fraction-static", "0.8"]',
+        'hint = f"`--set flags.enable-metrics={value}` exports them"',
+    ],
+)
+def test_each_way_to_name_an_option_is_found(source: str) -> None:
+    assert len(list(named_options(source))) == 1
+
+
+def test_a_word_that_is_no_option_is_not_found() -> None:
+    assert not list(
+        named_options('"""Read `context-length`."""\nkey = ("host", "context_length", "my-context-length")')
+    )
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_second_names_are_those_of_the_flag_tables(table: Path) -> None:
+    """Facts follow from an option under each of its names."""
+    flags = json.loads(table.read_text())["flags"]
+    first = {name: spec["same_as"] for name, spec in flags.items() if "same_as" in spec}
+    engine = (PACKAGE / "engine/serving.py").read_text()
+    read = {name: of for name, of in first.items() if f'"{of}"' in engine}
+
+    assert read == {name: of for name, of in _ALIASES.items() if name in flags}
+
+
+def test_a_second_name_means_the_same() -> None:
+    def stages(name: str) -> int:
+        return serving_facts({name: "2"}, context_length=1, platform="rocm", sparse_attention=False).stages
+
+    assert stages("pipeline-parallel-size") == stages("pp-size") == 2

@@ -1,0 +1,107 @@
+"""A plan is final: outside `plan/` and `planner/` no code makes one, or one from another."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import data_root
+
+PACKAGE = data_root() / "orchestrator"
+DECIDE = ("plan", "planner")
+
+
+def modules() -> Iterator[Path]:
+    """Every module outside the packages that decide."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] not in (*DECIDE, "_data"):
+            yield path
+
+
+def is_plan(annotation: ast.expr | None) -> bool:
+    """Whether an annotation speaks of a plan, in a tuple or as one of several: `tuple[ImageTables, Plan]`."""
+    if isinstance(annotation, ast.Name):
+        return annotation.id == "Plan"
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            return is_plan(ast.parse(annotation.value, mode="eval").body)
+        except SyntaxError:  # of a literal
+            return False
+    if isinstance(annotation, ast.Subscript):  # not what a callable takes
+        return ast.unparse(annotation.value) != "Callable" and is_plan(annotation.slice)
+    parts = ast.iter_child_nodes(annotation) if annotation is not None else ()
+    return any(is_plan(part) for part in parts if isinstance(part, ast.expr))
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    given = function.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
+def makes_a_plan(call: ast.Call, plans: set[str]) -> bool:
+    """`Plan(…)`, or `replace(…)` of what is called or annotated as a plan."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name == "Plan":
+        return True
+    if name != "replace" or not call.args or (isinstance(call.func, ast.Attribute) and not _is_dataclasses(call.func)):
+        return False
+    value = call.args[0]
+    called = getattr(value, "attr", getattr(value, "id", "")).lstrip("_")
+    return called in plans or called == "plan" or called.endswith("_plan")
+
+
+def _is_dataclasses(function: ast.Attribute) -> bool:
+    return isinstance(function.value, ast.Name) and function.value.id in {"dataclasses", "copy"}
+
+
+def made_in(tree: ast.Module) -> Iterator[str]:
+    """The lines that make a plan: a call that does, or a function that takes one and returns one."""
+    annotated = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)
+                 if isinstance(node.target, ast.Name) and is_plan(node.annotation)}  # fmt: skip
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+        annotated |= {each.arg for each in arguments(function) if is_plan(each.annotation)}
+        if is_plan(function.returns) and any(is_plan(each.annotation) for each in arguments(function)):
+            yield f"{function.lineno}: `{function.name}` makes a plan from a plan"
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if makes_a_plan(call, annotated):
+            yield f"{call.lineno}: `{ast.unparse(call)[:60]}` makes a plan"
+
+
+def test_no_plan_is_made_where_none_is_decided() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{each}" for path in modules() for each in made_in(ast.parse(path.read_text()))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(plan: Plan): return replace(plan, ready_image=None)",
+        "def f(start): return dataclasses.replace(start.artifacts.plan, flags=())",
+        "def f(self): return replace(self._plan, flags=())",
+        "def f(asked: 'Plan'): return replace(asked, flags=())",
+        "def settled(given: Plan, profile: Profile) -> Plan: ...",
+        "def found(image: str, of: Plan) -> tuple[ImageTables, Plan]: ...",
+        "def seen(of: 'Plan | None') -> 'Plan | None': ...",
+        "made = Plan(profile='x')",
+        "made = plan.Plan(profile='x')",
+    ],
+)
+def test_a_plan_that_is_made_is_found(source: str) -> None:
+    assert [*made_in(ast.parse(source))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(plan: Plan) -> Artifacts: return replace(artifacts, command=command(plan))",
+        "def f(command: Callable[[Plan], Command]): return replace(command, env=())",
+        "def read_plan(run: RunDir) -> Plan | None: ...",
+        "text.replace('plan', 'x')",
+        "def f(plan: Plan): return plan.profile.replace('.', '-')",
+    ],
+)
+def test_what_makes_none_is_not(source: str) -> None:
+    assert not [*made_in(ast.parse(source))]

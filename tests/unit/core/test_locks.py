@@ -1,0 +1,80 @@
+"""Locks between processes: who holds one, and until when."""
+
+import errno
+import fcntl
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core import locks
+from orchestrator.core.console import Progress
+from orchestrator.core.locks import LockHeldError, file_lock, hold, is_held
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / ".lock"
+
+
+def test_a_lock_has_one_holder_who_is_named(lock: Path) -> None:
+    with hold(lock), pytest.raises(LockHeldError) as refused:
+        hold(lock)
+    assert refused.value.holder == str(os.getpid())
+    with hold(lock):
+        pass
+
+
+def test_a_copy_that_a_child_inherits_holds_the_lock_too(lock: Path) -> None:
+    with hold(lock) as held:
+        copy = os.dup(held.fileno())
+    assert is_held(lock)
+    os.close(copy)
+    assert not is_held(lock)
+
+
+def test_a_look_makes_no_file_and_is_in_nobodys_way(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_held(lock)
+    assert not lock.exists()
+    lock.touch()
+    look = os.open(lock, os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)  # as `is_held` does for a moment
+    monkeypatch.setattr(locks.time, "sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+    with hold(lock):
+        assert is_held(lock)
+    os.close(look)
+
+
+def test_who_waits_says_so_and_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    lock = tmp_path / "new" / ".glm.lock"
+    with file_lock(lock, Progress(said)):
+        assert said.getvalue() == ""
+    other = os.open(lock, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    progress = Progress(said)
+
+    def ends(text: str) -> None:
+        Progress(said).update(text)
+        os.close(other)
+
+    monkeypatch.setattr(progress, "update", ends)
+    with file_lock(lock, progress):
+        assert said.getvalue() == "waiting for another command that makes `glm`\n"
+
+
+def test_what_was_locked_can_be_locked_on_a_disk_that_is_read_only_by_now(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock.write_text("123       ")
+    opened = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with hold(lock), pytest.raises(LockHeldError, match="pid 123"):
+        hold(lock)

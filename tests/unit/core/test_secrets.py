@@ -1,0 +1,371 @@
+"""Redaction: known secrets in each spelling, secrets told by their shape, at every way out; and nothing else."""
+
+import base64
+import json
+import tracemalloc
+import urllib.parse
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, cast
+
+import pytest
+from docker.models.containers import Container
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.bench.streamed_response import Answer
+from orchestrator.cli.exit_codes import _of_this_tool
+from orchestrator.core import console
+from orchestrator.core.errors import DeployError
+from orchestrator.core.logs.lines import LONGEST_LINE, redacted
+from orchestrator.core.secrets import (
+    REDACTED,
+    Secret,
+    StreamRedactor,
+    excerpt,
+    known,
+    looks_secret,
+    redact,
+    redact_data,
+    set_known,
+)
+from orchestrator.diagnose.match import diagnose
+from orchestrator.hosts.report import PreflightReport, info
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.docker.logs import save_log
+from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, why_failed
+from orchestrator.verify.report import failed
+from orchestrator.verify.smoke import _result
+
+KEY: Final = 'sk-Ab9/"x\\Zq~~71+kpWv_0'
+_BYTES: Final = KEY.encode()
+
+
+def _in_base64(before: bytes, after: bytes) -> str:
+    return base64.b64encode(before + _BYTES + after).decode()
+
+
+SPELLINGS: Final = {
+    "plain": KEY,
+    "base64": _in_base64(b"", b""),
+    "base64, url-safe": base64.urlsafe_b64encode(b"?" + _BYTES).decode(),
+    "base64, one byte before": _in_base64(b":", b""),
+    "base64, two bytes before": _in_base64(b"u:", b"."),
+    "base64, between others": _in_base64(b"user:", b"@host"),
+    "hexadecimal": _BYTES.hex(),
+    "hexadecimal, capitals": _BYTES.hex().upper(),
+    "percent, all": "".join(f"%{byte:02x}" for byte in _BYTES),
+    "percent, capitals": "".join(f"%{byte:02X}" for byte in _BYTES),
+    "percent, quote": urllib.parse.quote(KEY),
+    "percent, of a query": urllib.parse.quote_plus(KEY),
+    "JSON": json.dumps(KEY),
+    "JSON, all escaped": "".join(f"\\u{byte:04x}" for byte in _BYTES),
+    "JSON, escaped slash": json.dumps(KEY).replace("/", "\\/"),
+    "JSON within JSON": json.dumps(json.dumps(KEY)),
+    "all escaped, within JSON": json.dumps("".join(f"\\u{byte:04x}" for byte in _BYTES)),
+    "repr": repr(KEY),
+    "repr of bytes": "".join(f"\\x{byte:02x}" for byte in _BYTES),
+}
+_BESIDE: Final = {"base64, between others": (7, 8)}  # characters of a spelling that tell of its neighbors only
+
+
+def tells(shown: str, form: str, beside: tuple[int, int] = (0, 0)) -> bool:
+    """Whether eight characters of a spelling in a row are shown."""
+    shown, form = ("".join(text.split()) for text in (shown, form))
+    telling = form[beside[0] : len(form) - beside[1]]
+    return any(telling[at : at + 8] in shown for at in range(len(telling) - 7))
+
+
+class Finished:
+    """A container that has ended."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log.encode()
+
+    def logs(self, **_: object) -> Iterator[bytes]:
+        yield from (self.log[at : at + 5] for at in range(0, len(self.log), 5))
+
+
+class Places:
+    """Every way out of this tool for a text; each returns what comes out."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._folder, self._capsys = folder, capsys
+
+    def say(self, text: str) -> str:
+        console.say(text)
+        return self._capsys.readouterr().err
+
+    def error(self, text: str) -> str:
+        console.show_error(DeployError("a failure", details=text, hint=text))
+        return self._capsys.readouterr().err
+
+    def out(self, text: str) -> str:
+        console.out(text)
+        return self._capsys.readouterr().out
+
+    def out_json(self, text: str) -> str:
+        console.out_json({"each": [{"text": text}]})
+        return self._capsys.readouterr().out
+
+    def progress(self, text: str) -> str:
+        console.Progress().update(text)
+        return self._capsys.readouterr().err
+
+    def streamed_answer(self, text: str) -> str:
+        stream = StreamRedactor()
+        return "".join(map(stream.feed, text)) + stream.close()
+
+    def requests_jsonl(self, text: str) -> str:
+        answer = Answer(tokens=1)
+        answer.fail("http-500", text)
+        assert answer.failure is not None
+        return answer.failure[1]
+
+    def end_of_a_run(self, text: str) -> str:
+        keep_ending(RunDir(self._folder), why_failed(DeployError(text)))
+        return (self._folder / ENDING_FILE).read_text()
+
+    def machine_of_a_run(self, text: str) -> str:
+        report = PreflightReport(profile="owl", findings=(info("proxy", text, "none"),))
+        return json.dumps(report.to_dict())
+
+    def smoke_evidence(self, text: str) -> str:
+        return _result("check", failed(text), seconds=1).evidence
+
+    def diagnosis(self, text: str) -> str:
+        return diagnose([f"OOMKilled {text}"]).to_text()
+
+    def fault_file(self, text: str) -> str:
+        try:
+            float(text)
+        except ValueError as fault:
+            file = Path(_of_this_tool(fault).hint.split("`")[1])
+        try:
+            return file.read_text()
+        finally:
+            file.unlink()
+
+    def server_log(self, text: str) -> str:
+        data = f"begins {text}\nends\n".encode()
+        return "".join(redacted(data[at : at + 5] for at in range(0, len(data), 5)))
+
+    def container_log(self, text: str) -> str:
+        save_log(cast("Container", Finished(text)), self._folder)
+        return (self._folder / "server.log").read_text()
+
+
+PLACES: Final = sorted(name for name in vars(Places) if not name.startswith("_"))
+
+
+@pytest.fixture
+def places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Places:
+    return Places(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_known_secret_comes_out_nowhere_in_no_spelling(places: Places, name: str, place: str) -> None:
+    spelling = SPELLINGS[name]
+    show: Callable[[str], str] = getattr(places, place)
+    assert "here" in show("here it is: x")
+    Secret(KEY)
+    shown = show(f"here it is: {spelling} and more")
+    assert REDACTED in shown
+    assert not tells(shown, spelling, _BESIDE.get(name, (0, 0)))
+
+
+@given(st.sampled_from(sorted(SPELLINGS)), st.lists(st.integers(0, 400), max_size=6))
+def test_a_stream_hides_a_secret_wherever_it_is_cut(name: str, cuts: list[int]) -> None:
+    set_known([KEY])
+    spelling = SPELLINGS[name]
+    text = f"it is {spelling}, and so on"
+    at = sorted({0, *(cut % len(text) for cut in cuts), len(text)})
+    stream = StreamRedactor()
+    shown = "".join(stream.feed(text[start:end]) for start, end in pairwise(at)) + stream.close()
+    assert not tells(shown, spelling, _BESIDE.get(name, (0, 0)))
+    assert shown.startswith("it is ")
+    assert shown.endswith(", and so on")
+
+
+def test_a_stream_holds_back_no_more_than_what_may_be_a_secret() -> None:
+    Secret("sk-0123456789")
+    stream = StreamRedactor()
+    assert stream.feed("the server is ready\n") == "the server is ready\n"
+    assert stream.feed("ask sk-01") == "ask "
+    assert stream.feed("2x") == "sk-012x"
+    assert stream.feed(" sk-0123") == " "
+    assert stream.feed("456789.") == f"{REDACTED}."
+    assert stream.feed("sk") == ""
+    assert stream.close() == "sk"
+
+
+def test_secrets_that_overlap_are_hidden_together() -> None:
+    set_known(["abcdefgh-0123", "gh-0123-ijklmnop"])
+    text = "an abcdefgh-0123-ijklmnop."
+    assert redact(text) == f"an {REDACTED}."
+    stream = StreamRedactor()
+    assert "".join(map(stream.feed, text)) + stream.close() == f"an {REDACTED}."
+    set_known(["abcdefgh-0123-abc"])
+    assert redact("abcdefgh-0123-abcdefgh-0123-abc") == REDACTED
+
+
+@pytest.mark.parametrize("size", [5, 1 << 16])
+def test_a_line_over_1_mib_is_left_out_whole_and_said_to_be(size: int) -> None:
+    set_known([KEY])
+    rest = 70_000
+    for beyond in (0, 3, len(KEY), 40):  # the bound lies before, within and behind the key
+        line = b"x" * (LONGEST_LINE - beyond) + KEY.encode() + b"api_key='" + b"y" * rest
+        data = b"before\n" + line + b"\nafter\n" + line + b"\nthe end"
+        shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
+        said = "(a line of more than 1 MiB is left out)"
+        assert shown.splitlines() == ["before", said, "after", said, "the end"]
+        if size == 5:
+            return
+
+
+def test_a_secret_is_hidden_before_a_text_is_cut() -> None:
+    Secret(KEY)
+    for most in range(1, 60):
+        assert not tells(excerpt(f"a long introduction: {KEY}", most), KEY)
+    assert excerpt(b"\xff" + KEY.encode(), 20) == f"\ufffd{REDACTED}"
+
+
+def test_what_stands_around_a_secret_stays() -> None:
+    Secret("sk-0123456789")
+    assert redact("(sk-0123456789), sk-012345678, sk-0123456789") == f"({REDACTED}), sk-012345678, {REDACTED}"
+    assert redact(f"{'x' * 70_000}sk-0123456789\ny") == f"{'x' * 70_000}{REDACTED}\ny"
+
+
+def test_values_are_redacted_and_keys_and_other_types_are_not() -> None:
+    set_known(["name", "12345678"])
+    data = {"name": ("a name", 12345678, None, [True, "12345678"])}
+    assert redact_data(data) == {"name": [f"a {REDACTED}", 12345678, None, [True, REDACTED]]}
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "shown"),
+    [
+        ("EMPTY", "key EMPTY, not EMPTYING", f"key {REDACTED}, not EMPTYING"),
+        ("EMPTY", "RU1QVFk= 454d505459", "RU1QVFk= 454d505459"),  # in no other form
+        ("abc", "abc", "abc"),
+        ("", "nothing", "nothing"),
+    ],
+)
+def test_a_short_secret_blanks_out_no_ordinary_text(secret: str, text: str, shown: str) -> None:
+    Secret(secret)
+    assert redact(text) == shown
+
+
+def test_a_secret_that_is_no_text_is_one_all_the_same() -> None:
+    Secret("sk-\udcff-0123456789")  # a byte of the environment that is no UTF-8
+    assert redact("a sk-\udcff-0123456789") == f"a {REDACTED}"
+
+
+def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
+    Secret("sk-0123456789")
+    text = Secret.around('{"api-key": "sk-0123456789"}')
+    assert (str(text), bool(text), known()) == (REDACTED, True, ("sk-0123456789",))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ServerArgs(api_key='it\\'s', tp=8)", f"ServerArgs(api_key='{REDACTED}', tp=8)"),
+        ('{"api_key": "sk-1", "admin_api_key": null}', f'{{"api_key": "{REDACTED}", "admin_api_key": null}}'),
+        ('{\\"api_key\\": \\"sk-1\\"}', f'{{\\"api_key\\": \\"{REDACTED}\\"}}'),
+        ("api_key='cut here", f"api_key='{REDACTED}"),
+        ("SGLANG_API_KEY=zz api_key_env=KEY", f"SGLANG_API_KEY={REDACTED} api_key_env=KEY"),
+        ("x-api-key: zz", f"x-api-key: {REDACTED}"),
+        ("--api-key zz --tp 8", f"--api-key {REDACTED} --tp 8"),
+        ("['--admin-api-key', 'zz']", f"['--admin-api-key', '{REDACTED}']"),
+        ("ssl_keyfile_password='a b'", f"ssl_keyfile_password='{REDACTED}'"),
+        ("--ssl-keyfile-password zz", f"--ssl-keyfile-password {REDACTED}"),
+        ("HF_TOKEN=zz password: 'a b'", f"HF_TOKEN={REDACTED} password: '{REDACTED}'"),
+        ("Authorization: Bearer abc.def-1", f"Authorization: Bearer {REDACTED}"),
+        ("Authorization: Basic dXNlcjprZXk=", f"Authorization: Basic {REDACTED}"),
+        ('{\\"Authorization\\": \\"Basic c2Vj\\"}', f'{{\\"Authorization\\": \\"Basic {REDACTED}\\"}}'),
+        ("'authorization': 'Basic c2VjcmV0'", f"'authorization': 'Basic {REDACTED}'"),
+        ("Authorization:\nBasic YWJjZGVm", f"Authorization:\nBasic {REDACTED}"),
+        ("hf_0123456789abcdefXYZ", REDACTED),
+        ("HTTPS_PROXY=http://me:pa55@proxy:3128", f"HTTPS_PROXY=http://me:{REDACTED}@proxy:3128"),
+        (
+            "Looking in indexes: https://u:1234@pypi.example/simple/",
+            f"Looking in indexes: https://u:{REDACTED}@pypi.example/simple/",
+        ),
+        ("git+https://x-access-token:t0k@h.org/a/b@v1", f"git+https://x-access-token:{REDACTED}@h.org/a/b@v1"),
+        ("redis://:p@ss,w\\'d@[::1]:6379/0", f"redis://:{REDACTED}@[::1]:6379/0"),
+        ('"http:\\/\\/me:pa%40@proxy"', f'"http:\\/\\/me:{REDACTED}@proxy"'),
+    ],
+)
+def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
+    assert looks_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=16, #token: 91000, token usage: 0.10, max_total_num_tokens=32768, eos_token='<|im_end|>'",
+        "the token is required, a token is invalid; the key is missing; a key is not set; password is wrong",
+        "ServerArgs(api_key=None, admin_api_key=None, ssl_keyfile_password=None, hf_chat_template_name=None)",
+        "a basic configuration, Basic training of models, the bearer of news",
+        "server.api_key_env names the variable; hf_config, hf_quant_config.json, hf_overrides",
+        "api_key=[REDACTED], hf_token: 151643, password=8",
+        "http://host:30000/path@x, http://host:30000?to=a@b, http://host:30000 me@host.org, http://[::1]:30000/a:b@c",
+        "ssh://user@host, ssh://user:@host, http://me@[::1]:30000, scp me@host:/a, https://h/see:me@host.org",
+        'tcp://127.0.0.1:29500, ["http://a:1","me@b"], docker://sglang:v0.5.14@sha256:0123abcd',
+        "https://me:****@pypi.example/simple",
+    ],
+)
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
+    assert not looks_secret(text)
+
+
+def test_no_line_of_a_real_log_is_taken_for_a_secret() -> None:
+    logs = [path for path in Path(__file__).parents[1].rglob("*.log") if "real" in path.name]
+    assert logs
+    Secret("sk-0123456789")
+    for path in logs:
+        text = path.read_text(errors="replace")
+        assert redact(text) == text, path.name
+
+
+@given(st.text(alphabet="İé重\udcffK"), st.sampled_from(["api_key='", "API_KEY='", "Authorization: BASIC "]))
+def test_the_shape_stands_where_it_is_whatever_letters_come_before(before: str, lead: str) -> None:
+    """`İ` in lower case is two letters."""
+    assert redact(f"{before}{lead}Zq0lkjh' {before}") == f"{before}{lead}{REDACTED}' {before}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x" * 100, b'\\"' * 50, b"%41" * 30, b"a\n" * 50, b"\x1b[0m" * 30, b"api_key=" * 12, b"\r" * 100],
+    ids=["letters", "quotes", "percent", "short lines", "colors", "keys", "returns"],
+)
+def test_a_log_is_copied_in_little_memory_whatever_stands_in_it(line: bytes) -> None:
+    Secret(KEY)
+    piece = (line * (65536 // len(line)))[: 1 << 16]
+    tracemalloc.start()
+    shown = sum(block.count(REDACTED) for block in redacted([*[piece] * 17, b"\n", KEY.encode(), b"\n", *[piece] * 4]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert shown
+    assert peak < 32 << 20
+
+
+HARD: Final = (
+    *("api_key", "api_key=", "api_key='", "key\\\\", "key   ", "password=\\'", "-api-key '", "hf_", "hf_token\\"),
+    *("bearer ", "authorization: ", "authorization\\", "http://a", "http:\\\\", "://:", "://a:b", "basic ", "\\", "'"),
+)
+
+
+@pytest.mark.timeout(60)  # a search whose cost grows with the square of the length takes hours for 1 MiB
+@pytest.mark.parametrize("piece", HARD)
+def test_no_text_costs_more_than_its_length(piece: str) -> None:
+    Secret("aaaaaaaaaaaaaaaab")
+    for end in ("", "'", "a" * (1 << 19)):
+        text = piece * ((1 << 19) // len(piece)) + end
+        assert len(redact(text)) <= 11 * len(text)

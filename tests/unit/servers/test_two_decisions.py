@@ -1,0 +1,193 @@
+"""One `up` decides at most twice, and looks at the host before anything is built, staged or stopped."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import pytest
+from run_samples import past_run, request_of
+
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.hosts.survey import Runner
+from orchestrator.kernels.disk.store import Store
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.plan import Plan
+from orchestrator.planner import planning
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Prepared
+from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.servers import Fleet
+from orchestrator.servers.start import decisions, host, up
+from orchestrator.servers.start.launch import Start
+from orchestrator.servers.start.request import UpRequest
+
+
+class Reached(Exception):  # noqa: N818 - no error
+    """Something was prepared."""
+
+
+class Nothing:
+    """A runtime under which nothing runs."""
+
+    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+        return ()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home where nothing runs; whatever prepares a start says so."""
+    home = Home(tmp_path / "home")
+    servers = Fleet(home, {name: cast("ServerGroup", Nothing()) for name in ("process", "docker")})
+    monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
+    monkeypatch.setattr(host, "fleet", lambda *_: nullcontext(servers))
+
+    def reached(*_: object, **__: object) -> NoReturn:
+        raise Reached
+
+    for name in ("prepare_engine", "bring_checkpoint", "engine_files", "fetch_image", "make_table"):
+        monkeypatch.setattr(decisions, name, reached)
+    return home
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """The facts of each decision."""
+    found: list[Facts] = []
+    original = planning.decide
+
+    def counted(name: str, *, facts: Facts, **named: Any) -> Plan:  # noqa: ANN401 - as the original has them
+        found.append(facts)
+        return original(name, facts=facts, **named)
+
+    monkeypatch.setattr(planning, "decide", counted)
+    return found
+
+
+def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The plan that is started, where everything that a start makes is there at once."""
+    started: list[Plan] = []
+
+    def bring_up(start: Start, _servers: Fleet) -> NoReturn:
+        started.append(start.artifacts.plan)
+        raise Reached
+
+    monkeypatch.setattr(up, "require_host", lambda *_: None)
+    monkeypatch.setattr(up, "require_machine", lambda plan, *_: _ready(plan))
+    monkeypatch.setattr(up, "bring_up", bring_up)
+    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
+    monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
+    monkeypatch.setattr(decisions, "bring_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(decisions, "far_headers", lambda *_: None)
+    monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
+    monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
+    monkeypatch.setattr(up, "require_covered", lambda *_: None)
+    with pytest.raises(Reached):
+        up.up(request, home)
+    return started[0]
+
+
+def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
+    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_table(plan: Plan, at: Home, _given: object, *, accept_untuned: bool) -> bool:
+        assert not accept_untuned
+        table = Store.of(at, plan).table(plan)
+        table.parent.mkdir(parents=True)
+        table.write_text("made")
+        return True
+
+    monkeypatch.setattr(decisions, "make_table", make_table)
+    plan = prepared(request_of(profile="mi355x-tp8"), home, monkeypatch)
+    assert [sorted(facts.inputs) for facts in decided] == [[], ["moe-table"]]
+    assert plan == load("mi355x-tp8", facts=decided[1]).plan
+    assert plan.digest != load("mi355x-tp8").plan.digest
+    assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
+
+
+def test_a_run_that_is_repeated_is_not_decided_at_all(
+    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = past_run(home, 1, "server.port=7")
+    decided.clear()
+    plan = prepared(request_of(run=str(run.path)), home, monkeypatch)
+    assert (plan.server.port, decided) == (7, [])
+
+
+def machine(**sections: str) -> Runner:
+    """A host without GPUs, whose survey says this by the first word of a section; it has no other program."""
+
+    def run(argv: Sequence[str]) -> ProgramResult:
+        names = re.findall(r"printf '\\036%s\\n' (.+?); \( ", argv[-1])
+        texts = {name: sections.get(name.split()[0], "") for [name] in map(shlex.split, names)}
+        said = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in texts.items())
+        return ProgramResult(argv=tuple(argv), code=0 if names else 127, stdout=said, stderr="")
+
+    return run
+
+
+def refused(request: UpRequest, home: Home) -> str:
+    """Why the host is refused; `Reached` passes through where something was prepared before."""
+    with pytest.raises(HostError, match="the machine is not ready") as caught:
+        up.up(request, home)
+    return "; ".join(problem.message for problem in caught.value.each())
+
+
+@pytest.mark.parametrize(
+    ("profile", "sections", "said"),
+    [
+        ("mi355x-tp8", {}, "gpus: none"),
+        ("mi355x-tp8", {"disk": "Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n"}, "GiB for weights"),
+        ("cpu-tiny", {"sockets": "  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n"}, "port 30010: held"),
+    ],
+)
+def test_a_host_that_is_not_ready_is_refused_before_anything_is_built_or_downloaded(
+    home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], said: str
+) -> None:
+    """438 GB were downloaded and an image built before a missing GPU, a full disk or a taken port was told."""
+    monkeypatch.setattr(host, "runner_for", lambda _: machine(**sections))
+    assert said in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
+
+
+def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_to_refuse(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = past_run(home, 1, "server.port=30010")
+    standing = RunningServer(
+        runtime="process",
+        name="cpu-tiny",
+        profile="cpu-tiny",
+        plan_digest="another",
+        url="http://127.0.0.1:30010",
+        run_dir=str(run.path),
+        identity="1",
+    )
+    monkeypatch.setattr(Nothing, "find", lambda *_: (standing,))
+    monkeypatch.setattr(up, "_standing_several", lambda *_, **__: None)
+    held = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
+    monkeypatch.setattr(host, "runner_for", lambda _: held)
+    with pytest.raises(Reached):
+        up.up(request_of(replace=True), home)
+
+
+def test_a_host_that_is_ready_goes_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "preflight", lambda plan, *_, **__: _ready(plan))
+    with pytest.raises(Reached):
+        up.up(request_of(), home)
+
+
+def _ready(plan: Plan) -> host.PreflightReport:
+    return host.PreflightReport(profile=plan.profile, findings=())
+
+
+def test_nothing_is_looked_at_where_the_rules_refuse(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object, **__: object) -> NoReturn:
+        raise Reached
+
+    monkeypatch.setattr(up, "require_host", asked)
+    with pytest.raises(DeployError, match="cannot be planned"):
+        up.up(request_of("layout.tp=3", "layout.ep=2"), home)
