@@ -186,7 +186,7 @@ def matrix() -> None:
     """Print the profiles with an image as a GitHub Actions matrix, with the disk space of each build in GiB."""
     from orchestrator.images.base import IMAGE_BYTES
     from orchestrator.planner.planning import usable_plans
-    from orchestrator.runtimes import runtime_kind
+    from orchestrator.runtimes import runtime_class
 
     entries = [
         {
@@ -196,7 +196,7 @@ def matrix() -> None:
             "disk_gib": IMAGE_BYTES >> 30,
         }
         for plan in usable_plans()
-        if runtime_kind(plan.runtime).contained
+        if runtime_class(plan.runtime).contained
     ]
     out_json({"include": entries})
 

@@ -97,7 +97,7 @@ def _before(verb: str, params: Mapping[str, Any], *, host: str) -> list[tuple[li
         return []
     from orchestrator.core.paths import Home
     from orchestrator.planner.planning import load
-    from orchestrator.runtimes import runtime_kind
+    from orchestrator.runtimes import runtime_class
     from orchestrator.servers.start.host import place_of
 
     overrides = overridden(params["set_"], revision=params["revision"], on=params["on"])
@@ -105,7 +105,7 @@ def _before(verb: str, params: Mapping[str, Any], *, host: str) -> list[tuple[li
     place_of(plan.runtime, Home.from_environment(), host)
     planned = [params["profile"], *(word for override in overrides for word in ("--set", override))]
     phases = [["stage", *planned]] if params["stage"] and plan.model.source.kind == "hub" else []
-    if runtime_kind(plan.runtime).contained and not params["image"]:
+    if runtime_class(plan.runtime).contained and not params["image"]:
         phases.append(["build", *planned, *(["--accept-untuned"] if params["accept_untuned"] else [])])
     return [(phase, params["at_once"]) for phase in phases]
 

@@ -33,7 +33,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import ABOUT, PULL, starting
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Fleet
 
 STATE_FILE: Final = "reproduce.json"
@@ -159,7 +159,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
         return "its server asks aiter for no MXFP4 experts"
     if stage == "kernels" and not takes_table(plan):
         return "its server reads aiter's own tables"
-    if stage == "build" and not runtime_kind(plan.runtime).contained:
+    if stage == "build" and not runtime_class(plan.runtime).contained:
         return "it runs in no container"
     if stage in {"kernels", "build"} and host is not None:
         return f"it is made on {host} on the way up"

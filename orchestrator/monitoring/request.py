@@ -16,8 +16,8 @@ from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, T
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.planner.planning import Valid, load, read_profile
-from orchestrator.runs.run_dir import RunDir, known_names, latest_run, read_plan, require_name
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runs.run_dir import RunDir, latest_run, not_started, read_plan, require_name
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Pods
 from orchestrator.servers.run_history import request_of
 
@@ -71,8 +71,8 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
 
 def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | None, tuple[str, ...], str | None]:
     """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
-    kind = runtime_kind(plan.runtime)
-    pods = None if kind.pods is None else kind.pods(plan, name)
+    kind = runtime_class(plan.runtime)
+    pods = kind.pods(plan, name)
     if plan.gateway is not None and not kind.here and pods is None:
         why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
         raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
@@ -103,10 +103,7 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tu
     require_name(name)
     run = latest_run(home, name)
     if run is None:
-        near = did_you_mean(name, {*known_names(home)} - {name})
-        raise StartError(
-            f"nothing was started as `{name}` from here", hint=near or "`--profile PROFILE` takes a profile"
-        )
+        raise not_started(home, name, hint="`--profile PROFILE` takes a profile")
     plan = read_plan(run)
     if plan is None:
         raise StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"))

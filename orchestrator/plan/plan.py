@@ -15,6 +15,7 @@ from typing import Final
 
 from orchestrator.core.origin import Origin
 from orchestrator.engine.serving import ServingFacts, serving_facts
+from orchestrator.plan.units import UnitPlan, unit_plans
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
@@ -355,6 +356,11 @@ class Plan:
         first, step = self.serving.first_gpu, self.serving.gpu_step
         count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages
         return range(first, first + count * self.replicas * step, step)
+
+    @property
+    def units(self) -> tuple[UnitPlan, ...]:
+        """What is started for it, in this order."""
+        return unit_plans(self)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""

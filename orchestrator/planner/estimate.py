@@ -19,7 +19,7 @@ from orchestrator.kernels.plan_coverage import takes_table
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.dockerfile import base_reference
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place
 
 # How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
@@ -58,7 +58,7 @@ class UpStep:
 def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
-    if runtime_kind(plan.runtime).elsewhere is not None:
+    if runtime_class(plan.runtime).elsewhere:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
     table = () if plan.ready_image else tuple(_table(plan, place.home))

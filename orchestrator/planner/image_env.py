@@ -18,7 +18,7 @@ from orchestrator.plan.known_issues import hazards
 from orchestrator.plan.plan import EnvVar, Hazard, Plan
 from orchestrator.planner.planning import read_reports
 from orchestrator.render.dockerfile import base_reference
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class ImageVariable:
 
 def image_of(plan: Plan) -> str | None:
     """The image whose environment a plan's server starts in; None for one that runs in no image."""
-    if not runtime_kind(plan.runtime).contained or plan.engine.image is None:
+    if not runtime_class(plan.runtime).contained or plan.engine.image is None:
         return None
     return plan.ready_image or base_reference(plan.engine)
 

@@ -25,7 +25,7 @@ from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartC
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import files
-from orchestrator.runtimes import REGISTRY, runtime_kind
+from orchestrator.runtimes import REGISTRY, runtime_class
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
 
@@ -58,13 +58,13 @@ class Valid:
     @cached_property
     def knowledge(self) -> Knowledge:
         """What the catalog says, read once for every decision. Raises ProfileError."""
-        kinds = {name: kind() for name, kind in REGISTRY.items()}
+        kinds = {name: runtime_class(name) for name in REGISTRY}
         return Knowledge(
             table=self.table,
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
-            runtimes={name: kind.rules for name, kind in kinds.items()},
-            settings={name: kind.settings for name, kind in kinds.items() if kind.settings is not None},
+            runtimes={name: kind.rules() for name, kind in kinds.items()},
+            settings={name: kind.settings for name, kind in kinds.items()},
             load=self.load,
         )
 
@@ -139,12 +139,12 @@ def load(
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
     """What the plan's runtime starts a server from. `inputs` are the files given to patches, by input name."""
-    return runtime_kind(plan.runtime).render(plan, inputs or {})
+    return runtime_class(plan.runtime).render(plan, inputs or {})
 
 
 def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
     """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
-    own = runtime_kind(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
+    own = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
     return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 

@@ -15,7 +15,7 @@ from orchestrator.kernels.plan_coverage import RowSources, takes_table
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import repository
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place
 
 _REGISTRY: Final = Registry(within=5.0)  # seconds that a decision may wait for it
@@ -23,7 +23,7 @@ _REGISTRY: Final = Registry(within=5.0)  # seconds that a decision may wait for 
 
 def require_image(runtime: str, image: str) -> None:
     """Raise UsageError for a runtime that starts no image, and for what cannot be the name of one."""
-    if not runtime_kind(runtime).contained:
+    if not runtime_class(runtime).contained:
         raise UsageError(f"the {runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
     require_image_name(image)
 

@@ -22,7 +22,7 @@ from orchestrator.planner.planning import Valid, read_profile
 from orchestrator.planner.prebuilt import require_image
 from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 
 _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
 
@@ -56,8 +56,7 @@ class ProfileSource:
     @property
     def image_on_node(self) -> bool:
         """Whether the nodes of a cluster have the image, and no registry has to."""
-        settings = runtime_kind(self.runtime).settings
-        cluster = settings(self.valid.profile).kubernetes if settings else None
+        cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
         return cluster is not None and cluster.image_on_node
 
     def files(self) -> dict[str, bytes]:

@@ -10,10 +10,9 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.core.console import table
-from orchestrator.core.errors import DeployError, StartError
+from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.suggest import did_you_mean
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, require_name, runs_of
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, not_started, require_name, runs_of
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import ENDING_FILE, kept_state
 from orchestrator.servers.servers import PARTS_FILE, Fleet
@@ -70,8 +69,7 @@ def history(servers: Fleet, name: str | None, measured: Sequence[BenchResult]) -
     if name is not None:
         require_name(name)
         if not any(run.digest for run in runs_of(servers.home, name)):
-            near = did_you_mean(name, {*names} - {name})
-            raise StartError(f"nothing was started as `{name}` from here", hint=near or "`deploy history` lists all")
+            raise not_started(servers.home, name, hint="`deploy history` lists all")
         names = (name,)
     states = dict(_states(servers, name))
     return tuple(start for each in names for start in _starts(servers, each, measured, states))

@@ -17,12 +17,13 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.command_hints import note_profile
-from orchestrator.core.errors import HostError, NameTakenError, ProfileError, UsageError
+from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
 from orchestrator.core.files import read_file, read_own, write_whole
 from orchestrator.core.locks import LockHeldError, hold, is_held
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.secrets import redact_data
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.plan.lock import Lock, lock_of
@@ -183,6 +184,12 @@ def that_came_up(home: Home, name: str) -> Iterator[RunDir]:
 def known_names(home: Home) -> tuple[str, ...]:
     """Every name that has a run directory."""
     return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
+
+
+def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists what runs") -> StartError:
+    """Nothing was started under a name from this home; names the nearest one, else gives the hint."""
+    near = did_you_mean(name, {*known_names(home)} - {name})
+    return StartError(f"nothing was started as `{name}` from here", hint=near or hint)
 
 
 def read_plan(run: RunDir | None) -> Plan | None:

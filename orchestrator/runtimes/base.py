@@ -1,19 +1,22 @@
-"""What a runtime is: everything that is particular to one way of running a server.
+"""What a runtime is: the class that each folder beside this file has one of, and the values that it deals in.
 
-`RuntimeKind` is what a folder beside this file shows; `Runtime` is its verbs over the servers it starts. The registry
-of both stands in `orchestrator.runtimes`.
+`orchestrator.runtimes` has the table of all of them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.polling import look_until
+from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
@@ -32,7 +35,8 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
 
 LOG: Final = "server.log"  # in the run directory
 ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
-_UNITS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
+_PAUSE: Final = 0.2  # seconds between two looks at units that end
+_AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 class Status(StrEnum):
@@ -46,36 +50,14 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handle:
-    """One started server: enough to find it again from another terminal, and nothing secret."""
-
-    runtime: str
-    name: str
-    profile: str
-    plan_digest: str
-    url: str  # base URL as reached from this machine
-    run_dir: str  # absolute path of the run directory on this machine
-    identity: str  # container id, or pid and start time
-    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
-    forward: str = ""  # the command that leads there from this machine
-    replicas: tuple[Handle, ...] = ()  # the servers behind it, where it is their gateway
-    gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
-
-    @property
-    def own_dir(self) -> str:
-        """Where its own record and log are: the server's, or those of the gateway alone."""
-        return self.gateway_dir or self.run_dir
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The truth about a handle, as the runtime sees it (whether it answers is for health to say)."""
+    """The truth about a unit, as the runtime sees it (whether it answers is for health to say)."""
 
     status: Status
-    exit_code: int | None
-    restarts: int
-    started_at: str | None  # ISO 8601, UTC
-    detail: str  # what else the runtime knows: a reason, a signal
+    exit_code: int | None = None
+    restarts: int = 0
+    started_at: str | None = None  # ISO 8601, UTC
+    detail: str = ""  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
     stuck: bool = False  # it is pending, and nothing that comes by itself would start it
     refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
@@ -96,8 +78,29 @@ class ServerState:
         if moment is None:
             return ""
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
-        size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+        size, unit = next((each for each in _AGES if seconds >= 2 * each[0]), (1, "s"))
         return f"{max(seconds, 0) / size:.0f} {unit}"
+
+
+UNSEEN: Final = ServerState(status=Status.UNKNOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One started server, or gateway: enough to find it again from another terminal, and nothing secret."""
+
+    runtime: str
+    name: str
+    profile: str
+    plan_digest: str
+    url: str  # base URL as reached from this machine
+    run_dir: str  # absolute path of the run directory on this machine; one of several has a folder of its own there
+    identity: str  # container id, or pid and start time
+    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
+    forward: str = ""  # the command that leads there from this machine
+    role: Role = Role.SERVER
+    number: int = 1  # among those of its role
+    state: ServerState = field(default=UNSEEN, compare=False)  # when it was listed
 
 
 def since_then(
@@ -117,79 +120,10 @@ def since_then(
 class UnansweredError(HostError):
     """Some of the places that were asked for servers did not answer; `found` are those of the others."""
 
-    def __init__(self, message: str, *, found: tuple[Handle, ...], hint: str = "", details: str = "") -> None:
+    def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
         """`message` says which did not."""
         super().__init__(message, hint=hint, details=details)
         self.found = found
-
-
-class Runtime(Protocol):
-    """A way to run a server."""
-
-    @property
-    def named(self) -> bool:
-        """Whether the user has named the machine that it asks: that this does not answer is then told."""
-
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
-        """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
-
-        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
-        directory itself: found and stopped they are one.
-
-        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
-        """
-
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """The servers of this runtime (of that name), running or exited, sorted by name.
-
-        Raises HostError where they cannot be told, UnansweredError where some of them can.
-        """
-
-    def state(self, handle: Handle) -> ServerState:
-        """What has become of it; never raises for "gone"."""
-
-    def titles(self, handle: Handle) -> tuple[str, ...]:
-        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
-
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
-
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
-
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
-
-    def close(self) -> None:
-        """Let go of connections this runtime holds; servers run on."""
-
-
-@runtime_checkable
-class Shows(Protocol):
-    """A runtime whose gateways find their servers by themselves, as these are shown to them."""
-
-    def show(self, handle: Handle, *, shown: bool) -> None:
-        """Let the gateway find one of its servers, or not. Raises HostError."""
-
-    def is_shown(self, handle: Handle) -> bool:
-        """Whether the gateway may find it."""
-
-    def is_ready(self, handle: Handle) -> bool:
-        """Whether a gateway that finds it takes it."""
-
-
-@runtime_checkable
-class Queues(Protocol):
-    """A runtime whose `start` of one of several servers returns while that still waits for its place.
-
-    So all of them wait at once, and each is given its place as one comes free.
-    """
-
-    def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
-        """Wait until it has its place, saying why it waits; with the URL that it has there. Raises StartError.
-
-        It may wait for hours: `meanwhile` is done every few seconds.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +139,7 @@ class Cache:
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON-able data."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "remove"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "remove"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,34 +181,6 @@ class TakenImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeKind:
-    """One way to run a server."""
-
-    name: str
-    contained: bool  # a server runs from an image of its own, within limits of its own
-    rules: Sequence[Rule]  # that a plan for it keeps, beside those of every plan
-    checks: Sequence[Check]  # of preflight, beside those of every machine
-    spaces: Callable[[Plan, Runner], Iterator[Space]]  # the room it takes, beside the checkpoint's
-    far: (
-        Callable[[str | None, Mapping[str, str]], str | None] | None
-    )  # which one `--host` means; None: only this machine
-    render: Callable[[Plan, Mapping[str, bytes]], Artifacts]  # `inputs` are files given to patches, by input name
-    files: Callable[[Artifacts, str], tuple[ContextFile, ...]]  # for a server of that name, beside those of every plan
-    prepare: Callable[[Artifacts, Place], Prepared]
-    tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
-    caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
-    # What preflight asks where others choose the machine and bring image and checkpoint there; None: it is known here.
-    elsewhere: Callable[[Plan], Iterator[Finding]] | None = None
-    pods: Callable[[Plan, str], Pods] | None = None  # of a server of that name, where others of its cluster watch it
-    keeper: Callable[[Plan], str] | None = None  # what starts a server again that has died or hangs, where it is not us
-    kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
-    here: bool = True  # a server runs on the machine that preflight looks at
-    settings: Callable[[Profile], RuntimeSettings] | None = None  # of the profile's section for it
-    takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
-    leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pods:
     """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
 
@@ -285,3 +191,192 @@ class Pods:
     replica: str | None  # the label that tells one of several servers
     gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
     gateway_port: str
+
+
+class Runtime(ABC):
+    """A way to run servers: a folder beside this file has its class, and the registry one line.
+
+    What a plan becomes is asked of the class, what runs of an object, which has a home and may have a host. A method
+    imports what few commands need: SDKs, and what renders and prepares.
+    """
+
+    name: ClassVar[str]  # as a profile's `runtime` has it
+    contained: ClassVar[bool] = False  # a server runs from an image of its own, within limits of its own
+    here: ClassVar[bool] = True  # a server runs on the machine that preflight looks at
+    over_ssh: ClassVar[bool] = False  # `--host` names another machine
+    elsewhere: ClassVar[bool] = False  # others choose the machine, and bring image and checkpoint there
+    discovers: ClassVar[bool] = False  # its gateways find their servers by themselves, as these are shown to them
+    leaves: ClassVar[frozenset[str]] = frozenset()  # files its starts write into a run directory beside every start's
+    named: bool = False  # the user has named the machine that it asks: that this does not answer is then told
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        """Look after the servers of a home, on this machine or on `host`."""
+        self._home = home
+        self._host_name = host
+
+    # Of a plan, before anything is started
+
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        """The rules that a plan for it keeps, beside those of every plan."""
+        return ()
+
+    @classmethod
+    def settings(cls, _profile: Profile) -> RuntimeSettings:
+        """Decide what the profile's section for this runtime says."""
+        from orchestrator.plan.decide import RuntimeSettings  # noqa: PLC0415 - see above
+
+        return RuntimeSettings()
+
+    @classmethod
+    def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
+        """The machine that `--host` or the environment means; None for this one. Raises UsageError."""
+        del environ
+        if host is not None:
+            raise UsageError(
+                f"the {cls.name} runtime runs on this machine, not on `{host}`",
+                hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
+            )
+        return None
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        """The checks of preflight, beside those of every machine."""
+        return ()
+
+    @classmethod
+    def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
+        """What preflight finds where the server runs `elsewhere`."""
+        raise NotImplementedError(f"{cls.name}: {plan.profile}")
+
+    @classmethod
+    def spaces(cls, _plan: Plan, _runner: Runner) -> Iterator[Space]:
+        """The room that a server takes on disks, beside its checkpoint's."""
+        return iter(())
+
+    @classmethod
+    @abstractmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        """What a server is started from; `inputs` are files given to patches, by input name."""
+
+    @classmethod
+    def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+        """The files for a server of that name, beside those of every plan."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        """Make what a server runs in, while whatever runs goes on running. Raises BuildError, PatchError."""
+
+    @classmethod
+    def tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
+        """The tuned tables that the server's aiter reads by itself; an image keeps its own. Raises KernelsError."""
+        return ()
+
+    @classmethod
+    def takes(cls, _plan: Plan) -> TakenImage | None:
+        """The image that a lock pins beside the engine's own."""
+        return None
+
+    @classmethod
+    def pods(cls, _plan: Plan, _name: str) -> Pods | None:
+        """The pods of a server of that name, where others of its cluster watch it."""
+        return None
+
+    @classmethod
+    def keeper(cls, _plan: Plan) -> str | None:
+        """What starts a server again that has died or hangs, where this tool does not."""
+        return None
+
+    @classmethod
+    def kept(cls, _run_dir: Path) -> ServerState | None:
+        """The state of a server by its record in a run directory; None where there is none. Raises HostError."""
+        return None
+
+    # Of what runs
+
+    @abstractmethod
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
+        """Start a unit. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
+
+        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
+        directory itself.
+
+        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
+        """
+
+    def placed(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
+        """Wait until one of several servers has its place, with the URL that it has there. Raises StartError.
+
+        Where servers queue for their places, `start` returns before: so all of them wait at once. It may take hours:
+        `meanwhile` is done every few seconds.
+        """
+        del meanwhile
+        return unit
+
+    @abstractmethod
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
+        """The units of this runtime (of that name) with their states, running or exited, sorted by name.
+
+        A gateway comes before the servers behind it, these by their numbers.
+
+        Raises HostError where they cannot be told, UnansweredError where some of them can.
+        """
+
+    @abstractmethod
+    def state(self, unit: Unit) -> ServerState:
+        """What has become of a server since it was found; never raises for "gone"."""
+
+    def titles(self, _unit: Unit) -> tuple[str, ...]:
+        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
+        return ()
+
+    @abstractmethod
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
+
+    @abstractmethod
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
+
+    @abstractmethod
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
+
+    def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - `stop` asks as well
+        """Have a unit finish its requests and end; does not wait for it."""
+
+    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+        """Stop several units, which drain at the same time; each is stopped also where another one cannot be."""
+        for unit in units:
+            with suppress(HostError):  # `stop` says so
+                self.ask_to_end(unit)
+        look_until(
+            lambda running: not running,
+            lambda: any(self.state(unit).status is Status.RUNNING for unit in units),
+            within=grace,
+            pause=_PAUSE,
+        )
+        with ExitStack() as stops:
+            for unit in reversed(units):
+                stops.callback(self.stop, unit, grace=0)
+
+    def show(self, unit: Unit, *, shown: bool) -> None:
+        """Let a gateway that `discovers` find one of its servers, or not. Raises HostError."""
+        raise NotImplementedError(f"{unit.name}: {shown}")
+
+    def is_shown(self, unit: Unit) -> bool:
+        """Whether a gateway that `discovers` may find it."""
+        raise NotImplementedError(unit.name)
+
+    def is_ready(self, unit: Unit) -> bool:
+        """Whether a gateway that finds it takes it."""
+        raise NotImplementedError(unit.name)
+
+    def caches(self) -> Sequence[Cache]:
+        """What its starts have made and later ones take."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027 - most hold none
+        """Let go of connections this runtime holds; servers run on."""

@@ -3,7 +3,7 @@
 from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
 from orchestrator.runtimes.base import Cache
 
 
@@ -12,15 +12,14 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
 
     Raises HostError where a runtime does not answer, unless another one has caches: a pod has no daemon.
     """
-    kinds = [open_kind() for open_kind in REGISTRY.values()]
     found: list[Cache] = []
     silent: dict[str, HostError] = {}
-    for kind in kinds:
-        if host is None or kind.far is not None:
+    for name in REGISTRY:
+        if host is None or runtime_class(name).over_ssh:
             try:
-                found += kind.caches(home, host)
+                found += open_runtime(name, home, host).caches()
             except HostError as error:
-                silent[kind.name] = error
+                silent[name] = error
     for name, why in silent.items():
         if not found:
             raise why

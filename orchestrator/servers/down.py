@@ -7,9 +7,9 @@ from typing import Final
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import claim, latest_run, read_plan
-from orchestrator.runtimes import runtime_kind
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes import runtime_class
 from orchestrator.servers.exit_record import stop_server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.host import place_of, wait_until_free
 
@@ -66,12 +66,12 @@ def down_all(
         raise HostError(what, problems=problems)
 
 
-def _is_ours(servers: Fleet, handle: Handle) -> bool:
+def _is_ours(servers: Fleet, handle: RunningServer) -> bool:
     """Whether it was started from this home: several homes may share a Docker daemon.
 
     A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
     """
-    run_dir, kind = Path(handle.run_dir), runtime_kind(handle.runtime)
+    run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
     return servers.home.holds(run_dir, handle.name) or (deleted and kind.here and not kind.contained)
 

@@ -10,8 +10,9 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes import REGISTRY
-from orchestrator.runtimes.base import ENDING, Handle, Runtime, ServerState, Status
+from orchestrator.runtimes import REGISTRY, runtime_class
+from orchestrator.runtimes.base import ENDING, ServerState, Status
+from orchestrator.servers.group import RunningServer, ServerGroup
 
 ENDING_FILE: Final = ENDING
 HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
@@ -19,7 +20,7 @@ HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server 
 UP_FAILED: Final = "`up` failed"
 
 
-def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
+def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, why: str) -> None:
     """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None
@@ -52,7 +53,7 @@ def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None
 def kept_state(run: RunDir) -> ServerState | None:
     """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
     with suppress(HostError):
-        return next(filter(None, (kind().kept(run.path) for kind in REGISTRY.values())), None)
+        return next(filter(None, (runtime_class(name).kept(run.path) for name in REGISTRY)), None)
     return None
 
 

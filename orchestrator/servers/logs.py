@@ -11,8 +11,9 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
-from orchestrator.runtimes import runtime_kind
-from orchestrator.runtimes.base import Handle, Runtime, since_then
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import since_then
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
@@ -61,7 +62,7 @@ def log_lines(
 
 
 def _lines(
-    runtime: Runtime, handle: Handle, *, follow: bool, last: int | None, since: datetime | None
+    runtime: ServerGroup, handle: RunningServer, *, follow: bool, last: int | None, since: datetime | None
 ) -> Iterator[str]:
     if last is None:
         return runtime.logs(handle, follow=follow, since=since)
@@ -74,4 +75,4 @@ def _lines(
 def _zone(run: RunDir) -> tzinfo | None:
     """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
     plan = read_plan(run)
-    return UTC if plan is not None and runtime_kind(plan.runtime).contained else None
+    return UTC if plan is not None and runtime_class(plan.runtime).contained else None

@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import DeployError, HostError, Problem, StartError
+from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.core.files import remove_file, remove_folder
 from orchestrator.core.safe_paths import FileName, RelativePath
-from orchestrator.core.suggest import did_you_mean
 from orchestrator.runs.run_dir import (
     FILES_FILE,
     SMOKE_FILE,
     RunDir,
     claim,
     known_names,
+    not_started,
     read_plan,
     require_name,
     runs_of,
 )
-from orchestrator.runtimes import REGISTRY, runtime_kind
+from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
-from orchestrator.runtimes.replicas import run_dirs
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, kept_state
+from orchestrator.servers.group import run_dirs
 from orchestrator.servers.run_history import needed_runs
 from orchestrator.servers.servers import PARTS_FILE, Fleet
 
@@ -90,7 +90,7 @@ def prune(servers: Fleet, name: str | None, request: PruneRequest) -> tuple[OldR
     if name is not None:
         require_name(name)
         if name not in names:
-            raise StartError(f"nothing was started as `{name}` from here", hint=did_you_mean(name, names))
+            raise not_started(servers.home, name)
         names = (name,)
     told: list[OldRun] = []
     problems: list[Problem] = []
@@ -165,7 +165,7 @@ class _Found:
         state = kept_state(run)
         if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""
-        if plan is not None and runtime_kind(plan.runtime).contained and run.log.is_file():
+        if plan is not None and runtime_class(plan.runtime).contained and run.log.is_file():
             return ""  # the log of a container is kept when it is stopped
         return "its server is not known to have ended"
 
@@ -223,7 +223,7 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
 
 
 def _of_runtimes() -> tuple[str, ...]:
-    return tuple(file for kind in REGISTRY.values() for file in sorted(kind().leaves))
+    return tuple(file for name in REGISTRY for file in sorted(runtime_class(name).leaves))
 
 
 def _remove(run: RunDir) -> None:

@@ -23,13 +23,13 @@ from orchestrator.runs.run_dir import (
     known_names,
     latest_run,
     note_request,
-    read_plan,
     require_name,
     runtime_of,
     that_came_up,
 )
-from orchestrator.runtimes import REGISTRY, open_runtime, runtime_kind
-from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status, UnansweredError
+from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
+from orchestrator.runtimes.base import ServerState, Status, UnansweredError
+from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -39,11 +39,11 @@ class Fleet:
     """The runtimes of this machine, or of a far one."""
 
     home: Home
-    runtimes: Mapping[str, Runtime]
+    runtimes: Mapping[str, ServerGroup]
     named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
     silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
 
         Raises UsageError for what cannot be a name.
@@ -55,7 +55,7 @@ class Fleet:
             _know(handle)
         return found
 
-    def one(self, name: str) -> Handle:
+    def one(self, name: str) -> RunningServer:
         """The server of that name.
 
         Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
@@ -74,21 +74,21 @@ class Fleet:
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
-    def runtime(self, handle: Handle) -> Runtime:
+    def runtime(self, handle: RunningServer) -> ServerGroup:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
 
-    def run_of(self, handle: Handle) -> RunDir | None:
+    def run_of(self, handle: RunningServer) -> RunDir | None:
         """Return the run directory of a server, None for one of another home: what names it may name any directory."""
         run_dir = Path(handle.run_dir)
         return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
 
-    def _find(self, name: str | None) -> Iterator[Handle]:
+    def _find(self, name: str | None) -> Iterator[RunningServer]:
         for kind, runtime in self.runtimes.items():
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
-                yield from error.found if isinstance(error, UnansweredError) else ()
+                yield from servers_of(error.found) if isinstance(error, UnansweredError) else ()
                 if kind in self.named or self._started_with(kind):
                     self.silent[kind] = error.message
 
@@ -100,8 +100,8 @@ class Fleet:
 @contextmanager
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
-    names = (name for name in REGISTRY if host is None or runtime_kind(name).far is not None)
-    runtimes = {name: open_runtime(name, home, host) for name in names}
+    names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
+    runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
     try:
         yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
     finally:
@@ -109,11 +109,10 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
             runtime.close()
 
 
-def _know(handle: Handle) -> None:
+def _know(handle: RunningServer) -> None:
     """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
-    run = RunDir(Path(handle.run_dir))
-    note_request(run)
-    if (plan := read_plan(run)) is not None:
+    note_request(handle.run)
+    if (plan := handle.plan) is not None:
         register_env_secret(plan.server.api_key_env)
 
 
@@ -134,10 +133,10 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     return key
 
 
-def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
+def note_parts(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
-    RunDir(Path(handle.run_dir)).save_state(PARTS_FILE, told)
+    handle.run.save_state(PARTS_FILE, told)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
@@ -145,7 +144,7 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
-def lost_parts(runtime: Runtime, handle: Handle) -> str:
+def lost_parts(runtime: ServerGroup, handle: RunningServer) -> str:
     """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
 
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
@@ -153,13 +152,13 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
     """
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
-    noted = RunDir(Path(handle.run_dir)).read(PARTS_FILE).get("parts")
+    noted = handle.run.read(PARTS_FILE).get("parts")
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""
     running = parts(titles)
     lost = [str(part) for part in noted if part not in running]
-    if not running and (again := _started_again(runtime.state(handle), RunDir(Path(handle.run_dir)))):
+    if not running and (again := _started_again(runtime.state(handle), handle.run)):
         return again
     return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
 
@@ -175,16 +174,16 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     return "; ".join(filter(None, [began, state.detail]))
 
 
-def of_other_plans(handle: Handle, plan: Plan) -> str:
+def of_other_plans(handle: RunningServer, plan: Plan) -> str:
     """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
     planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
     return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
 
 
-def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
+def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     count = plan.replicas if plan else len(handle.replicas)
     known = {Path(server.run_dir).name: server for server in handle.replicas}
     for number in range(1, count + 1):

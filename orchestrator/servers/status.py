@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Handle, ServerState, Status
-from orchestrator.runtimes.replicas import start_of
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer, start_of
 from orchestrator.servers.servers import Fleet, lost_parts
 
 _ASKED_AT_ONCE = 16
@@ -110,24 +110,23 @@ def status_table(
     )
 
 
-def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
-    state = servers.runtime(handle).state(handle)
+def _status(servers: Fleet, handle: RunningServer, *, ask: bool) -> ServerStatus:
+    state = handle.state
     asked = ask and state.status is Status.RUNNING
     looked = asked or (handle.replicas and state.status is Status.RUNNING)  # an ended replica costs no question
     lost = lost_parts(servers.runtime(handle), handle) if looked else ""
     health = "unhealthy" if lost else _health(handle) if asked else ""
     whole = _told(handle, state, health=health, detail=lost or state.detail)
-    behind = servers.runtime(handle)
-    return replace(whole, replicas=tuple(_of_replica(server, behind.state(server)) for server in handle.replicas))
+    return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
 
 
-def _of_replica(server: Handle, state: ServerState) -> ServerStatus:
+def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
     start, folder = RunDir(start_of(server)), Path(server.run_dir).name
     told = _told(server, state, health="", detail=state.detail)
     return replace(told, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
 
-def _told(handle: Handle, state: ServerState, *, health: str, detail: str) -> ServerStatus:
+def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str) -> ServerStatus:
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,
@@ -146,7 +145,7 @@ def _told(handle: Handle, state: ServerState, *, health: str, detail: str) -> Se
     )
 
 
-def _health(handle: Handle) -> str:
+def _health(handle: RunningServer) -> str:
     from orchestrator.servers.start.verify import answers  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
     return "healthy" if answers(handle) else "unhealthy"

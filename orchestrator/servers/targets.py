@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
@@ -15,8 +14,8 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
-from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runs.run_dir import read_plan
+from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Fleet, api_key, fleet
 from orchestrator.servers.start.verify import require_running, untold
 from orchestrator.verify.target import target_as_told, target_of
@@ -44,9 +43,8 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     """
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
-    run = RunDir(Path(handle.run_dir))
-    plan = read_plan(run)
-    stood = provenance_of(run, plan)
+    plan = handle.plan
+    stood = provenance_of(handle.run, plan)
     provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
 
     def look() -> dict[str, object] | None:
@@ -62,7 +60,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
         behind=tuple(server.url for server in handle.replicas),
-        here=runtime_kind(handle.runtime).here,
+        here=runtime_class(handle.runtime).here,
     )
 
 

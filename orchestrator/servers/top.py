@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
 from orchestrator.core.console import table
-from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
 from orchestrator.engine.options import Meaning
@@ -24,9 +23,9 @@ from orchestrator.kernels.log_gate import GateReader
 from orchestrator.kernels.plan_coverage import takes_table
 from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_kind
-from orchestrator.runtimes.base import Handle, Runtime, ServerState
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import ServerState
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet, lost_parts
 from orchestrator.servers.start.host import place_of, runner_for
 from orchestrator.servers.start.verify import key_of, require_running
@@ -220,17 +219,15 @@ class View:
         Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
         exports no counters.
         """
-        self._handle: Handle = servers.one(name)
-        self._runtime: Runtime = servers.runtime(self._handle)
+        self._handle: RunningServer = servers.one(name)
+        self._runtime: ServerGroup = servers.runtime(self._handle)
         self._require_running()
-        plan = read_plan(RunDir(Path(self._handle.run_dir)))
-        if plan is None:
-            raise StartError(f"the plan of `{name}` is not on this machine", hint="look from where it was started")
+        plan = self._handle.require_plan()
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = place_of(plan.runtime, servers.home, host)
-        runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None
+        runner = runner_for(place) if runtime_class(self._handle.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
         key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
         self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]

@@ -62,10 +62,10 @@ def asked(kubectl: Path) -> int:
 
 def test_a_list_of_all_asks_a_cluster_once(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, None))
-    handles = runtime.find()
-    assert [runtime.state(handle).status for handle in handles] == [Status.RUNNING] * SERVERS
+    units = runtime.find()
+    assert [unit.state.status for unit in units] == [Status.RUNNING] * SERVERS
     assert asked(kubectl) == 1
-    runtime.state(handles[0])
+    runtime.state(units[0])
     assert asked(kubectl) == 2
 
 

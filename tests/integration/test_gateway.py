@@ -22,9 +22,10 @@ from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.core.secrets import Secret
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import require_own
 from orchestrator.verify.gateway import count_servers
 
@@ -47,13 +48,13 @@ class Pair:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> RunningServer:
         """The gateway, and the servers behind it."""
         return self.runtime.find(NAME)[0]
 
     @property
-    def runtime(self) -> ProcessRuntime:
-        return ProcessRuntime(self.deploy.home)
+    def runtime(self) -> ServerGroup:
+        return ServerGroup(ProcessRuntime(self.deploy.home))
 
     def settings(self) -> list[str]:
         """What `--set` says of them."""
@@ -69,7 +70,7 @@ class Pair:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
         assert ended.returncode == 0, ended.stderr
 
-    def pid(self, part: Handle) -> int:
+    def pid(self, part: RunningServer) -> int:
         """Of a server, or of the gateway itself."""
         record = read_record(Path(part.run_dir))
         assert record is not None

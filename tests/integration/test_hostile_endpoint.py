@@ -299,11 +299,14 @@ from types import SimpleNamespace
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.status import statuses
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer
 
 state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 handles = [
-    Handle(runtime="r", name=f"s{n}", profile="", plan_digest="", url=sys.argv[1], run_dir="", identity="")
+    RunningServer(
+        runtime="r", name=f"s{n}", profile="", plan_digest="", url=sys.argv[1], run_dir="", identity="", state=state
+    )
     for n in range(20)
 ]
 runtime = SimpleNamespace(find=lambda _: handles, state=lambda _: state)

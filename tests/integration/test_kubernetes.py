@@ -22,7 +22,7 @@ from patience import wait_for
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import render_artifacts
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = [
@@ -270,7 +270,7 @@ def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
     together = Barrier(5)
     runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(together.parties)]
 
-    def start(number: int) -> Handle | NameTakenError:
+    def start(number: int) -> Unit | NameTakenError:
         artifacts, folder = (one, first)[number % 2]
         together.wait()
         try:
@@ -280,7 +280,7 @@ def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
 
     with ThreadPool(together.parties) as pool:
         told = pool.map(start, range(together.parties), chunksize=1)
-    [winner] = [each for each in told if isinstance(each, Handle)]
+    [winner] = [each for each in told if isinstance(each, Unit)]
     lost = [each for each in told if isinstance(each, NameTakenError)]
     assert {error.message.partition(" at ")[0] for error in lost} == {
         f"`boxed` exists in namespace `{namespace}`: started from {socket.gethostname()}"

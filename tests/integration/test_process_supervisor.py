@@ -22,7 +22,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, family, read_process
 from orchestrator.core.secrets import Secret
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
 
@@ -387,5 +387,5 @@ def starter(program: str, engine: CpuEngine, *words: str, **environ: str) -> "su
     return subprocess.Popen(argv, cwd=Path(__file__).parents[1] / "support", env={**os.environ, **environ})
 
 
-def running(runtime: ProcessRuntime) -> list[Handle]:
+def running(runtime: ProcessRuntime) -> list[Unit]:
     return [handle for handle in runtime.find() if runtime.state(handle).status is Status.RUNNING]

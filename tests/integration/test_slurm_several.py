@@ -18,8 +18,8 @@ from slurm_cluster import SlurmCluster
 from steady_load import client_of, complete, load
 
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.verify.gateway import count_servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -39,9 +39,9 @@ class Pair:
     port: int
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> RunningServer:
         """The gateway, and the servers behind it."""
-        [handle] = SlurmRuntime(self.deploy.home).find(NAME)
+        [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
         return handle
 
     def words(self, *more: str) -> list[str]:

@@ -19,7 +19,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.runtimes.base import Runtime, Status, Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
 from orchestrator.verify.readiness import Starting, wait
@@ -29,7 +29,7 @@ from orchestrator.verify.readiness import Starting, wait
 class CpuServer:
     """A server that was started, the runtime it runs in, and its plan."""
 
-    handle: Handle
+    handle: Unit
     runtime: Runtime
     plan: Plan
 
@@ -85,7 +85,7 @@ class CpuEngine:
         return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
 
 
-def processes_of(handle: Handle) -> tuple[Process, ...]:
+def processes_of(handle: Unit) -> tuple[Process, ...]:
     """All that runs of a server of the process runtime."""
     return processes_in(Path(handle.run_dir))
 

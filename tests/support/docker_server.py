@@ -16,7 +16,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.docker.container import Mount, render, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
@@ -29,7 +29,7 @@ class DockerEngine:
     image: str
     packages: Path
     run: int = field(default_factory=os.getpid)
-    started: list[tuple[DockerRuntime, Handle]] = field(default_factory=list)
+    started: list[tuple[DockerRuntime, Unit]] = field(default_factory=list)
 
     def plan(self, *overrides: str) -> Plan:
         """`cpu-tiny` on a free port, for docker."""

@@ -41,7 +41,7 @@ _PRELOADED = (
     "orchestrator.servers.start.up",
     "orchestrator.runtimes.docker.spec",
     "orchestrator.runtimes.docker.runtime",
-    "orchestrator.runtimes.process.spec",
+    "orchestrator.runtimes.supervisor.prepare",
     "orchestrator.runtimes.process.runtime",
     "orchestrator.runtimes.slurm.spec",
     "orchestrator.runtimes.slurm.runtime",

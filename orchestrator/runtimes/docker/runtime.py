@@ -1,57 +1,57 @@
 """Servers in Docker containers, here or on a far host. What runs is recorded on the containers, as labels."""
 
+from __future__ import annotations
+
 import math
 import os
 import re
-import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
-from typing import Final
-
-from docker.errors import APIError, NotFound
-from docker.models.containers import Container
-from requests import codes
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import Delivery, delivery
-from orchestrator.plan.plan import NAME
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.hosts.daemon import far_machine
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Unit,
+    since_then,
+)
 from orchestrator.runtimes.docker.container import (
     PART,
     RUN_DIR,
     ContainerSpec,
     container_labels,
     container_name,
+    docker_run_files,
     spec_of,
 )
-from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
-from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
-from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.replicas import (
-    NO_GATEWAY,
-    all_logs,
-    all_tails,
-    each_of,
-    goes_beside,
-    is_replica,
-    number_of,
-    part_of,
-    together,
-)
+from orchestrator.runtimes.replicas import goes_beside, is_replica, number_of, part_of, with_roles
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+    from orchestrator.hosts.context import Check, Space
+    from orchestrator.hosts.survey import Runner
+    from orchestrator.plan.rules import Rule
 
 _STARTER: Final = "deploy.starter"
 _PAUSE: Final = 0.2  # seconds between two looks at containers that end
@@ -59,16 +59,74 @@ _URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 _RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
-class DockerRuntime:
-    """The `docker` runtime, on the Docker host that `url` names, else DOCKER_HOST, else this machine."""
+class DockerRuntime(Runtime):
+    """Servers in containers of the Docker host that `host` names, else DOCKER_HOST, else this machine.
 
-    def __init__(self, home: Home, url: str | None = None) -> None:
-        self._home = home
-        self._host = DockerHost(home, url)
+    The SDK, which takes 0.1 s to import, is imported by what asks the daemon.
+    """
+
+    name = "docker"
+    contained = True
+    over_ssh = True
+    leaves: ClassVar = frozenset({"docker-run.sh"})
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        from orchestrator.runtimes.docker.host import DockerHost
+
+        super().__init__(home, host)
+        self._host = DockerHost(home, host)
         self.named = self._host.named
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.runtimes.image import has_image
+
+        return (has_image, replicas_share_the_node)
+
+    @classmethod
+    def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
+        return far_machine(host, environ)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.docker.checks import daemon, image
+
+        return (daemon, image)
+
+    @classmethod
+    def spaces(cls, plan: Plan, runner: Runner) -> Iterator[Space]:
+        from orchestrator.runtimes.docker.checks import image_space
+
+        return image_space(plan, runner)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.docker.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        return tuple(docker_run_files(artifacts, name))
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.docker.spec import prepare
+
+        return prepare(artifacts, place)
+
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.docker.caches import caches
+
+        return caches(self._home, self._host_name)
+
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
+        from docker.errors import APIError
+
+        from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
+
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = part_of(run_dir)
         if part or artifacts.plan.gateway is not None:
@@ -81,7 +139,7 @@ class DockerRuntime:
             try:
                 container = self._create(artifacts, spec, labels=labels, secrets=given)
                 container.start()
-                return self._handle(container, labels)
+                return self._unit(container, labels)
             except APIError as error:
                 self._discard(starter)
                 said, holder = str(error.explanation or error), self._host.port_holder
@@ -90,30 +148,24 @@ class DockerRuntime:
                 self._discard(starter)
                 raise
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """See `Runtime.find`."""
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
             known = [(container, container.attrs["Labels"]) for container in listed]
-            known = sorted(
-                ((container, labels) for container, labels in known if is_record(labels)),
-                key=lambda each: (each[1]["deploy.name"], number_of(each[1].get(PART, ""))),
-            )
-            handles = [self._handle(container, labels) for container, labels in known]
-        parts = {server.identity for (_, labels), server in zip(known, handles, strict=True) if PART in labels}
-        return tuple(_one(list(same), parts) for _, same in groupby(handles, key=lambda handle: handle.name))
+            units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
+        return with_roles(replace(unit, state=self.state(unit)) for unit in units)
 
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
-        if handle.replicas and not handle.identity:
-            return NO_GATEWAY
-        container = self._get(handle)
+        container = self._get(unit)
         return ABSENT if container is None else server_state(container.attrs)
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.titles`. `ps` runs on the daemon's machine, whatever the image has."""
-        container = self._get(handle)
+        from docker.errors import APIError
+
+        container = self._get(unit)
         if container is None:
             return ()
         try:
@@ -123,25 +175,24 @@ class DockerRuntime:
             return ()
         return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        container = self._get(handle)
+        from orchestrator.runtimes.docker.logs import container_log, follow_log
+
+        container = self._get(unit)
         if container is None:
-            kept = LogTail(Path(handle.own_dir, LOG)).to_end()
+            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
         moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():
             yield from follow_log(container, moment) if follow else container_log(container, moment)
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
-        if handle.replicas:
-            return all_tails([self.tail(part) for part in each_of(handle)])
-        tail = ContainerTail(lambda: self._get(handle))
+        from orchestrator.runtimes.docker.logs import ContainerTail
+
+        tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
             with self._host.errors(), _unless_gone():
@@ -149,49 +200,35 @@ class DockerRuntime:
 
         return new_lines
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log.
+    def ask_to_end(self, unit: Unit) -> None:
+        if (container := self._get(unit)) is not None:
+            with self._host.errors(), _unless_gone():
+                container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
 
-        A gateway ends first, and then the servers behind it, which drain at the same time.
-        """
-        until = time.monotonic() + grace
-        self._stop_one(handle, grace=grace)
-        for server in handle.replicas:
-            if (container := self._get(server)) is not None:
-                with self._host.errors(), _unless_gone():
-                    container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
-        look_until(
-            lambda running: not running,
-            lambda: any(self.state(server).status is Status.RUNNING for server in handle.replicas),
-            within=max(until - time.monotonic(), 0),
-            pause=_PAUSE,
-        )
-        for server in handle.replicas:
-            self._stop_one(server, grace=0)
-
-    def _stop_one(self, handle: Handle, *, grace: float) -> None:
-        container = self._get(handle)
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """Wait `grace` seconds for running requests to drain; keep the log."""
+        container = self._get(unit)
         if container is None:
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            self._keep_log(container, handle)
+            self._keep_log(container, unit)
             _remove(container)
 
     def close(self) -> None:
-        """See `Runtime.close`."""
         self._host.close()
 
     def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError where a container of another start has the name of one of several servers."""
-        for other in self.find(name):
-            if not goes_beside(run_dir, other):
-                raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
+        if not goes_beside(run_dir, self.find(name)):
+            raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
-    def _keep_log(self, container: Container, handle: Handle) -> None:
+    def _keep_log(self, container: Container, unit: Unit) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
-        run_dir = Path(handle.own_dir)
-        if not self._home.holds(run_dir, handle.name):
+        from orchestrator.runtimes.docker.logs import save_log
+
+        run_dir = Path(unit.run_dir)
+        if not self._home.holds(run_dir, unit.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
@@ -201,14 +238,16 @@ class DockerRuntime:
                 raise
             warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
 
-    def _get(self, handle: Handle) -> Container | None:
+    def _get(self, unit: Unit) -> Container | None:
+        from docker.errors import NotFound
+
         with self._host.errors(), suppress(NotFound):
-            return self._host.client.containers.get(handle.identity) if handle.identity else None
+            return self._host.client.containers.get(unit.identity) if unit.identity else None
         return None
 
-    def _handle(self, container: Container, labels: Mapping[str, str]) -> Handle:
+    def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
         way = self._host.way_to(labels["deploy.url"])
-        return Handle(
+        return Unit(
             runtime="docker",
             name=labels["deploy.name"],
             profile=labels["deploy.profile"],
@@ -218,12 +257,18 @@ class DockerRuntime:
             forward=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels["deploy.name"]) / "unknown"),
             identity=str(container.id),
+            number=number_of(labels.get(PART, "")) or 1,
         )
 
     def _create(
         self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
     ) -> Container:
         """A container with its secrets inside, ready to be started."""
+        from docker.errors import APIError
+        from requests import codes
+
+        from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
+
         api, name = self._host.client.api, container_name(labels["deploy.name"], labels.get(PART, ""))
         options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
         machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
@@ -243,6 +288,8 @@ class DockerRuntime:
 
         One of several servers that has ended makes room as well, for its own next start behind the same gateway.
         """
+        from docker.errors import NotFound
+
         with suppress(NotFound):
             container = self._host.client.containers.get(name)
             again = container.status == "exited" and container.labels.get(RUN_DIR) == run_dir
@@ -254,6 +301,8 @@ class DockerRuntime:
 
     def _discard(self, starter: str) -> None:
         """Remove what this very start has created; where that fails, say so: the error to raise is the start's own."""
+        from docker.errors import APIError
+
         label = f"{_STARTER}={starter}"
         try:
             with self._host.errors():
@@ -261,12 +310,6 @@ class DockerRuntime:
                     _remove(container)
         except (APIError, HostError) as error:
             warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
-
-
-def _one(containers: Sequence[Handle], parts: Collection[str]) -> Handle:
-    """The containers of one name as one server; `parts` are the identities of those behind a gateway."""
-    own = next((each for each in containers if each.identity not in parts), None)
-    return together(own, [each for each in containers if each.identity in parts])
 
 
 def is_record(labels: Mapping[str, str]) -> bool:
@@ -285,6 +328,9 @@ def _remove(container: Container) -> None:
 @contextmanager
 def _unless_gone() -> Iterator[None]:
     """Whatever is asked of a container that somebody else has removed (404), or is removing (409), is done."""
+    from docker.errors import APIError
+    from requests import codes
+
     try:
         yield
     except APIError as error:

@@ -1,24 +1,18 @@
-"""The docker runtime, put together."""
+"""What a plan becomes for docker: artifacts, and the image that they run in."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact_data
-from orchestrator.hosts.daemon import far_machine
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import differences, found_at_start
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.rules import replicas_share_the_node
-from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
-from orchestrator.runtimes.docker.checks import daemon, image, image_space
-from orchestrator.runtimes.docker.container import docker_run_files, render
-from orchestrator.runtimes.image import engine_in, has_image, image_of
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.runtimes.docker.container import render
+from orchestrator.runtimes.image import engine_in, image_of
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -55,33 +49,3 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),
     )
-
-
-def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
-    return (*docker_run_files(artifacts, name),)
-
-
-def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
-    return ()
-
-
-def _caches(home: Home, host: str | None) -> tuple[Cache, ...]:
-    from orchestrator.runtimes.docker.caches import caches  # noqa: PLC0415 - the SDK takes 0.2 s to import
-
-    return caches(home, host)
-
-
-DOCKER: Final = RuntimeKind(
-    name="docker",
-    contained=True,
-    rules=(has_image, replicas_share_the_node),
-    checks=(daemon, image),
-    spaces=image_space,
-    far=far_machine,
-    render=rendered,
-    files=_files,
-    prepare=prepare,
-    tables=_no_tables,
-    caches=_caches,
-    leaves=frozenset({"docker-run.sh"}),
-)

@@ -8,7 +8,7 @@ from orchestrator.runtimes.base import ServerState, Status
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _ALIVE: Final = frozenset({"running", "restarting", "paused"})
 
-ABSENT: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+ABSENT: Final = ServerState(status=Status.ABSENT)
 
 
 def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of the Docker API

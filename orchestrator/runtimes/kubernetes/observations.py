@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import Seat, part_in
 from orchestrator.runtimes.kubernetes.record import NAME, STAGES, selector
@@ -16,7 +16,6 @@ from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
 _ASKED: Final = 4.0  # seconds for an answer: who looks again and again can do without one
-_LISTED: Final = 10.0  # seconds for which what a list of all servers has shown is told of each, once
 OUTAGE: Final = 300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
 
 
@@ -35,26 +34,21 @@ class Sightings:
     def __init__(self) -> None:
         """Nothing was seen yet."""
         self._seen: dict[str, Sighting] = {}
-        self._untold: set[str] = set()  # of those that were seen in a list
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when, and how
 
-    def of(self, handle: Handle, seat: Seat) -> Sighting:
+    def of(self, unit: Unit, seat: Seat) -> Sighting:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
-        seen, fresh, cluster = self._seen.get(handle.identity, Sighting()), _FRESH, seat.cluster
-        if handle.identity in self._untold:
-            self._untold.discard(handle.identity)
-            fresh = _LISTED  # fifty servers are not asked for one by one because the first took a second
+        seen, cluster = self._seen.get(unit.identity, Sighting()), seat.cluster
         failed, why = self._failed.get(cluster, (-inf, None))
         if why is not None and time.monotonic() - failed < _FRESH:
             if seen.at == -inf:
                 raise why
             return seen
-        if time.monotonic() - seen.at < fresh:
+        if time.monotonic() - seen.at < _FRESH:
             return seen
         try:
-            words = ("deployments,pods", "--selector", selector(handle.name, seat.part))
-            self.keep(handle, seat, cluster.json("get", *words, within=_ASKED)["items"])
-            self._untold.discard(handle.identity)
+            words = ("deployments,pods", "--selector", selector(unit.name, seat.part))
+            self.keep(unit, seat, cluster.json("get", *words, within=_ASKED)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > OUTAGE:
                 raise
@@ -64,35 +58,35 @@ class Sightings:
             return seen
         if self._failed.pop(cluster, None) is not None:
             note("the cluster answers again")
-        return self._seen[handle.identity]
+        return self._seen[unit.identity]
 
     def keep(
         self,
-        handle: Handle,
+        unit: Unit,
         seat: Seat,
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
+    ) -> Sighting:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
-        own, cluster = (handle.name, seat.part), seat.cluster
+        own, cluster = (unit.name, seat.part), seat.cluster
         ours = [each for each in items if (each["metadata"]["labels"][NAME], part_in(each)) == own]
-        deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
+        deployment = next((each for each in ours if each["metadata"]["uid"] == unit.identity), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
         if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
         if view is not None and view.awaits_checkpoint:
-            staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={handle.name}")["items"]
+            staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={unit.name}")["items"]
             view = replace(view, staging=staging)
-        self._seen[handle.identity] = Sighting(at=time.monotonic(), deployment=deployment, view=view)
-        self._untold.add(handle.identity)
+        self._seen[unit.identity] = seen = Sighting(at=time.monotonic(), deployment=deployment, view=view)
+        return seen
 
     def answers(self, cluster: Cluster) -> bool:
         """Whether it did when it was asked last."""
         return cluster not in self._failed
 
-    def forget(self, handle: Handle) -> None:
+    def forget(self, unit: Unit) -> None:
         """Look anew the next time."""
-        self._seen.pop(handle.identity, None)
+        self._seen.pop(unit.identity, None)
 
 
 def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:

@@ -1,6 +1,7 @@
 """Servers in Kubernetes clusters. What runs is recorded on the objects, as labels and annotations."""
 
-import json
+from __future__ import annotations
+
 import socket
 import time
 import uuid
@@ -9,10 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import write_whole
 from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
@@ -20,17 +21,28 @@ from orchestrator.core.polling import look_until
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import held
-from orchestrator.core.subprocesses import ProgramResult, quote
-from orchestrator.core.text import printable
-from orchestrator.engine.launch import delivery
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, UnansweredError, since_then
+from orchestrator.core.subprocesses import quote
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Place,
+    Pods,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    UnansweredError,
+    Unit,
+    since_then,
+)
+from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
-from orchestrator.runtimes.kubernetes.files import image_of_pods
-from orchestrator.runtimes.kubernetes.gateway import objects_of
+from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.manifests import CONFIG, CONTAINER, Manifest, cluster_of, metadata, secret_name
+from orchestrator.runtimes.kubernetes.manifests import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.namespaces import Seat, is_record, known_places, part_in
 from orchestrator.runtimes.kubernetes.observations import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
@@ -49,9 +61,14 @@ from orchestrator.runtimes.kubernetes.record import (
     object_name,
     selector,
 )
-from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
-from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
+from orchestrator.runtimes.replicas import number_of, part_of
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.report import Finding
+    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.rules import Rule
+    from orchestrator.profiles.schema import Profile
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
 _BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain
@@ -66,21 +83,74 @@ done 2>/dev/null
 """
 
 
-class KubernetesRuntime:
-    """The `kubernetes` runtime, in the namespaces that the run directories of this home name."""
+class KubernetesRuntime(Runtime):
+    """Servers in pods, in the namespaces that the run directories of this home name."""
 
-    named = False
+    name = "kubernetes"
+    contained = True
+    here = False
+    elsewhere = True
+    discovers = True
+    leaves: ClassVar = frozenset({"kubernetes.yaml", "weights.yaml"})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.runtimes.image import has_image
+        from orchestrator.runtimes.kubernetes.spec import asks_for_a_key, weights_have_a_place
+
+        return (has_image, weights_have_a_place, asks_for_a_key)
+
+    @classmethod
+    def settings(cls, profile: Profile) -> RuntimeSettings:
+        from orchestrator.runtimes.kubernetes.spec import settings
+
+        return settings(profile)
+
+    @classmethod
+    def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
+        from orchestrator.runtimes.kubernetes.checks import cluster_findings
+
+        return cluster_findings(plan)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.kubernetes.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        return manifest_files(artifacts, name)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, _place: Place) -> Prepared:
+        from orchestrator.runtimes.kubernetes.spec import prepare
+
+        return prepare(artifacts)
+
+    @classmethod
+    def pods(cls, plan: Plan, name: str) -> Pods | None:
+        from orchestrator.runtimes.kubernetes.spec import pods
+
+        return pods(plan, name)
+
+    @classmethod
+    def keeper(cls, plan: Plan) -> str | None:
+        from orchestrator.runtimes.kubernetes.spec import keeper
+
+        return keeper(plan)
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        super().__init__(home, host)
         self._seats: dict[str, Seat] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
         self._seen = Sightings()
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
+        self._overdue: set[str] = set()  # of those whose end was awaited in vain
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. What was made is deleted before an error leaves.
 
         The Deployment is made first, and made rather than applied: of two starts of a name the API server lets one win,
@@ -89,112 +159,105 @@ class KubernetesRuntime:
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
         seat = Seat(cluster, part_of(run_dir) or (GATEWAY if plan.gateway is not None else ""))
-        *others, deployment = self._objects(seat, artifacts, name, secrets)
+        *others, deployment = objects_of_start(seat, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
         for each in (*others, deployment):
             each["metadata"]["annotations"] |= start
         try:
             with held():  # a request that was sent cannot be taken back
-                made = self._made(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
-            _require_taken(cluster.apply(others))
-            _require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
+                made = create_deployment(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
+            require_taken(cluster.apply(others))
+            require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # Ctrl-C, above all: nobody would know of these objects
             self._discard(seat, name, start[STARTER])
             raise
-        handle = self._handle(cluster, made)
-        self._patience[handle.identity] = settings.patience
-        self._forwards[handle.identity] = forward = Forward(cluster, plan.server.port)
-        return replace(handle, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
+        unit = self._unit(cluster, made)
+        self._patience[unit.identity] = settings.patience
+        self._forwards[unit.identity] = forward = Forward(cluster, plan.server.port)
+        return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
         places = known_places(self._home, name)
         selected = selector(name) if name else f"{NAME},{OURS}"
         answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
         found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
-        handles = [handle for each in found if not isinstance(each, HostError) for handle in each]
+        units = [unit for each in found if not isinstance(each, HostError) for unit in each]
         if name is not None:
-            handles = [self._reached(handle) for handle in handles]
-        handles.sort(key=lambda handle: handle.name)
+            units = [self._reached(unit) for unit in units]
+        units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.number))
         if silent := [each for each in found if isinstance(each, HostError)]:
             said = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise UnansweredError(said, found=tuple(handles), hint=silent[0].hint, details=silent[0].details)
-        return tuple(handles)
+            raise UnansweredError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
+        return tuple(units)
 
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. One that has waited too long for what it will not get is stuck."""
-        if handle.replicas and not handle.identity:
-            return NO_GATEWAY
-        deployment, view = self._look(handle)
+        return self._told(unit, *self._look(unit))
+
+    def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        seat, forward = self._seats[handle.identity], self._forwards.get(handle.identity)
+        seat, forward = self._seats[unit.identity], self._forwards.get(unit.identity)
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
-            forward.lead_to(view.name, _run(view))
+            forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not trouble(deployment, view):
-            self._stuck_since.pop(handle.identity, None)
+            self._stuck_since.pop(unit.identity, None)
             return state
-        since = self._stuck_since.setdefault(handle.identity, time.monotonic())
-        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(handle.name, seat.part))
+        since = self._stuck_since.setdefault(unit.identity, time.monotonic())
+        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, seat.part))
         more = seat.cluster.shown("describe", *about)
-        stuck = state.stuck or time.monotonic() - since >= self._patience.get(handle.identity, inf)
+        stuck = state.stuck or time.monotonic() - since >= self._patience.get(unit.identity, inf)
         return replace(state, stuck=stuck, detail=f"{state.detail}; {more} shows more")
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.titles`. By a shell in the pod, which has a process table of its own."""
-        view = self._look(handle)[1] if handle.identity else None
+        view = self._look(unit)[1] if unit.identity else None
         if view is None or view.runs_since is None:
             return ()
         asked = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._seats[handle.identity].cluster.ask(*asked)
+        listed = self._seats[unit.identity].cluster.ask(*asked)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        if not handle.identity or self._look(handle)[0] is None:
-            kept = LogTail(Path(handle.own_dir, LOG)).to_end()
+        if not unit.identity or self._look(unit)[0] is None:
+            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
-        log = self._log(handle, since)
+        log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
-        if handle.replicas:
-            return all_tails([self.tail(each) for each in each_of(handle) if each.identity])
-        self._tails.append(self._log(handle))
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        self._tails.append(self._log(unit))
         return self._tails[-1].tail
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. A gateway ends first, and then everything of that name.
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """Delete its objects and await its pod's end.
 
         Raises HostError for a pod whose node does not say that it has ended.
         """
-        until = time.monotonic() + grace
-        own, patience = [replace(handle, replicas=())] if handle.identity else [], LATE
-        for each in own:
-            self._keep_log(each)
-            try:
-                self._end(own, part=self._seats[each.identity].part, grace=grace)
-            except HostError:
-                if not handle.replicas:
-                    raise
-                patience = _BRIEFLY  # for its servers, which may be elsewhere, and for it once more
-        for each in handle.replicas:
-            self._keep_log(each)
-        if handle.replicas:
-            self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0), late=patience)
+        self._keep_log(unit)
+        try:
+            self._end([unit], part=self._seats[unit.identity].part, grace=grace)
+        except HostError:
+            self._overdue.add(unit.identity)
+            raise
 
-    def show(self, handle: Handle, *, shown: bool) -> None:
-        """See `Shows.show`. Its pod bears the label by which the gateway looks for it, or not.
+    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+        """Delete everything of their name at once, what they share too."""
+        for unit in units:
+            self._keep_log(unit)
+        overdue = any(unit.identity in self._overdue for unit in units)  # the others may be elsewhere
+        self._end(units, part="", grace=grace, late=_BRIEFLY if overdue else LATE)
+
+    def show(self, unit: Unit, *, shown: bool) -> None:
+        """See `Runtime.show`. Its pod bears the label by which the gateway looks for it, or not.
 
         What comes in its place, on another node, bears it again: that is its Deployment's to say.
         """
-        seat = self._seats[handle.identity]
-        asked = ("pods", "--selector", selector(handle.name, seat.part))
+        seat = self._seats[unit.identity]
+        asked = ("pods", "--selector", selector(unit.name, seat.part))
         label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
 
         def labelled() -> bool:  # of a Deployment that was just made there is no pod yet
@@ -204,107 +267,70 @@ class KubernetesRuntime:
             return bool(done.stdout.strip())
 
         if not look_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
-            self._seen.forget(handle)
-            what, detail = f"deployment/{deployment_name(handle.name, seat.part)}", self.state(handle).detail
+            self._seen.forget(unit)
+            what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
             hint = f"{seat.cluster.shown('describe', what)} shows more"
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
-    def is_shown(self, handle: Handle) -> bool:
-        """See `Shows.is_shown`."""
-        view = self._look(handle)[1]
+    def is_shown(self, unit: Unit) -> bool:
+        view = self._look(unit)[1]
         return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
 
-    def is_ready(self, handle: Handle) -> bool:
-        """See `Shows.is_ready`."""
-        return (view := self._look(handle)[1]) is not None and view.ready
+    def is_ready(self, unit: Unit) -> bool:
+        return (view := self._look(unit)[1]) is not None and view.ready
 
     def close(self) -> None:
-        """See `Runtime.close`."""
         for forward in self._forwards.values():
             forward.close()
         for tail in self._tails:
             tail.close()
 
-    def _objects(
-        self, seat: Seat, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
-    ) -> Iterator[Manifest]:
-        """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
-        plan = artifacts.plan
-        given = delivery(secrets, api_key_env=plan.server.api_key_env)
-        if given.config is not None and cluster_of(plan).secret is None:
-            about = metadata(plan, name, called=secret_name(plan, name))
-            data = {CONFIG: given.config.reveal()}
-            yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-        if plan.gateway is None and (job := staging_job(plan, name)) is not None:
-            yield job
-        for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
-            if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
-                warn("this Kubernetes is older than 1.21: who drains its node evicts the server")
-                continue
-            yield each
-
-    def _made(self, cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
-        """The Deployment as it was made. Raises NameTakenError, or StartError for a refusal."""
-        done = cluster.create(deployment)
-        if done.ok:
-            made: Mapping[str, Any] = json.loads(done.stdout)
-            return made
-        if "AlreadyExists" not in done.stderr:
-            _require_taken(done)
-        about = deployment["metadata"]
-        found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
-        raise NameTakenError(
-            f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
-            hint=f"another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
-        )
-
     def _servers(
         self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
-    ) -> list[Handle] | HostError:
+    ) -> list[Unit] | HostError:
         """The servers in what a namespace has answered, several of a name as one; or why it has not."""
         if isinstance(answer, HostError):
             return answer
         items = answer["items"]
         records = [each for each in items if each["kind"] == "Deployment" and is_record(each["metadata"])]
-        handles = [self._handle(cluster, each) for each in records]
+        units = [self._unit(cluster, each) for each in records]
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
             warnings = warnings_of(cluster) if warns and not named else None  # of all at once
-            for handle in handles:
-                self._seen.keep(handle, self._seats[handle.identity], items, warnings)
+            seen = [self._seen.keep(unit, self._seats[unit.identity], items, warnings) for unit in units]
         except HostError as error:
             return error
-        names = dict.fromkeys(handle.name for handle in handles)
-        return [self._one([handle for handle in handles if handle.name == each]) for each in names]
+        listed = zip(units, seen, strict=True)
+        return [replace(unit, state=self._told(unit, each.deployment, each.view)) for unit, each in listed]
 
-    def _look(self, handle: Handle) -> tuple[Mapping[str, Any] | None, PodView | None]:
+    def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """The Deployment and the pod. Raises HostError for a cluster that has not answered for too long."""
-        seen = self._seen.of(handle, self._seats[handle.identity])
+        seen = self._seen.of(unit, self._seats[unit.identity])
         return seen.deployment, seen.view
 
-    def _log(self, handle: Handle, since: datetime | None = None) -> ServerLog:
+    def _log(self, unit: Unit, since: datetime | None = None) -> ServerLog:
         def look() -> tuple[bool, PodView | None]:
-            deployment, view = self._look(handle)
+            deployment, view = self._look(unit)
             return deployment is not None, view
 
-        return ServerLog(self._seats[handle.identity].cluster, look, since)
+        return ServerLog(self._seats[unit.identity].cluster, look, since)
 
-    def _keep_log(self, handle: Handle) -> None:
+    def _keep_log(self, unit: Unit) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
-        run_dir = Path(handle.own_dir)
-        if not self._home.holds(run_dir, handle.name):
+        run_dir = Path(unit.run_dir)
+        if not self._home.holds(run_dir, unit.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
-            self._seen.forget(handle)
-            if (state := self.state(handle)).status is Status.UNKNOWN:
+            self._seen.forget(unit)
+            if (state := self.state(unit)).status is Status.UNKNOWN:
                 warn(f"the log is not kept: {state.detail}")
-            elif self._look(handle)[0] is not None:
-                write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(handle, follow=False)))
+            elif self._look(unit)[0] is not None:
+                write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
-    def _end(self, servers: Sequence[Handle], *, part: str, grace: float, late: float = LATE) -> None:
+    def _end(self, servers: Sequence[Unit], *, part: str, grace: float, late: float = LATE) -> None:
         """End one server, or with no `part` everything of a name. Raises HostError."""
         seat, meant = self._seats[servers[0].identity], {each.identity for each in servers}
         several = bool(part or seat.part)
@@ -322,18 +348,18 @@ class KubernetesRuntime:
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
             if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
-                self._end([self._handle(cluster, found)], part=seat.part, grace=1)
+                self._end([self._unit(cluster, found)], part=seat.part, grace=1)
         except DeployError as error:
             selected = selector(name, seat.part)
             hint = f"{cluster.shown('delete', kinds_of(seat.part), '--selector', selected)} removes them"
             warn(f"objects of `{name}` may be left: {error}", hint=hint)
 
-    def _handle(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Handle:
+    def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
         said, identity = about["annotations"], str(about["uid"])
         self._seats[identity] = seat = Seat(cluster, part_in(deployment))
         name, port = about["labels"][NAME], said[URL].rpartition(":")[2]
-        return Handle(
+        return Unit(
             runtime="kubernetes",
             name=name,
             profile=said[PROFILE],
@@ -341,48 +367,21 @@ class KubernetesRuntime:
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
             run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             identity=identity,
+            role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
+            number=number_of(seat.part) or 1,
             service=said[URL],
             forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
         )
 
-    def _reached(self, handle: Handle) -> Handle:
+    def _reached(self, unit: Unit) -> Unit:
         """With a local port that leads to the server, where it runs."""
-        if handle.replicas:
-            behind = tuple(self._reached(each) for each in handle.replicas)
-            own = self._reached(replace(handle, replicas=())) if handle.identity else handle
-            return replace(own, replicas=behind)
-        if handle.identity not in self._forwards:
-            port = int(handle.service.rpartition(":")[2])
-            self._forwards[handle.identity] = Forward(self._seats[handle.identity].cluster, port)
-            self.state(handle)
-        return replace(handle, url=self._forwards[handle.identity].url)
+        if unit.identity not in self._forwards:
+            port = int(unit.service.rpartition(":")[2])
+            self._forwards[unit.identity] = Forward(self._seats[unit.identity].cluster, port)
+            self.state(unit)
+        return replace(unit, url=self._forwards[unit.identity].url)
 
-    def _one(self, found: Sequence[Handle]) -> Handle:
-        """The Deployments of one name as one server."""
-        numbers = {each.identity: number_of(self._seats[each.identity].part) for each in found}
-        own = next((each for each in found if not numbers[each.identity]), None)
-        behind = sorted((each for each in found if numbers[each.identity]), key=lambda each: numbers[each.identity])
-        return own if own is not None and not behind else together(own, behind)
-
-    def _forget(self, handle: Handle) -> None:
-        self._seen.forget(handle)
-        if forward := self._forwards.get(handle.identity):
+    def _forget(self, unit: Unit) -> None:
+        self._seen.forget(unit)
+        if forward := self._forwards.get(unit.identity):
             forward.close()
-
-
-def holder(about: Mapping[str, Any]) -> str:
-    """Who started the server that these metadata are of, as far as they tell."""
-    host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
-    since = about.get("creationTimestamp")
-    return f": started from {printable(host)} at {since}" if host and since else ""
-
-
-def _run(view: PodView) -> str:
-    """What tells one run of a server from another."""
-    return f"{view.name}/{view.runs_since}"
-
-
-def _require_taken(applied: ProgramResult) -> None:
-    if not applied.ok:
-        said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
-        raise StartError("the cluster does not take the server", details=said)

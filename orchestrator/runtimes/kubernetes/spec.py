@@ -1,24 +1,18 @@
-"""Kubernetes, put together."""
+"""What a plan becomes for Kubernetes: its rules, its section of the profile, its artifacts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.paths import Home
-from orchestrator.hosts.context import Space
-from orchestrator.hosts.survey import Runner
 from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Cache, Place, Pods, Prepared, RuntimeKind
-from orchestrator.runtimes.image import has_image, image_of
-from orchestrator.runtimes.kubernetes.checks import cluster_findings
-from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
+from orchestrator.runtimes.base import Pods, Prepared
+from orchestrator.runtimes.image import image_of
+from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods
 from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import METRICS_PORT, PORT, cluster_of, model_path
@@ -76,12 +70,12 @@ def _server(plan: Plan) -> Command:
     return server_command(plan, model_path=model_path(plan), host=EVERYWHERE)
 
 
-def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
+def prepare(artifacts: Artifacts) -> Prepared:
     """The nodes pull the image. Raises ProfileError for one that they cannot have."""
     return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 
 
-def _pods(plan: Plan, name: str) -> Pods:
+def pods(plan: Plan, name: str) -> Pods:
     """Of several the servers, not their gateway: it is the role that they have in common."""
     several = plan.gateway is not None
     return Pods(
@@ -95,39 +89,7 @@ def _pods(plan: Plan, name: str) -> Pods:
     )
 
 
-def _keeper(plan: Plan) -> str:
+def keeper(plan: Plan) -> str:
+    """Say what starts a server again."""
     hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
     return f"its cluster does: it starts again what ends, at once, and {hangs}"
-
-
-def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
-    return iter(())
-
-
-def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
-    return ()
-
-
-def _no_caches(_: Home, __: str | None) -> tuple[Cache, ...]:
-    return ()
-
-
-KUBERNETES: Final = RuntimeKind(
-    name="kubernetes",
-    contained=True,
-    rules=(has_image, weights_have_a_place, asks_for_a_key),
-    checks=(),
-    spaces=_no_space,
-    far=None,
-    render=rendered,
-    files=manifest_files,
-    prepare=_prepare,
-    tables=_no_tables,
-    caches=_no_caches,
-    here=False,
-    pods=_pods,
-    keeper=_keeper,
-    elsewhere=cluster_findings,
-    settings=settings,
-    leaves=frozenset({"kubernetes.yaml", "weights.yaml"}),
-)

@@ -11,7 +11,7 @@ from orchestrator.runtimes.kubernetes.manifests import AWAITS, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
 
-ABSENT: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+ABSENT: Final = ServerState(status=Status.ABSENT)
 # Why a container has not started, as the kubelet says it, that only a person can change (kubelet, images/types.go,
 # kuberuntime_container.go); what it tries again, it tries with the same words.
 _HELD: Final[Mapping[str, str]] = {
@@ -221,7 +221,7 @@ def _first_steps(pod: Seen) -> Sequence[Seen]:
 
 
 def _pending(detail: str) -> ServerState:
-    return ServerState(status=Status.PENDING, exit_code=None, restarts=0, started_at=None, detail=_one_line(detail))
+    return ServerState(status=Status.PENDING, detail=_one_line(detail))
 
 
 def _running(view: PodView, since: str) -> ServerState:
@@ -233,9 +233,7 @@ def _running(view: PodView, since: str) -> ServerState:
     detail = (
         f"restarted {view.restarts} times, the last time after it {_ended(last)}{_unwell(view, last)}" if last else ""
     )
-    return ServerState(
-        status=Status.RUNNING, exit_code=None, restarts=view.restarts, started_at=_utc(since), detail=detail
-    )
+    return ServerState(status=Status.RUNNING, restarts=view.restarts, started_at=_utc(since), detail=detail)
 
 
 def _is_out_of_sight(view: PodView) -> bool:
@@ -274,7 +272,7 @@ def _ending(view: PodView) -> ServerState:
 
 
 def _exited(detail: str) -> ServerState:
-    return ServerState(status=Status.EXITED, exit_code=None, restarts=0, started_at=None, detail=detail)
+    return ServerState(status=Status.EXITED, detail=detail)
 
 
 def _last_end(container: Seen) -> Seen | None:

@@ -6,14 +6,17 @@ was killed, at whatever moment, and a pid that now belongs to somebody else is n
 read hides nothing: its server is listed, and ended where its processes can be told by what they have inherited.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
@@ -23,24 +26,27 @@ from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import held
-from orchestrator.plan.plan import NAME
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
-from orchestrator.runtimes.process.start_lock import await_handover, handing_over
-from orchestrator.runtimes.process.stop import end, end_together, put_away, record_end, runs, serves
-from orchestrator.runtimes.replicas import (
-    NO_GATEWAY,
-    all_logs,
-    all_tails,
-    each_of,
-    goes_beside,
-    joined,
-    together,
-    top_of,
+from orchestrator.plan.plan import NAME, Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    Unit,
+    since_then,
 )
+from orchestrator.runtimes.process.start_lock import await_handover, handing_over
+from orchestrator.runtimes.process.stop import ask, end, put_away, record_end, runs, serves
+from orchestrator.runtimes.replicas import goes_beside, number_of, top_of, with_roles
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
+    CONFIG,
     FILE,
+    UNREADABLE,
     Record,
     how_it_ended,
     is_copy,
@@ -50,28 +56,82 @@ from orchestrator.runtimes.supervisor.record import (
 )
 from orchestrator.runtimes.supervisor.request import start_request
 
+if TYPE_CHECKING:
+    from orchestrator.hosts.context import Check
+    from orchestrator.plan.rules import Rule
+
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # a program, of which each server here has one
 _POLL: Final = 0.05  # seconds between two looks at /proc
 
 
-class ProcessRuntime:
+class ProcessRuntime(Runtime):
     """Servers as processes; their working directory is the tool's home."""
 
-    named = False
+    name = "process"
+    leaves: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.runtimes.process.rules import has_interpreter
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+        return (has_interpreter, replicas_share_the_node)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.process.checks import device_access, locked_memory
+        from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
+
+        return (device_access, locked_memory, interpreter, compiler)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.supervisor.prepare import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+        from orchestrator.runtimes.supervisor.prepare import launcher_files
+
+        return launcher_files(artifacts)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.supervisor.prepare import prepare
+
+        return prepare(artifacts, place, place.home.packages)
+
+    @classmethod
+    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+        from orchestrator.runtimes.supervisor.prepare import own_tables
+
+        return own_tables(plan, home)
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> ServerState | None:
+        record = read_record(run_dir)
+        if record is None:
+            return None
+        state = _state(record)
+        stopped = record.stopped and state.status is Status.EXITED
+        return replace(state, detail="stopped") if stopped else state
+
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
+        return copies(self._home.packages, self)
+
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. `run_dir` is a directory below `runs/<name>/` of the tool's home."""
         request = start_request(
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
         with handing_over(self._home.make_runs(name)) as lock:
             found = _servers(self._home.runs / FileName(name))
-            if taken := [other for other in found if not goes_beside(run_dir.absolute(), other)]:
+            if not goes_beside(run_dir.absolute(), found):
                 raise NameTakenError(
-                    f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
+                    f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
                 with held():
@@ -82,9 +142,9 @@ class ProcessRuntime:
                 with held():
                     self._take_back(name, run_dir)
                 raise
-        return _handle(record, run_dir)
+        return _unit(record, run_dir)
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
         names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
         folders = [self._home.runs / FileName(each) for each in names if NAME.match(each)]
@@ -93,84 +153,69 @@ class ProcessRuntime:
             await_handover(folder)
         recorded = [server for folder in folders for server in _servers(folder)]
         deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
-        return tuple(sorted((*recorded, *deleted), key=lambda server: server.name))
+        return with_roles(replace(unit, state=self.state(unit)) for unit in (*recorded, *deleted))
 
-    def state(self, handle: Handle) -> ServerState:
-        """See `Runtime.state`."""
+    def state(self, unit: Unit) -> ServerState:
         try:
-            record = read_record(Path(handle.own_dir))
+            record = read_record(Path(unit.run_dir))
         except HostError as error:
-            return _no_record(Status.UNKNOWN, error.message)
-        if handle.replicas and not handle.identity:  # the start was killed before its gateway
-            return NO_GATEWAY
-        if not Path(handle.own_dir).exists() and family(Marks(token=token_of(Path(handle.own_dir)))):
-            return _no_record(Status.UNKNOWN, f"it runs, and its run directory `{handle.own_dir}` was deleted")
-        if record is None or record.stopped or record.supervisor != handle.identity:
-            return _no_record(Status.ABSENT, "")
+            return ServerState(status=Status.UNKNOWN, detail=error.message)
+        if not Path(unit.run_dir).exists() and family(Marks(token=token_of(Path(unit.run_dir)))):
+            deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
+            return ServerState(status=Status.UNKNOWN, detail=deleted)
+        if record is None or record.stopped or record.supervisor != unit.identity:
+            return ServerState(status=Status.ABSENT)
         return _state(record)
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
-        """See `Runtime.titles`."""
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         try:
-            record = read_record(Path(handle.own_dir))
+            record = read_record(Path(unit.run_dir))
         except HostError:
             return ()
         running = family(record.marks) if record is not None and not record.stopped else ()
         return tuple(title for process in running if (title := read_title(process.pid)))
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        tail = LogTail(Path(handle.own_dir, LOG))
+        tail = LogTail(Path(unit.run_dir, LOG))
         if since is not None:
-            started = self.state(handle).started_at
+            started = self.state(unit).started_at
             begun = datetime.fromisoformat(started) if started else None
             yield from since_then(tail() if follow else tail.to_end(), since, started=begun, zone=None)
-        while follow and self.state(handle).status is Status.RUNNING:
+        while follow and self.state(unit).status is Status.RUNNING:
             yield from tail()
             time.sleep(_POLL * 4)
         yield from tail.to_end()
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
-        return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        return LogTail(Path(unit.run_dir, LOG))
 
-    def close(self) -> None:
-        """See `Runtime.close`. Nothing is held."""
-
-    def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. A gateway ends first, and then the servers behind it, all at once.
+    def stop(self, unit: Unit, *, grace: float) -> None:
+        """See `Runtime.stop`.
 
         Raises DeployError for a process that the kernel does not end, HostError for a record that cannot be read where
         nothing that runs can be told to be its server.
         """
-        run_dir, until = Path(handle.own_dir), time.monotonic() + grace
+        run_dir = Path(unit.run_dir)
         try:
             record = read_record(run_dir)
         except HostError:
             marks = Marks(token=token_of(run_dir))
             if not family(marks):
                 raise
-            end(handle.name, marks, grace=grace)
-            put_away(handle.name, run_dir)
+            end(unit.name, marks, grace=grace)
+            put_away(unit.name, run_dir)
             return
-        try:
-            if record is None and not run_dir.exists():
-                end(handle.name, Marks(token=token_of(run_dir)), grace=grace)
-            if record is not None and record.supervisor == handle.identity and not record.stopped:
-                end(handle.name, record.marks, grace=grace)
-                record_end(record, run_dir)
-        finally:
-            self._stop_replicas(handle, grace=max(until - time.monotonic(), 0))
+        if record is None and not run_dir.exists():
+            end(unit.name, Marks(token=token_of(run_dir)), grace=grace)
+        if record is not None and record.supervisor == unit.identity and not record.stopped:
+            end(unit.name, record.marks, grace=grace)
+            record_end(record, run_dir)
 
-    def _stop_replicas(self, handle: Handle, *, grace: float) -> None:
-        folders = [Path(replica.run_dir) for replica in handle.replicas]
-        known = [(record, folder) for folder in folders if (record := read_record(folder)) and not record.stopped]
-        end_together(handle.name, [record.marks for record, _ in known], grace=grace)
-        for record, folder in known:
-            record_end(record, folder)
+    def ask_to_end(self, unit: Unit) -> None:
+        record = read_record(Path(unit.run_dir))
+        if record is not None and not record.stopped:
+            ask(record.marks, family(record.marks))
 
     def _take_back(self, name: str, run_dir: Path) -> None:
         """End what a start that failed has left, whether its record is there or not."""
@@ -183,22 +228,11 @@ class ProcessRuntime:
             record_end(record, run_dir)
 
 
-def kept_state(run_dir: Path) -> ServerState | None:
-    """The state of the server of a run, by its record; None where nothing was started there. Raises HostError."""
-    record = read_record(run_dir)
-    if record is None:
-        return None
-    state = _state(record)
-    stopped = record.stopped and state.status is Status.EXITED
-    return dataclasses.replace(state, detail="stopped") if stopped else state
-
-
 def _state(record: Record) -> ServerState:
     running = record.exit_code is None and serves(record.marks)
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
         exit_code=record.exit_code,
-        restarts=0,
         started_at=record.started_at,
         ended_at=record.ended_at,
         detail="" if running else _how_it_ended(record),
@@ -230,10 +264,10 @@ def _folders(folder: Path) -> list[Path]:
         raise HostError(f"`{folder}` cannot be looked through: {error.strerror}", hint="set DEPLOY_HOME") from error
 
 
-def _servers(folder: Path) -> list[Handle]:
+def _servers(folder: Path) -> list[Unit]:
     """The servers of a name: every run that may still run, else the newest one, unless that was stopped."""
     known: list[_RecordedRun] = []
-    lost: list[Handle] = []
+    lost: list[Unit] = []
     try:
         run_dirs = _folders(folder)
     except HostError:
@@ -248,15 +282,15 @@ def _servers(folder: Path) -> list[Handle]:
                 lost.append(_lost(folder.name, part))
         if records:
             known.append(_RecordedRun(run_dir, tuple(records)))
-    found = [run.handle for run in known if run.may_run]
-    if found and all(handle.replicas and not handle.identity for handle in found):  # their gateway has ended
-        found += [run.handle for run in _newest([each for each in known if each.has_gateway and not each.stopped])]
+    found = [run for run in known if run.may_run]
+    if found and all(run.lacks_gateway for run in found):  # their gateway has ended
+        found += _newest([each for each in known if each.has_gateway and not each.stopped])
     if not found:
-        found = [run.handle for run in _newest(known) if not run.stopped]
-    return [*joined(found), *lost]
+        found = [run for run in _newest(known) if not run.stopped]
+    return [*with_roles(unit for run in found for unit in run.units), *lost]
 
 
-def _deleted(runs: Path) -> list[Handle]:
+def _deleted(runs: Path) -> list[Unit]:
     """The servers that run and whose directories below `runs` were deleted, each by the token of its supervisor."""
     top, found = runs.resolve(), []
     for token in sorted(tokens(SUPERVISOR)):
@@ -269,7 +303,7 @@ def _deleted(runs: Path) -> list[Handle]:
     return found
 
 
-def _newest(runs: Sequence["_RecordedRun"]) -> list["_RecordedRun"]:
+def _newest(runs: Sequence[_RecordedRun]) -> list[_RecordedRun]:
     """The run that was started last, if there is one."""
     return sorted(runs, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))[-1:]
 
@@ -295,14 +329,17 @@ class _RecordedRun:
         return len(self.records) > 1 and self.records[0][1] == self.run_dir
 
     @property
-    def handle(self) -> Handle:
-        behind = tuple(_handle(record, place) for record, place in self.records if place != self.run_dir)
-        own = next((_handle(record, place) for record, place in self.records if place == self.run_dir), None)
-        return together(own, behind)
+    def lacks_gateway(self) -> bool:
+        """Whether it has started servers, and was killed before their gateway."""
+        return all(place != self.run_dir for _, place in self.records)
+
+    @property
+    def units(self) -> list[Unit]:
+        return [_unit(record, place) for record, place in self.records]
 
 
-def _handle(record: Record, run_dir: Path) -> Handle:
-    return Handle(
+def _unit(record: Record, run_dir: Path) -> Unit:
+    return Unit(
         runtime="process",
         name=record.name,
         profile=record.profile,
@@ -310,18 +347,15 @@ def _handle(record: Record, run_dir: Path) -> Handle:
         url=record.url,
         run_dir=str(run_dir.absolute()),
         identity=record.supervisor,
+        number=number_of(run_dir.name) or 1,
     )
 
 
-def _lost(name: str, run_dir: Path) -> Handle:
+def _lost(name: str, run_dir: Path) -> Unit:
     """A server whose record cannot be read."""
-    return Handle(
+    return Unit(
         runtime="process", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir.absolute()), identity=""
     )
-
-
-def _no_record(status: Status, detail: str) -> ServerState:
-    return ServerState(status=status, exit_code=None, restarts=0, started_at=None, detail=detail)
 
 
 def _how_it_ended(record: Record) -> str:

@@ -32,7 +32,7 @@ def end(name: str, marks: Marks, *, grace: float) -> None:
     """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
     if not (running := family(marks)):
         return
-    supervisors = _ask(marks, running)
+    supervisors = ask(marks, running)
     if look_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
@@ -40,22 +40,7 @@ def end(name: str, marks: Marks, *, grace: float) -> None:
         raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
 
 
-def end_together(name: str, servers: Sequence[Marks], *, grace: float) -> None:
-    """As `end`, for several servers that drain at the same time. Raises DeployError, once all have been told to end."""
-    for marks in servers:
-        _ask(marks, family(marks))
-    look_until(lambda alive: not alive, lambda: any(map(runs, servers)), within=grace, pause=_POLL)
-    failures = []
-    for marks in servers:
-        try:
-            end(name, marks, grace=0)
-        except DeployError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-
-
-def _ask(marks: Marks, running: Sequence[Process]) -> list[Process]:
+def ask(marks: Marks, running: Sequence[Process]) -> list[Process]:
     """SIGTERM to a server, of which these processes run; returns its supervisors."""
     server = find_process(marks.server) if marks.server else None
     leaders = (process for process in running if process.pid == process.session)

@@ -11,20 +11,20 @@ from pathlib import Path
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME
-from orchestrator.runtimes.base import Handle
-from orchestrator.runtimes.replicas import joined, together, top_of
+from orchestrator.runtimes.base import Unit
+from orchestrator.runtimes.replicas import top_of
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment, read_submission
 from orchestrator.runtimes.supervisor.record import parts_of
 
 
-def found_servers(runs: Path, name: str | None, handle_of: Callable[[JobComment, Job], Handle]) -> list[Handle]:
-    """The servers of that name, or of all names; `runs` is the home's folder of run directories.
+def found_units(runs: Path, name: str | None, handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
+    """The units of that name, or of all names; `runs` is the home's folder of run directories.
 
     Raises HostError where Slurm, or the runs of this home, cannot be asked.
     """
-    live: dict[str, dict[Path, Handle]] = {}
+    live: dict[str, dict[Path, Unit]] = {}
     for number, text in jobs.queued():
         comment = JobComment.read(text)
         if comment is None or name not in {None, comment.name}:
@@ -45,37 +45,38 @@ def forgotten(number: str) -> Job:
 class _Start:
     """What is known of one start: a server, or several and their gateway."""
 
-    server: Handle | None = None
+    own: Unit | None = None  # a server by itself, or the gateway
+    behind: tuple[Unit, ...] = ()
     stopped: bool = True  # somebody asked for the end of all of it
-    lost: list[Handle] = field(default_factory=list)  # whose records cannot be read
+    lost: list[Unit] = field(default_factory=list)  # whose records cannot be read
 
 
-def _of_name(folder: Path, live: Mapping[Path, Handle], handle_of: Callable[[JobComment, Job], Handle]) -> list[Handle]:
+def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
     """The starts that are not over; where all are, the last one, unless somebody ended that."""
     alive = {top_of(path) for path in live}
-    left, found, lost = set(alive), list[Handle](), list[Handle]()
+    left, found, lost = set(alive), list[_Start](), list[Unit]()
     for top in sorted(alive | _run_dirs(folder), key=lambda path: path.name, reverse=True):
         left.discard(top)
         start = _read_start(folder.name, top, live, handle_of)
         if top in alive or not live:
             lost += start.lost
-        if start.server is None:
+        if start.own is None and not start.behind:
             if lost and not live:
                 break
             continue
-        if start.stopped and start.server.identity and not left:  # a server by itself, or a gateway
+        if start.stopped and start.own is not None and not left:  # a server by itself, or a gateway
             break
-        if not start.stopped and (top in alive or not live or start.server.replicas):
-            found.append(start.server)
-        if not left and any(handle.identity or not handle.replicas for handle in found):
+        if not start.stopped and (top in alive or not live or start.behind):
+            found.append(start)
+        if not left and any(start.own is not None for start in found):
             break
-    return [*joined(found), *lost]
+    return [*(unit for start in found for unit in ((start.own,) if start.own else ()) + start.behind), *lost]
 
 
 def _read_start(
-    name: str, top: Path, live: Mapping[Path, Handle], handle_of: Callable[[JobComment, Job], Handle]
+    name: str, top: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]
 ) -> _Start:
-    start, parts = _Start(), dict[Path, Handle]()
+    start, parts = _Start(), dict[Path, Unit]()
     for part in dict.fromkeys((*parts_of(top), *(path for path in live if top_of(path) == top))):
         if part in live:
             parts[part], start.stopped = live[part], False
@@ -89,9 +90,8 @@ def _read_start(
             job = None if submission.stopped else jobs.find_job(submission.job)
             parts[part] = handle_of(submission.comment, job or forgotten(submission.job))
             start.stopped = start.stopped and submission.stopped
-    own = parts.pop(top, None)
-    if own is not None or parts:
-        start.server = together(own, tuple(parts.values()))
+    start.own = parts.pop(top, None)
+    start.behind = tuple(parts.values())
     return start
 
 
@@ -111,6 +111,6 @@ def _names(runs: Path) -> set[str]:
         raise HostError(why, hint="set DEPLOY_HOME") from error
 
 
-def _lost(name: str, run_dir: Path) -> Handle:
+def _lost(name: str, run_dir: Path) -> Unit:
     """A server whose record cannot be read, and of which no job in the queue tells."""
-    return Handle(runtime="slurm", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir), identity="")
+    return Unit(runtime="slurm", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir), identity="")

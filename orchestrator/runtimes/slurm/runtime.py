@@ -5,14 +5,16 @@ terminal, and one that was requeued is reached where it runs now. A job that has
 log, as Slurm forgets it after minutes. The run directory lies where the nodes see it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
@@ -27,17 +29,32 @@ from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
-from orchestrator.runtimes.replicas import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Place,
+    Prepared,
+    Runtime,
+    ServerState,
+    Status,
+    TakenImage,
+    Unit,
+    since_then,
+)
+from orchestrator.runtimes.replicas import goes_beside, number_of, part_of, with_roles
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
-from orchestrator.runtimes.slurm.discovery import forgotten, found_servers
+from orchestrator.runtimes.slurm.discovery import forgotten, found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.placement import await_node
 from orchestrator.runtimes.slurm.record import (
+    CHECKER,
+    FILE,
+    QUESTION,
+    REFUSAL,
     SERVER,
     START,
     JobComment,
@@ -46,9 +63,15 @@ from orchestrator.runtimes.slurm.record import (
     write_submission,
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_of, job_options, job_script
-from orchestrator.runtimes.slurm.state import is_stale, server_state
+from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.context import Check
+    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.rules import Rule
+    from orchestrator.profiles.schema import Profile
 
 _POLL: Final = 0.5  # seconds between two looks at a job
 _LOG_POLL: Final = 0.2
@@ -59,23 +82,77 @@ _ASKED: Final = 10.0  # seconds a question to a node may take
 _GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"
 
 
-class SlurmRuntime:
+class SlurmRuntime(Runtime):
     """Servers as jobs; their working directory is the tool's home, which the nodes share."""
 
-    named = False
+    name = "slurm"
+    here = False
+    leaves: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL})
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    @classmethod
+    def rules(cls) -> Sequence[Rule]:
+        from orchestrator.runtimes.slurm.rules import RULES
+
+        return RULES
+
+    @classmethod
+    def settings(cls, profile: Profile) -> RuntimeSettings:
+        from orchestrator.runtimes.slurm.rules import settings
+
+        return settings(profile)
+
+    @classmethod
+    def checks(cls) -> Sequence[Check]:
+        from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
+
+        return (cluster, node_interpreter)
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        from orchestrator.runtimes.slurm.spec import rendered
+
+        return rendered(plan, inputs)
+
+    @classmethod
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+        from orchestrator.runtimes.slurm.spec import files
+
+        return files(artifacts, name)
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        from orchestrator.runtimes.slurm.spec import prepare
+
+        return prepare(artifacts, place)
+
+    @classmethod
+    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+        from orchestrator.runtimes.slurm.spec import tables
+
+        return tables(plan, home)
+
+    @classmethod
+    def takes(cls, plan: Plan) -> TakenImage | None:
+        from orchestrator.runtimes.slurm.spec import takes
+
+        return takes(plan)
+
+    @classmethod
+    def kept(cls, run_dir: Path) -> ServerState | None:
+        return kept_state(run_dir)
+
+    def __init__(self, home: Home, host: str | None = None) -> None:
+        super().__init__(home, host)
         self._addresses: dict[str, str] = {}
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Returns when the job has its node; one that can never have one is a StartError.
 
         One of several servers is only queued: `placed` waits for its node.
         """
         found = self.find(name)
-        if taken := [other for other in found if not goes_beside(run_dir.absolute(), other)]:
-            raise NameTakenError(f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`")
+        if not goes_beside(run_dir.absolute(), found):
+            raise NameTakenError(f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`")
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())
@@ -84,103 +161,73 @@ class SlurmRuntime:
             artifacts = _addressed(artifacts, Path(comment.run), found)
             with held():
                 submission = self._submit(artifacts, comment, secrets)
-            queued = self._handle(comment, forgotten(submission.job))
+            queued = self._unit(comment, forgotten(submission.job))
             return queued if part_of(run_dir) else self.placed(queued, plan)
         except BaseException:  # Ctrl-C, above all: nobody would know of this job
             with held():
                 self._take_back(comment)
             raise
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError where Slurm, or the runs of this home, cannot be asked."""
-        found = found_servers(self._home.runs.absolute(), name, self._handle)
-        return tuple(sorted(found, key=lambda handle: (handle.name, handle.run_dir)))
+        return with_roles(found_units(self._home.runs.absolute(), name, self._listed))
 
-    def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
-        """See `Queues.placed`."""
+    def placed(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         hint = _GIVE_ROOM if plan.gateway else ""
-        job = await_node(handle.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
-        return dataclasses.replace(handle, url=f"http://{self._address(job.node)}:{plan.server.port}")
+        job = await_node(unit.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
+        return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
-    def state(self, handle: Handle) -> ServerState:
+    def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError where Slurm does not answer: that is not the same as "gone"."""
-        if handle.replicas and not handle.identity:  # the start was killed before its gateway
-            return NO_GATEWAY
-        run_dir = Path(handle.own_dir)
-        try:
-            submission = read_submission(run_dir)
-            record = read_record(run_dir, SERVER)
-        except HostError as error:
-            return ServerState(status=Status.UNKNOWN, exit_code=None, restarts=0, started_at=None, detail=error.message)
-        if submission is not None and submission.stopped:
-            return ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
-        return server_state(jobs.find_job(handle.identity), record, run_dir)
+        return state_of(Path(unit.run_dir), lambda: jobs.find_job(unit.identity))
 
-    def titles(self, handle: Handle) -> tuple[str, ...]:
+    def titles(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.titles`. A step of the job looks on the node; where none can be started they cannot be told."""
         with suppress(HostError):
-            submission = read_submission(Path(handle.own_dir))
-            job = jobs.find_job(handle.identity) if submission is not None and not submission.stopped else None
+            submission = read_submission(Path(unit.run_dir))
+            job = jobs.find_job(unit.identity) if submission is not None and not submission.stopped else None
             if submission is not None and job is not None and job.runs:
                 return _asked_titles(submission, job)
         return ()
 
-    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, where the nodes and we see it."""
-        if handle.replicas:
-            yield from all_logs(self, handle, follow=follow, since=since)
-            return
-        tail = LogTail(Path(handle.own_dir, LOG))
+        tail = LogTail(Path(unit.run_dir, LOG))
         if since is not None:
-            started = self.state(handle).started_at
+            started = self.state(unit).started_at
             begun = datetime.fromisoformat(started) if started else None
             yield from since_then(tail() if follow else tail.to_end(), since, started=begun, zone=None)
-        while follow and self.state(handle).status in {Status.RUNNING, Status.PENDING}:
+        while follow and self.state(unit).status in {Status.RUNNING, Status.PENDING}:
             for _ in range(5):  # a look at the log costs nothing, one at the job a program
                 yield from tail()
                 time.sleep(_LOG_POLL)
         yield from tail.to_end()
 
-    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`."""
-        return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        return LogTail(Path(unit.run_dir, LOG))
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
+    def stop(self, unit: Unit, *, grace: float) -> None:
         """See `Runtime.stop`. Waits until the VRAM is given back, which the job itself does on its node.
-
-        A gateway ends first, and then the servers behind it, all at once.
 
         Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
         that cannot be read where no job in the queue tells that it is its server.
         """
-        run_dir, until = Path(handle.own_dir), time.monotonic() + grace
-        try:
-            if handle.identity:
-                self._end(handle.identity, run_dir, grace=grace)
-            else:
-                read_submission(run_dir)  # it says what is wrong with it
-            if self._home.holds(run_dir, handle.name) or _is_run_of(handle.identity, run_dir):
-                _note_stopped(run_dir)
-        finally:
-            self._stop_together(handle.replicas, grace=max(until - time.monotonic(), 0))
+        run_dir = Path(unit.run_dir)
+        if unit.identity:
+            self._end(unit.identity, run_dir, grace=grace)
+        else:
+            read_submission(run_dir)  # it says what is wrong with it
+        if self._home.holds(run_dir, unit.name) or _is_run_of(unit.identity, run_dir):
+            _note_stopped(run_dir)
 
-    def _stop_together(self, servers: Sequence[Handle], *, grace: float) -> None:
-        """Have all of them drain at the same time, and then end each, also where another one cannot be ended."""
-        running = [server for server in servers if server.identity and _serves(server.identity, Path(server.run_dir))]
-        for server in running:
-            jobs.signal_server(server.identity)
-        look_until(
-            lambda serving: not serving,
-            lambda: any(_serves(server.identity, Path(server.run_dir)) for server in running),
-            within=grace,
-            pause=_POLL,
-        )
-        with ExitStack() as ends:
-            for server in reversed(servers):
-                ends.callback(self.stop, server, grace=0)
+    def ask_to_end(self, unit: Unit) -> None:
+        if unit.identity and _serves(unit.identity, Path(unit.run_dir)):
+            jobs.signal_server(unit.identity)
 
-    def close(self) -> None:
-        """See `Runtime.close`. Nothing is held."""
+    def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
+        return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
         """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""
@@ -234,8 +281,8 @@ class SlurmRuntime:
                 hint=f"`scontrol show job {number}`; a node that does not answer keeps it until it is back or set down",
             )
 
-    def _handle(self, comment: JobComment, job: Job) -> Handle:
-        return Handle(
+    def _unit(self, comment: JobComment, job: Job) -> Unit:
+        return Unit(
             runtime="slurm",
             name=comment.name,
             profile=comment.profile,
@@ -243,7 +290,13 @@ class SlurmRuntime:
             url=f"http://{self._address(job.node)}:{comment.port}" if job.node else "",
             run_dir=comment.run,
             identity=job.id,
+            number=number_of(Path(comment.run).name) or 1,
         )
+
+    def _listed(self, comment: JobComment, job: Job) -> Unit:
+        """A unit with its state; a job that Slurm has forgotten has none there."""
+        known = job if job.state else None
+        return dataclasses.replace(self._unit(comment, job), state=state_of(Path(comment.run), lambda: known))
 
     def _address(self, node: str) -> str:
         if node not in self._addresses:
@@ -259,12 +312,12 @@ def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
         return ()
 
 
-def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Handle]) -> Artifacts:
+def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Artifacts:
     """A gateway's command with the addresses that its servers have got. Raises StartError where one has none."""
     plan, urls = artifacts.plan, {}
     if plan.gateway is None:
         return artifacts
-    behind = {Path(server.run_dir): server.url for handle in found for server in handle.replicas}
+    behind = {Path(unit.run_dir): unit.url for unit in found}
     for number, replica in enumerate(replica_plans(plan), start=1):
         if not (url := behind.get(run_dir / FileName(replica_folder(number)))):
             raise StartError(f"replica {number} has no node any more", hint=f"`squeue --me`; its log is in `{run_dir}`")

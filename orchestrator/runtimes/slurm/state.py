@@ -1,10 +1,12 @@
 """What has become of a job's server, as Slurm and the supervisor's record tell it together."""
 
 import dataclasses
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import ServerState, Status
@@ -21,21 +23,24 @@ _UNTOLD: Final = "its node failed, or its job was cancelled"
 _ENDING: Final = "its job is just ending"
 
 
+def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
+    """The state of the server of a run; `ask` asks Slurm for its job, where nobody has ended that."""
+    try:
+        submission, record = read_submission(run_dir), read_record(run_dir, SERVER)
+    except HostError as error:
+        return ServerState(status=Status.UNKNOWN, detail=error.message)
+    if submission is not None and submission.stopped:
+        return ServerState(status=Status.ABSENT)
+    return server_state(ask(), record, run_dir)
+
+
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
     """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
     if job is not None and job.waits:
-        return ServerState(
-            status=Status.PENDING,
-            exit_code=None,
-            restarts=job.restarts,
-            started_at=None,
-            detail=why_it_waits(job),
-        )
+        return ServerState(status=Status.PENDING, restarts=job.restarts, detail=why_it_waits(job))
     current = None if record is None or (job is not None and is_stale(record, job)) else record
     if job is not None and job.runs and (current is None or current.exit_code is None):
-        return ServerState(
-            status=Status.RUNNING, exit_code=None, restarts=job.restarts, started_at=job.begins, detail=""
-        )
+        return ServerState(status=Status.RUNNING, restarts=job.restarts, started_at=job.begins)
     return _ended(job, current, run_dir)
 
 

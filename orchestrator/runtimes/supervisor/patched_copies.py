@@ -11,6 +11,7 @@ from orchestrator.core.files import remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Cache, Runtime, Status
+from orchestrator.runtimes.replicas import top_of
 from orchestrator.runtimes.supervisor.patched import receipt_of
 
 
@@ -63,10 +64,10 @@ def _own_bytes(folder: Path) -> Iterator[int]:
 
 def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
     """The name of each server that runs or waits to, with the copy it is started from."""
-    for handle in runtime.find():
-        if runtime.state(handle).status not in {Status.RUNNING, Status.PENDING}:
+    for unit in runtime.find():
+        if unit.state.status not in {Status.RUNNING, Status.PENDING}:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
-            receipt = parse_json(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))
+            receipt = parse_json(Path(top_of(Path(unit.run_dir)), "patches.json").read_text(encoding="utf-8"))
             root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
-            yield handle.name, str(Path(root).parents[1])
+            yield unit.name, str(Path(root).parents[1])

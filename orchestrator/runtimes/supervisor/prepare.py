@@ -175,7 +175,7 @@ def commanded(
     )
 
 
-def launcher_files(artifacts: Artifacts, _: str) -> tuple[ContextFile, ...]:
+def launcher_files(artifacts: Artifacts) -> tuple[ContextFile, ...]:
     """What `gateway.sh` runs, beside it."""
     if artifacts.plan.gateway is None:
         return ()

@@ -21,7 +21,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.gateway import WORKERS, Behind, read_behind
 from orchestrator.engine.responses import NoAnswerError, OddAnswerError
 from orchestrator.runs.run_dir import unwritable
-from orchestrator.runtimes.base import Handle, Runtime, Shows
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.verify.gateway import count_servers
 
 _FILE: Final = "gateway.key"
@@ -55,7 +55,7 @@ def require_own(url: str, control: Secret) -> None:
 
 
 def control_of(
-    gateway: Handle, runtime: Runtime, *, servers: int, key: Secret | None, grace: float
+    gateway: RunningServer, runtime: ServerGroup, *, servers: int, key: Secret | None, grace: float
 ) -> "Control | Discovery":
     """The control of a gateway that runs, of so many servers, some of which may be down.
 
@@ -63,7 +63,7 @@ def control_of(
 
     Raises StartError where that is not to be had.
     """
-    if isinstance(runtime, Shows):
+    if runtime.discovers:
         return Discovery(url=gateway.url, runtime=runtime, servers=servers)
     file = Path(gateway.own_dir) / _FILE
     try:
@@ -101,10 +101,10 @@ class Control:
         except (NoAnswerError, OddAnswerError) as error:
             raise HostError(f"the gateway does not list its servers: {error}") from error
 
-    def hold_back(self, new: Handle) -> None:
+    def hold_back(self, new: RunningServer) -> None:
         """Have a server that was started sent nothing yet: it is as long as nobody puts it back."""
 
-    def take_away(self, url: str, _: Handle | None) -> None:
+    def take_away(self, url: str, _: RunningServer | None) -> None:
         """Have a server sent nothing new, and wait for its requests; one that is not there has been taken away."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
@@ -120,7 +120,7 @@ class Control:
 
         look_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
 
-    def put_back(self, url: str, new: Handle) -> None:
+    def put_back(self, url: str, new: RunningServer) -> None:
         """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
         look_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
         if not self._of(url):
@@ -129,7 +129,7 @@ class Control:
         if not look_until(bool, lambda: self.serves(url, new), within=_WITHIN, pause=_PAUSE):
             raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
 
-    def serves(self, url: str, _: Handle) -> bool:
+    def serves(self, url: str, _: RunningServer) -> bool:
         """Whether it sends requests there."""
         return any(server.ready for server in self._of(url))
 
@@ -156,14 +156,14 @@ class Discovery:
     """A gateway that finds its `servers` by itself. Each call raises HostError where its cluster does not answer."""
 
     url: str
-    runtime: Shows
+    runtime: ServerGroup
     servers: int
 
-    def hold_back(self, new: Handle) -> None:
+    def hold_back(self, new: RunningServer) -> None:
         """Have a server that was started not be found before it is proved."""
         self.runtime.show(new, shown=False)
 
-    def take_away(self, _: str, old: Handle | None) -> None:
+    def take_away(self, _: str, old: RunningServer | None) -> None:
         """Have a server found no more, and wait until it is sent nothing new: its own stop lets requests finish."""
         if old is None or not self.runtime.is_shown(old):
             return
@@ -176,7 +176,7 @@ class Discovery:
             which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"
             warn(f"the gateway still counts {which}: what it sends there may fail")
 
-    def put_back(self, _: str, new: Handle) -> None:
+    def put_back(self, _: str, new: RunningServer) -> None:
         """Have a server that serves found, and wait until it is. Raises NotReadyError."""
         look = partial(count_servers, self.url)
         before = look_until(bool, look, within=_MORE, pause=_PAUSE)  # one that does not answer in time counts none
@@ -186,6 +186,6 @@ class Discovery:
             what = f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s"
             raise NotReadyError(what, hint="its log says why")
 
-    def serves(self, _: str, server: Handle) -> bool:
+    def serves(self, _: str, server: RunningServer) -> bool:
         """Whether it may be sent requests."""
         return self.runtime.is_shown(server)

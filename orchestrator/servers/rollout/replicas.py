@@ -18,7 +18,8 @@ from orchestrator.planner.estimate import starting
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Handle, Queues, Runtime, ServerState, Shows, Status
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
 from orchestrator.servers.start.verify import await_ready, of_replica, prove
@@ -36,8 +37,8 @@ class Several:
     run: RunDir
     home: Home
     key: Secret | None
-    runtime: Runtime
-    _servers: list[Handle] = field(default_factory=list)
+    runtime: ServerGroup
+    _servers: list[RunningServer] = field(default_factory=list)
     _checks: list[CheckResult] = field(default_factory=list)
     _seconds: float = 0.0
 
@@ -60,11 +61,9 @@ class Several:
             started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
             self._servers.append(started)
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
-        if isinstance(self.runtime, Queues):
-            for number, replica in enumerate(self.artifacts.replicas):
-                server = self._servers[number]
-                others = partial(self._require_others, server)
-                self._servers[number] = self.runtime.placed(server, replica.plan, meanwhile=others)
+        for number, replica in enumerate(self.artifacts.replicas):
+            others = partial(self._require_others, self._servers[number])
+            self._servers[number] = self.runtime.placed(self._servers[number], replica.plan, meanwhile=others)
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             seconds = await_ready(
                 server,
@@ -83,11 +82,11 @@ class Several:
         self.report.require()
         return self._seconds
 
-    def start_gateway(self, secrets: Mapping[str, Secret]) -> Handle:
+    def start_gateway(self, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
         given = dict(secrets)
-        if not isinstance(self.runtime, Shows):  # else it finds them itself
+        if not self.runtime.discovers:  # else it finds them itself
             given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)
@@ -98,12 +97,12 @@ class Several:
         self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
         return replace(own, replicas=(*self._servers,))
 
-    def _state(self, server: Handle) -> ServerState:
+    def _state(self, server: RunningServer) -> ServerState:
         """The state of a server that is awaited, while the others run."""
         self._require_others(server)
         return self.runtime.state(server)
 
-    def _require_others(self, server: Handle) -> None:
+    def _require_others(self, server: RunningServer) -> None:
         """Raise NotReadyError where another one has ended."""
         others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
         for number, other in others:

@@ -24,9 +24,9 @@ from orchestrator.planner.estimate import starting
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
-from orchestrator.runtimes.base import Handle, Place, Queues, Runtime, Status
-from orchestrator.runtimes.replicas import start_of
+from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
+from orchestrator.servers.group import RunningServer, ServerGroup, start_of
 from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
 from orchestrator.servers.servers import Fleet, lost_parts, note_gateway
 from orchestrator.servers.start.host import require_machine, wait_until_free
@@ -54,7 +54,7 @@ def all_at_once(name: str, request: UpRequest) -> str:
     return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
 
 
-def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
+def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) -> Up:
     """Replace the servers that are not those of the plan; where all are, each of them once more.
 
     Raises StartError where the gateway takes no changes, before anything is touched; afterwards a DeployError, or what
@@ -98,12 +98,12 @@ class _Change:
 
     start: Start
     servers: Fleet
-    runtime: Runtime
+    runtime: ServerGroup
     control: Control | Discovery
     run: RunDir
     place: Place
     seconds: float = 0.0  # that the new ones took until they were ready
-    _standing: dict[int, Handle] = field(default_factory=dict)
+    _standing: dict[int, RunningServer] = field(default_factory=dict)
     _starts: set[Path] = field(default_factory=set)  # that servers which stood here are of
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class _Change:
     def _artifacts(self, number: int) -> Artifacts:
         return self.start.artifacts.replicas[number - 1]
 
-    def _address(self, number: int, server: Handle | None = None) -> str:
+    def _address(self, number: int, server: RunningServer | None = None) -> str:
         """Where the gateway finds it: on the node that they share, or where it has its place."""
         planned = self._artifacts(number).plan.server.url
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
@@ -126,7 +126,7 @@ class _Change:
     def _called(self, number: int) -> str:
         return f"replica {number} of {self._plan.replicas}"
 
-    def see(self, standing: Handle) -> None:
+    def see(self, standing: RunningServer) -> None:
         """Take what stands behind the gateway now."""
         of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
         numbers = {number: of_folder.get(replica_folder(number)) for number in range(1, self._plan.replicas + 1)}
@@ -178,14 +178,13 @@ class _Change:
         self._standing.pop(number, None)
         wait_until_free(plan, self.place)
 
-    def _start_new(self, number: int, step: "_Step") -> Handle:
+    def _start_new(self, number: int, step: "_Step") -> RunningServer:
         replica, key = self._artifacts(number), self.start.key
         self.run.save("host.json", require_machine(replica.plan, self.place).to_dict())
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
-        if isinstance(self.runtime, Queues):
-            step.new = new = self.runtime.placed(new, replica.plan)
+        step.new = new = self.runtime.placed(new, replica.plan)
         self.control.hold_back(new)
         say(f"started {self._called(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, starting(replica.plan)
@@ -199,7 +198,7 @@ class _Change:
         self._checks[number] = of_replica(number, report)
         return new
 
-    def _require_score(self, new: Handle, number: int) -> None:
+    def _require_score(self, new: RunningServer, number: int) -> None:
         least = self.start.request.least_gsm8k
         if least is None:
             return
@@ -292,4 +291,4 @@ class _Step:
 
     begun: bool = False  # the gateway is told to send it nothing more
     away: bool = False  # and has nothing more for it
-    new: Handle | None = None
+    new: RunningServer | None = None

@@ -20,7 +20,7 @@ from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
 from orchestrator.planner.source import PlanSource, ProfileSource
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
 from orchestrator.servers.start.prepare import (
@@ -81,7 +81,7 @@ def _known_image(source: PlanSource, place: Place, *, offline: bool) -> ReadyIma
     if source.image_on_node:
         note(f"`{source.image}` is looked for on the nodes alone; its receipt is not held against the plan")
         return None
-    pulled_here = runtime_kind(source.runtime).elsewhere is None
+    pulled_here = not runtime_class(source.runtime).elsewhere
     if pulled_here and not offline:
         return newest_image(source.image, find_docker(place.far))
     docker: Docker | None = None
@@ -109,7 +109,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     tuned kernels where there is none yet, and once more with it.
     """
     plan, home, rows, image, early = first.plan, place.home, NOTHING_GIVEN, None, None
-    if plan.ready_image is not None and runtime_kind(plan.runtime).elsewhere is None:
+    if plan.ready_image is not None and not runtime_class(plan.runtime).elsewhere:
         image = fetch_image(plan.ready_image, place)
         rows = rows_in(image, plan, place, accept_untuned=request.accept_untuned)
         note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from orchestrator.checkpoints.receipt import bytes_here
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import look_until
 from orchestrator.hosts.checks import preflight
@@ -24,7 +24,7 @@ from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import read_plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Status
 from orchestrator.servers.servers import Fleet, fleet
 
@@ -36,15 +36,7 @@ def place_of(runtime: str, home: Home, host: str | None, environ: Mapping[str, s
 
     Raises UsageError for a far machine and a runtime that only knows this one.
     """
-    kind = runtime_kind(runtime)
-    if kind.far is not None:
-        return Place(home=home, far=kind.far(host, environ))
-    if host is not None:
-        raise UsageError(
-            f"the {kind.name} runtime runs on this machine, not on `{host}`",
-            hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
-        )
-    return Place(home=home)
+    return Place(home=home, far=runtime_class(runtime).resolve_host(host, environ))
 
 
 def runner_for(place: Place) -> Runner:
@@ -66,9 +58,9 @@ def inspect_host(
     Without `checkpoint` it is not looked at here either, and without `stage` nothing needs room for it. `freed` are
     ports of a server that is stopped first.
     """
-    runner, kind = runner_for(place), runtime_kind(plan.runtime)
-    if kind.elsewhere is not None:
-        return PreflightReport(profile=plan.profile, findings=tuple(kind.elsewhere(plan)))
+    runner, kind = runner_for(place), runtime_class(plan.runtime)
+    if kind.elsewhere:
+        return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = Access(
         runner=runner,
         environ=environ,
@@ -79,7 +71,7 @@ def inspect_host(
         server_on=partial(_server_on, place),
         freed=freed,
     )
-    return preflight(plan, access, kind.checks, here=kind.here)
+    return preflight(plan, access, kind.checks(), here=kind.here)
 
 
 def require_host(plan: Plan, servers: Fleet, name: str, place: Place, *, stage: bool) -> PreflightReport:
@@ -114,7 +106,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 def _ports_of(servers: Fleet, name: str) -> frozenset[int]:
     """The ports of this machine that are free once what runs under a name is stopped."""
-    here = [handle for handle in servers.find(name) if runtime_kind(handle.runtime).here]
+    here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).here]
     plans = (read_plan(servers.run_of(handle)) for handle in here)
     own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
@@ -134,7 +126,7 @@ def wait_until_drained(plan: Plan, place: Place) -> None:
 
     Where the server runs on other machines, the runtime's own stop has waited.
     """
-    if plan.hardware.vendor == "cpu" or not runtime_kind(plan.runtime).here:
+    if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).here:
         return
     runner, progress = runner_for(place), Progress()
     try:
@@ -155,7 +147,7 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
-    if not runtime_kind(plan.runtime).here:
+    if not runtime_class(plan.runtime).here:
         return
     runner = runner_for(place)
     for _, port in plan_ports(plan):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
@@ -17,8 +17,8 @@ from orchestrator.planner.lock import kept_files, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import FILES_FILE, RunDir, open_run
-from orchestrator.runtimes.base import Handle, Runtime
 from orchestrator.servers.exit_record import keep_ending, why_failed
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import Several
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.request import UpRequest
@@ -30,14 +30,14 @@ from orchestrator.verify.report import SmokeReport
 class Up:
     """A server that is up; `smoke` is None where it already was."""
 
-    handle: Handle
+    handle: RunningServer
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON-able data."""
         smoke = self.smoke.to_dict() if self.smoke else None
-        return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
+        return {"already_up": smoke is None, **self.handle.to_dict(), "ready_seconds": self.seconds, "smoke": smoke}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def bring_up(start: Start, servers: Fleet) -> Up:
     return Up(handle=handle, smoke=report, seconds=seconds)
 
 
-def _started(runtime: Runtime, name: str, run: RunDir) -> Handle | None:
+def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | None:
     """The server of this run, also where its start was interrupted before it could be told."""
     with suppress(HostError):
         return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
@@ -123,7 +123,7 @@ def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
 
 
 def _give_up(
-    error: BaseException, handle: Handle | None, runtime: Runtime, *, run: RunDir, keep: bool
+    error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
 ) -> BaseException:
     """Take the server down, and only then read what its log gives away about the failure; the error to raise.
 
@@ -145,7 +145,7 @@ def _give_up(
     return failure
 
 
-def explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
+def explanation(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
     """What the log of a server that was taken down gives away, unless that is interrupted."""
     try:
         with heard():
@@ -154,7 +154,7 @@ def explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
         return "diagnosis: interrupted"
 
 
-def take_down(handle: Handle, runtime: Runtime, run: RunDir | None, why: str) -> str:
+def take_down(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail
@@ -164,7 +164,7 @@ def take_down(handle: Handle, runtime: Runtime, run: RunDir | None, why: str) ->
         _stop(handle, runtime, run, why)
 
 
-def _stop(handle: Handle, runtime: Runtime, run: RunDir | None, why: str) -> None:
+def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> None:
     """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
     try:
         runtime.stop(handle, grace=0)

@@ -27,7 +27,7 @@ from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Model, Plan
 from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.servers.start.host import place_of, runner_for
 
@@ -37,7 +37,7 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
 
     Raises WeightsError, HostError.
     """
-    if runtime_kind(plan.runtime).elsewhere is not None:
+    if runtime_class(plan.runtime).elsewhere:
         note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
         return
     if place.far is not None:
@@ -120,7 +120,7 @@ def plan_to_build(
 
 def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
-    return RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
+    return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), far=place.far)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def base_overrides(reference: str) -> tuple[str, ...]:
 
 def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
     """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
-    return runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
+    return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
 
 
 def prepare_overlay(prepared: Prepared, place: Place) -> None:

@@ -20,9 +20,10 @@ from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_one_by_one, roll
 from orchestrator.servers.servers import Fleet, api_key, fleet, of_other_plans
 from orchestrator.servers.start.decisions import decide_beforehand, look_at_coverage, prepare_start, tell_decision
@@ -106,7 +107,7 @@ def up(
             return bring_up(start, servers)
 
 
-def _replaced_one_by_one(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Handle | None:
+def _replaced_one_by_one(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
     """The servers of that name which give way one after the other; None where there are none.
 
     Raises NameTakenError where they cannot, and UsageError for what is asked of them where there are none.
@@ -121,7 +122,7 @@ def _replaced_one_by_one(servers: Fleet, name: str, *, plan: Plan, request: UpRe
     return standing
 
 
-def _standing_several(servers: Fleet, name: str, *, healing: bool) -> Handle | None:
+def _standing_several(servers: Fleet, name: str, *, healing: bool) -> RunningServer | None:
     """The servers of that name behind a gateway that runs, each started by itself; None where there are none.
 
     Behind one that hangs none can be changed: `healing` ends them all, as where it has died.
@@ -171,7 +172,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     return None
 
 
-def _way_on(handle: Handle, name: str, *, request: UpRequest) -> str:
+def _way_on(handle: RunningServer, name: str, *, request: UpRequest) -> str:
     """The command by which a server gives way to one of the plan."""
     first = "replaces one replica after the other" if handle.replicas else "stops it first"
     return f"`{request.command(name)} --replace` {first}"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -22,8 +21,8 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes.base import Handle, Runtime, ServerState, Status
-from orchestrator.runtimes.replicas import start_of
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer, ServerGroup, start_of
 from orchestrator.servers.servers import Fleet, api_key, lost_parts, note_parts
 from orchestrator.verify.gateway import count_servers, gateway_checks
 from orchestrator.verify.readiness import Starting, wait
@@ -37,7 +36,7 @@ _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
-def answers(handle: Handle) -> bool:
+def answers(handle: RunningServer) -> bool:
     """Whether the server generates a token when asked for its health, which needs no API key.
 
     Of several, whether their gateway, which asks each of them, counts all.
@@ -45,7 +44,7 @@ def answers(handle: Handle) -> bool:
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
-def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) -> int:
+def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
     """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
     if handle.replicas:
         return count_servers(handle.url)
@@ -56,7 +55,7 @@ def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) ->
         return 0
 
 
-def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
+def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: float) -> None:
     """Wait until every replica of a running server is healthy.
 
     A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
@@ -86,7 +85,7 @@ def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
         raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
 
 
-def gateway_lives(handle: Handle) -> bool:
+def gateway_lives(handle: RunningServer) -> bool:
     """Whether the gateway before several servers says that it runs."""
     try:
         with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
@@ -96,8 +95,8 @@ def gateway_lives(handle: Handle) -> bool:
 
 
 def await_ready(
-    handle: Handle,
-    runtime: Runtime,
+    handle: RunningServer,
+    runtime: ServerGroup,
     *,
     plan: Plan,
     key: Secret | None,
@@ -123,7 +122,7 @@ def await_ready(
     return seconds
 
 
-def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
+def prove(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed.
 
     Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
@@ -144,7 +143,7 @@ def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -
     return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
 
 
-def _plan_of(server: Handle) -> Plan | None:
+def _plan_of(server: RunningServer) -> Plan | None:
     """The plan of the start that one of several servers is of."""
     return read_plan(RunDir(start_of(server)))
 
@@ -154,19 +153,19 @@ def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def key_of(handle: Handle) -> Secret | None:
+def key_of(handle: RunningServer) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     return api_key(plan.server.api_key_env) if plan else None
 
 
-def served_model(handle: Handle) -> str:
+def served_model(handle: RunningServer) -> str:
     """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
-    plan = read_plan(RunDir(Path(handle.run_dir)))
+    plan = handle.plan
     return plan.model.served_name if plan else "default"
 
 
-def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
+def not_running(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
     """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
@@ -181,7 +180,7 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
 
 
-def require_running(runtime: Runtime, handle: Handle) -> None:
+def require_running(runtime: ServerGroup, handle: RunningServer) -> None:
     """Raise StartError, with how it has ended, for a server that no longer runs."""
     if (ended := not_running(runtime, handle)) is not None:
         raise StartError(ended.message, hint=ended.hint)
@@ -245,7 +244,7 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
     return diagnose(log).degraded
 
 
-def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
+def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))

@@ -21,17 +21,17 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
-from orchestrator.runtimes import runtime_kind
-from orchestrator.runtimes.base import Handle, ServerState, Status
-from orchestrator.runtimes.replicas import each_of
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
 from orchestrator.servers.run_history import request_of
 from orchestrator.servers.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
 from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
 
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
-_GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+_GONE: Final = ServerState(status=Status.ABSENT)
 
 
 def standing(servers: Fleet, name: str) -> Standing:
@@ -57,7 +57,7 @@ def standing(servers: Fleet, name: str) -> Standing:
         run=run.path.name,
         url=handle.url if handle else plan.server.url,
         model=plan.model.served_name,
-        processes=tuple(each.identity for each in each_of(handle) if is_identity(each.identity)) if handle else (),
+        processes=tuple(filter(is_identity, (unit.identity for unit in handle.units))) if handle else (),
         status=state.status,
         ending="" if runs or handle is None else state.ending,
         lost=lost_parts(servers.runtime(handle), handle) if runs and handle else "",
@@ -76,7 +76,7 @@ def standing(servers: Fleet, name: str) -> Standing:
     )
 
 
-def _behind(plan: Plan, handle: Handle | None) -> Iterator[str]:
+def _behind(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """The URLs of several servers: where they are found, else where the plan has them."""
     found = {Path(server.run_dir).name: server.url for server in handle.replicas} if handle else {}
     for number, each in enumerate(replica_plans(plan), start=1):
@@ -98,9 +98,9 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 
 def require_ours(plan: Plan, name: str) -> None:
     """Raise UsageError for one that others look after."""
-    if (keeper := runtime_kind(plan.runtime).keeper) is not None:
+    if (keeper := runtime_class(plan.runtime).keeper(plan)) is not None:
         raise UsageError(
-            f"`deploy watch` does not look after `{name}`: {keeper(plan)}",
+            f"`deploy watch` does not look after `{name}`: {keeper}",
             hint=f"`deploy status {name}` tells of restarts; `deploy metrics {name}` writes alerts for its Prometheus",
         )
 
@@ -163,7 +163,7 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
         run.save_state(HEALING_FILE, {"healed": _kept(run)[:-1]})
 
 
-def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:
+def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, RunningServer | None]:
     """The newest run of a name and its server; where that has none, a server of an older run with that run."""
     run, found = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
@@ -173,7 +173,7 @@ def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:
     return run, handle
 
 
-def _is_wanted(run: RunDir, handle: Handle | None) -> bool:
+def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
     """Whether nobody has ended this start, or only a healing did; one that is gone without a word was removed."""
     ended = run.read(ENDING_FILE)
     if not ended:

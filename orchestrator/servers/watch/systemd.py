@@ -13,7 +13,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
 from orchestrator.core.subprocesses import own, quote
-from orchestrator.runs.run_dir import read_plan, require_name, runs_of
+from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
 from orchestrator.servers.watch.recovery import require_ours
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
@@ -131,7 +131,7 @@ def _key_of(home: Home, name: str) -> Sequence[str]:
     require_name(name)
     plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
     if plan is None:
-        raise StartError(f"nothing was started as `{name}` from here", hint="`deploy status` lists what runs")
+        raise not_started(home, name)
     require_ours(plan, name)
     return [plan.server.api_key_env] if plan.server.api_key_env else []
 

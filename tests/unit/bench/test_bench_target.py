@@ -23,7 +23,8 @@ from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.targets import server_target, url_target
 
@@ -31,17 +32,17 @@ from orchestrator.servers.targets import server_target, url_target
 class OneServer:
     """A runtime that has one server."""
 
-    def __init__(self, handle: Handle, status: Status) -> None:
+    def __init__(self, handle: RunningServer, status: Status) -> None:
         self.handle, self.status = handle, status
 
-    def state(self, _handle: Handle) -> ServerState:
+    def state(self, _handle: RunningServer) -> ServerState:
         ended = "killed by SIGKILL" if self.status is Status.EXITED else ""
         return ServerState(status=self.status, exit_code=None, restarts=0, started_at=None, detail=ended)
 
-    def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return (self.handle,)
 
-    def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
         assert not follow
         yield MISS
 
@@ -49,7 +50,7 @@ class OneServer:
 def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Fleet:
     plan = load(profile).plan
     (folder / "plan.json").write_text(plan.to_json())
-    handle = Handle(
+    handle = RunningServer(
         runtime=plan.runtime,
         name="mine",
         profile=profile,

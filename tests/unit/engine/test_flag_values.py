@@ -9,11 +9,11 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.engine.flags import read_flags
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 
 
 def argv(plan: Plan) -> tuple[str, ...]:
-    return runtime_kind(plan.runtime).render(plan, {}).command.argv
+    return runtime_class(plan.runtime).render(plan, {}).command.argv
 
 
 def test_an_option_of_several_values_is_given_as_a_list() -> None:

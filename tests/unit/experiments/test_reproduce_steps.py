@@ -31,7 +31,7 @@ from orchestrator.experiments.reproduce import (
 )
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Handle
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
@@ -206,7 +206,7 @@ def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) 
     """While the Docker daemon restarts, a container is still to be taken down."""
 
     class Silent:
-        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the Docker daemon does not answer")
 
     servers = Fleet(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]

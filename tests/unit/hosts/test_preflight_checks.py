@@ -20,7 +20,7 @@ from orchestrator.hosts.machine import Machine
 from orchestrator.hosts.machine_checks import bound_cpus, ports
 from orchestrator.hosts.report import Finding, Level, PreflightReport
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 
 GIB = 1 << 30
 
@@ -36,7 +36,7 @@ def look(
     **changed: str,
 ) -> PreflightReport:
     plan = plan or plan_of("mi355x-tp8")
-    kind = runtime_kind(plan.runtime)
+    kind = runtime_class(plan.runtime)
     access = Access(
         runner=runner_of(sections(machine, **changed), docker=docker),
         environ=environ,
@@ -44,7 +44,7 @@ def look(
         checkpoint=checkpoint,
         contained=kind.contained,
     )
-    return preflight(plan, access, kind.checks)
+    return preflight(plan, access, kind.checks())
 
 
 def only(report: PreflightReport, check: str) -> Finding:

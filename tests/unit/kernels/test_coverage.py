@@ -125,7 +125,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
     note_coverage(plan, Home(tmp_path))
     require_covered(plan, Home(tmp_path))
-    assert not make_table(plan, Home(tmp_path), RowSources, accept_untuned=False)
+    assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), accept_untuned=False)
     assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 

@@ -159,7 +159,7 @@ def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> N
     """It may carry no `deploy.run-dir`; `status` used to end in a KeyError then."""
     labels = container_labels(load("cpu-tiny").plan, "tiny")
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
-    handle = runtime._handle(Container({"Id": "abc"}), labels)
+    handle = runtime._unit(Container({"Id": "abc"}), labels)
     assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny/unknown"))
 
 
@@ -171,6 +171,9 @@ def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> 
         """Two containers, listed as the Docker API filters: one has to bear every label."""
 
         containers = property(lambda self: self)
+
+        def get(self, number: str) -> Container:
+            return Container({"Id": number, "State": {"Status": "running", "StartedAt": ""}, "RestartCount": 0})
 
         def list(self, *, filters: Mapping[str, Sequence[str]], **_: bool) -> list[Container]:
             return [

@@ -14,7 +14,7 @@ from docker.models.containers import Container
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import LOG, Handle
+from orchestrator.runtimes.base import LOG, Unit
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
@@ -111,7 +111,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
     monkeypatch.setattr(runtime, "_get", lambda _: container)
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    runtime.stop(Handle(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
+    runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
     return container.removed
 
 
@@ -144,7 +144,7 @@ def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("orchestrator.runtimes.docker.runtime.save_log", full)
+    monkeypatch.setattr("orchestrator.runtimes.docker.logs.save_log", full)
     assert stopped(tmp_path, tmp_path / "runs/a/1", monkeypatch)
     assert "the log is not kept: No space left on device" in capsys.readouterr().err
 

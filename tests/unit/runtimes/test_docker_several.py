@@ -13,6 +13,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.plan.plan import EnvVar, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.container import (
@@ -24,6 +25,7 @@ from orchestrator.runtimes.docker.container import (
     spec_of,
 )
 from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.servers.group import ServerGroup, servers_of
 
 IMAGE = "deploy/pair:0123456789ab"
 
@@ -52,6 +54,10 @@ class Daemon:
             for number, labels in enumerate(self._labels)
             if {label.partition("=")[0] for label in filters["label"]} <= labels.keys()
         ]
+
+    def get(self, number: str) -> Container:
+        state = {"Status": "running", "StartedAt": "2026-01-01T00:00:00Z"}
+        return Container({"Id": number, "State": state, "RestartCount": 0})
 
 
 def runtime(home: Path, *labels: Mapping[str, str]) -> DockerRuntime:
@@ -96,6 +102,12 @@ def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> No
         labels_of(plan, tmp_path),
         labels_of(first, tmp_path, "replica-1"),
     ).find()
+    assert [(each.role, each.number, each.state.status) for each in found] == [
+        (Role.GATEWAY, 1, Status.RUNNING),
+        (Role.SERVER, 1, Status.RUNNING),
+        (Role.SERVER, 2, Status.RUNNING),
+    ]
+    found = servers_of(found)
     assert [(each.url, each.plan_digest, each.run_dir) for each in found] == [
         ("http://127.0.0.1:30000", plan.digest, str(tmp_path))
     ]
@@ -105,10 +117,11 @@ def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> No
 def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_run(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
-    (found,) = docker.find()
+    (found,) = ServerGroup(docker).find()
     assert (found.identity, found.url, found.run_dir) == ("", "", str(tmp_path))
     assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
-    state = docker.state(found)
+    state = ServerGroup(docker).state(found)
+    assert found.state == state
     assert (state.status, state.detail) == (Status.EXITED, "its gateway was not started")
 
 

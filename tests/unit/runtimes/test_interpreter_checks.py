@@ -11,7 +11,7 @@ from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import Access
 from orchestrator.hosts.report import Finding, Level
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 
 H200 = {
     "python": "3.12.3",
@@ -43,7 +43,7 @@ def findings(told: ProgramResult | None, *, nvcc: str = "/usr/local/cuda/bin/nvc
         contained=False,
         interpreter="/opt/engine/python" if told else None,
     )
-    return list(preflight(plan, access, runtime_kind("process").checks).findings)
+    return list(preflight(plan, access, runtime_class("process").checks()).findings)
 
 
 def printed(**versions: str | None) -> ProgramResult:

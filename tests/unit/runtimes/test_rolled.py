@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtimes.base import Handle
-from orchestrator.runtimes.replicas import each_of, goes_beside, joined, run_dirs, together
+from orchestrator.runtimes.replicas import goes_beside, with_roles
+from orchestrator.servers.group import RunningServer, joined, run_dirs, together
 
-BLANK = Handle(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def later(tmp_path: Path) -> Path:
     return folder
 
 
-def replica(start: Path, number: int) -> Handle:
+def replica(start: Path, number: int) -> RunningServer:
     return replace(BLANK, run_dir=str(start / f"replica-{number}"), identity=f"{start.name}/{number}")
 
 
-def gateway(start: Path, *numbers: int) -> Handle:
+def gateway(start: Path, *numbers: int) -> RunningServer:
     own = replace(BLANK, run_dir=str(start), identity="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
     return together(own, [replica(start, number) for number in numbers])
 
@@ -45,7 +45,7 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.own_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
     assert whole.plan_digest == hashlib.sha256(b"{}").hexdigest(), "what was asked for last"
-    assert each_of(whole)[0].own_dir == str(first)
+    assert [unit.run_dir for unit in whole.units] == [str(first), *(each.run_dir for each in whole.replicas)]
     assert run_dirs([whole]) == [first, later]
 
 
@@ -56,7 +56,7 @@ def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> 
 
 
 def test_a_server_starts_behind_a_gateway_of_its_name_and_home_alone(first: Path, later: Path, tmp_path: Path) -> None:
-    whole, cut = gateway(first, 1, 2), together(None, [replica(first, 1)])
+    whole, cut = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
     assert goes_beside(later / "replica-1", whole)
     assert not goes_beside(later, whole), "another gateway"
     assert not goes_beside(later / "replica-1", cut)

@@ -11,7 +11,7 @@ from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import Access
 from orchestrator.hosts.report import Level
-from orchestrator.runtimes import runtime_kind
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.slurm.checks import read_groups, seconds
 
 SINFO = (Path(__file__).with_name("slurm_recorded") / "sinfo.txt").read_text()
@@ -20,7 +20,7 @@ NODE = ("runtime=slurm", "server.allow_public=true", "engine.python=/shared/pyth
 
 def findings(*settings: str, sinfo: str = SINFO, missing: str = "", code: int = 0) -> dict[str, tuple[Level, str]]:
     """Preflight of MI355X TP2 from a login node, by the name of each check that a cluster or its nodes are asked."""
-    machine, kind = runner_of(sections("h200-idle")), runtime_kind("slurm")
+    machine, kind = runner_of(sections("h200-idle")), runtime_class("slurm")
 
     def runner(argv: Sequence[str]) -> ProgramResult:
         if argv[0] == "sinfo":
@@ -32,7 +32,7 @@ def findings(*settings: str, sinfo: str = SINFO, missing: str = "", code: int = 
 
     plan = plan_of("mi355x-tp8", *NODE, "layout.tp=2", *settings)
     access = Access(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False)
-    report = preflight(plan, access, kind.checks, here=kind.here)
+    report = preflight(plan, access, kind.checks(), here=kind.here)
     return {finding.check: (finding.level, finding.found) for finding in report.findings}
 
 

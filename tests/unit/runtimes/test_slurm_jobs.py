@@ -9,7 +9,7 @@ from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import ProgramResult
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.jobs import Job, read_job
@@ -235,7 +235,7 @@ def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
     before = {path: path.read_bytes() for path in run_dir.iterdir()}
     monkeypatch.setattr(jobs, "find_job", lambda _: None)
     runtime = SlurmRuntime(Home(tmp_path / "home"))
-    handle = Handle(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), identity="7")
+    handle = Unit(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), identity="7")
     runtime.stop(handle, grace=0)
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
     runtime.stop(replace(handle, identity="8"), grace=0)  # its own, whatever home it was started from

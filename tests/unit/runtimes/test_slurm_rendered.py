@@ -9,7 +9,7 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts, rendered_files
-from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import Place
 from orchestrator.runtimes.slurm import job
 from orchestrator.runtimes.slurm.arguments import argument_files
@@ -116,7 +116,7 @@ def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container
     artifacts = render_artifacts(
         plan_on_slurm("mi355x-tp8", *KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
     )
-    prepared = REGISTRY["slurm"]().prepare(artifacts, Place(home=Home(tmp_path)))
+    prepared = runtime_class("slurm").prepare(artifacts, Place(home=Home(tmp_path)))
     argv = prepared.artifacts.command.argv
     assert argv[: len(first)] == tuple(word.format(home=tmp_path) for word in first)
     assert argv[-1] == render_artifacts(plan_on_slurm("mi355x-tp8", *NODE)).command.argv[-1]

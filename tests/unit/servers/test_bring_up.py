@@ -15,7 +15,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.signals import ENDING, held
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Handle, Prepared, ServerState, Status
+from orchestrator.runtimes.base import Prepared, ServerState, Status
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start import launch, up, verify
 from orchestrator.verify.report import SmokeReport
@@ -25,14 +26,14 @@ class Recording:
     """A runtime that starts nothing and notes what is asked of it."""
 
     def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
-        self.servers: list[Handle] = []
+        self.servers: list[RunningServer] = []
         self.asked: list[str] = []
         self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
         self.stops = stops
 
-    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Handle:
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
         self.servers = [
-            Handle(
+            RunningServer(
                 runtime="process",
                 name=name,
                 profile="cpu-tiny",
@@ -44,22 +45,22 @@ class Recording:
         ]
         return self.servers[0]
 
-    def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return tuple(self.servers)
 
-    def state(self, _handle: Handle) -> ServerState:
+    def state(self, _handle: RunningServer) -> ServerState:
         if self.flapping:
             raise HostError("the daemon does not answer")
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
-    def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
         assert not follow
         self.asked.append("logs")
         if self.flapping:
             raise HostError("the daemon does not answer")
         yield "a line"
 
-    def stop(self, _handle: Handle, *, grace: float) -> None:
+    def stop(self, _handle: RunningServer, *, grace: float) -> None:
         assert grace == 0
         self.asked.append("stop")
         if not self.stops:
@@ -143,7 +144,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Unreadable(Recording):
-        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
             raise PermissionError(13, "Permission denied")
 
@@ -155,7 +156,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
 
 def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
     class Refusing(Recording):
-        def start(self, *_: object, **__: object) -> Handle:
+        def start(self, *_: object, **__: object) -> RunningServer:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -262,7 +263,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Talkative(Recording):
-        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
             self.asked.append("logs")
             signal.raise_signal(signal.SIGINT)
@@ -281,7 +282,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
 
 def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Path) -> None:
     class Interrupted(Recording):
-        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> Handle:
+        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> RunningServer:
             super().start(*arguments, name=name, run_dir=run_dir, **options)
             raise KeyboardInterrupt
 

@@ -1,15 +1,16 @@
 """A gateway that finds its servers by itself: what is shown to it, and what it counts then."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
 from orchestrator.core.errors import NotReadyError
-from orchestrator.runtimes.base import Handle
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import gateway_workers
 from orchestrator.servers.rollout.gateway_workers import Discovery, control_of
 
-SERVER = Handle(
+SERVER = RunningServer(
     runtime="kubernetes",
     name="pair",
     profile="cpu-tiny",
@@ -24,21 +25,22 @@ SERVER = Handle(
 class Shown:
     """A cluster of two servers, of which one may be shown; its gateway counts what is shown, or always as many."""
 
+    discovers: ClassVar = True
     shown: bool = True
     ready: bool = True
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
 
-    def show(self, handle: Handle, *, shown: bool) -> None:
+    def show(self, handle: RunningServer, *, shown: bool) -> None:
         assert handle is SERVER
         self.calls.append(shown)
         self.shown = shown
 
-    def is_shown(self, handle: Handle) -> bool:
+    def is_shown(self, handle: RunningServer) -> bool:
         assert handle is SERVER
         return self.shown
 
-    def is_ready(self, handle: Handle) -> bool:
+    def is_ready(self, handle: RunningServer) -> bool:
         assert handle is SERVER
         return self.ready
 

@@ -7,8 +7,9 @@ import pytest
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import down as command
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 
 FAILURES = {
@@ -18,10 +19,10 @@ FAILURES = {
 }
 
 
-def handle(name: str, run_dir: Path) -> Handle:
+def handle(name: str, run_dir: Path) -> RunningServer:
     run_dir.mkdir(parents=True)
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    return Handle(runtime="process", name=name, run_dir=str(run_dir), **known)
+    return RunningServer(runtime="process", name=name, run_dir=str(run_dir), **known)
 
 
 class Stopping:
@@ -31,13 +32,13 @@ class Stopping:
         self.handles = [handle(name, home / "runs" / name / str(number)) for number, name in enumerate(names)]
         self.stopped: list[str] = []
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         return tuple(handle for handle in self.handles if name in {None, handle.name})
 
-    def state(self, _handle: Handle) -> ServerState:
+    def state(self, _handle: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
-    def stop(self, handle: Handle, *, grace: float) -> None:
+    def stop(self, handle: RunningServer, *, grace: float) -> None:
         assert grace > 0
         if handle.name in FAILURES:
             raise FAILURES[handle.name]
@@ -66,7 +67,7 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
 
 def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
     class Silent(Stopping):
-        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
     servers = replace(fleet(Silent(tmp_path), tmp_path), named=frozenset({"process"}))
@@ -83,7 +84,7 @@ def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
     """A pod has no Docker daemon, and no server in Docker."""
 
     class Silent(Stopping):
-        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
     servers = fleet(Silent(tmp_path), tmp_path)
@@ -106,7 +107,9 @@ def test_all_leaves_servers_of_another_home_alone_and_names_them(
     """Two users of one Docker daemon: `down --all` of the one took the other's servers down."""
     runtime = Stopping(tmp_path / "mine", "mine", "shared")
     runtime.handles += [handle("theirs", tmp_path / "theirs/runs/theirs/2"), handle("shared", tmp_path / "mine/../3")]
-    runtime.handles.append(Handle(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"}))
+    runtime.handles.append(
+        RunningServer(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"})
+    )
 
     command.down_all(fleet(runtime, tmp_path / "mine"), host=None)
 

@@ -13,9 +13,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, claim, is_claimed
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import restart
 from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending, why_failed
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.watch import recovery
@@ -27,16 +28,16 @@ class Recorded:
     def __init__(self, run: RunDir, state: ServerState | None) -> None:
         self.run, self.now = run, state
 
-    def find(self, _: str | None = None) -> tuple[Handle, ...]:
+    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
         made = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "identity": "1"}
-        handle = Handle(runtime="process", name="owl", run_dir=str(self.run.path), **made)
+        handle = RunningServer(runtime="process", name="owl", run_dir=str(self.run.path), **made)
         return (handle,) if self.now else ()
 
-    def state(self, _: Handle) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         assert self.now is not None
         return self.now
 
-    def titles(self, _: Handle) -> tuple[str, ...]:
+    def titles(self, _: RunningServer) -> tuple[str, ...]:
         return ()
 
 

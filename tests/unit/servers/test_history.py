@@ -17,9 +17,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server, why_failed
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.verify import prove_again
 from orchestrator.servers.targets import side_of_server
@@ -31,7 +32,7 @@ CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny",
 @pytest.fixture
 def servers(tmp_path: Path) -> Fleet:
     home = Home(tmp_path / "home")
-    return Fleet(home, {"process": ProcessRuntime(home)})
+    return Fleet(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
 def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
@@ -93,9 +94,9 @@ def test_a_damaged_result_is_said_and_hides_no_other(
     assert capsys.readouterr().err.count("a result is left out") == 2
 
 
-def handle_of(run: RunDir, name: str = "owl") -> Handle:
+def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
     known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-    return Handle(runtime="it", name=name, run_dir=str(run.path), **known)
+    return RunningServer(runtime="it", name=name, run_dir=str(run.path), **known)
 
 
 class Stopping:
@@ -104,13 +105,13 @@ class Stopping:
     def __init__(self, status: Status, detail: str = "", *, silent: bool = False) -> None:
         self.status, self.detail, self.silent = status, detail, silent
 
-    def state(self, _: Handle) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         if self.silent:
             raise HostError("the daemon does not answer")
         known = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
         return ServerState(status=self.status, detail=self.detail, **known)  # type: ignore[arg-type]
 
-    def stop(self, _: Handle, *, grace: float) -> None:
+    def stop(self, _: RunningServer, *, grace: float) -> None:
         assert grace == 5
 
 
@@ -233,7 +234,7 @@ def test_a_record_out_of_form_is_told_as_nothing(servers: Fleet, make: Callable[
 
 def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answer(tmp_path: Path) -> None:
     class Silent:
-        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
     home = Home(tmp_path)

@@ -11,7 +11,8 @@ from plan_samples import plan_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, open_run
-from orchestrator.runtimes.base import Handle, since_then
+from orchestrator.runtimes.base import since_then
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.logs import log_lines, read_since
 from orchestrator.servers.servers import Fleet
 
@@ -64,10 +65,12 @@ class Running:
     def __init__(self) -> None:
         self.asked: list[datetime | None] = []
 
-    def find(self, name: str | None) -> tuple[Handle, ...]:
-        return (Handle(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", identity=""),)
+    def find(self, name: str | None) -> tuple[RunningServer, ...]:
+        return (
+            RunningServer(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", identity=""),
+        )
 
-    def logs(self, _handle: Handle, *, follow: bool, since: datetime | None) -> Iterator[str]:
+    def logs(self, _handle: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
         self.asked.append(since)
         yield from ("a", "b", "c", *(("d", "e") if follow else ()))
 

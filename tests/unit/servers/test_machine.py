@@ -15,8 +15,9 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import ProgramResult
 from orchestrator.hosts.context import Access
 from orchestrator.hosts.survey import Runner
-from orchestrator.runtimes.base import Handle, Place, Runtime, Status
+from orchestrator.runtimes.base import Place, Runtime, Status
 from orchestrator.runtimes.docker.checks import image_digests
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start.host import _server_on, inspect_host, place_of
 
@@ -51,7 +52,7 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
 
 
 def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = Handle(
+    handle = RunningServer(
         runtime="process",
         name="owl",
         profile="cpu-tiny",

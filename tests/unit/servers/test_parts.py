@@ -10,7 +10,8 @@ from orchestrator.core.errors import SmokeError
 from orchestrator.core.paths import Home
 from orchestrator.engine.launch import parts
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Fleet, lost_parts, note_parts
 from orchestrator.servers.start.verify import prove_again
 from orchestrator.servers.status import require_well, statuses
@@ -25,22 +26,22 @@ class Table:
     def __init__(self, titles: tuple[str, ...]) -> None:
         self.running = titles
 
-    def titles(self, _: Handle) -> tuple[str, ...]:
+    def titles(self, _: RunningServer) -> tuple[str, ...]:
         return self.running
 
 
 class OneServer(Table):
     """The same with one server, which runs."""
 
-    def __init__(self, handle: Handle, titles: tuple[str, ...]) -> None:
+    def __init__(self, handle: RunningServer, titles: tuple[str, ...]) -> None:
         super().__init__(titles)
         self.handle = handle
         self.started: str | None = None
 
-    def find(self, _: str | None = None) -> tuple[Handle, ...]:
+    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
         return (self.handle,)
 
-    def state(self, _: Handle) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=self.started, detail="")
 
 
@@ -52,8 +53,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def handle(run_dir: Path) -> Handle:
-    return Handle(
+def handle(run_dir: Path) -> RunningServer:
+    return RunningServer(
         runtime="process",
         name="two",
         profile="h200-dp2",
@@ -61,10 +62,11 @@ def handle(run_dir: Path) -> Handle:
         url="http://127.0.0.1:1",
         run_dir=str(run_dir),
         identity="1",
+        state=ServerState(status=Status.RUNNING),
     )
 
 
-def lost_of(handle: Handle, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
+def lost_of(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
     note_parts(Table(ready), handle, 12.34)  # type: ignore[arg-type]
     return lost_parts(Table(running), handle)  # type: ignore[arg-type]
 
@@ -82,18 +84,18 @@ def test_sglangs_processes_in_a_persons_words() -> None:
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_what_has_ended_since_the_server_was_ready(handle: Handle, gone: tuple[str, ...], said: str) -> None:
+def test_what_has_ended_since_the_server_was_ready(handle: RunningServer, gone: tuple[str, ...], said: str) -> None:
     assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == said
 
 
-def test_nothing_is_lost_where_nothing_can_be_told(handle: Handle) -> None:
+def test_nothing_is_lost_where_nothing_can_be_told(handle: RunningServer) -> None:
     assert lost_parts(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
     assert lost_of(handle, ready=READY, running=()) == ""  # no process table
     assert lost_of(handle, ready=READY[:1], running=READY) == ""
 
 
 def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
-    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
 
@@ -117,7 +119,7 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
         prove_again(servers, "two", strict_kernels=False)
 
 
-def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Handle, run_dir: Path) -> None:
+def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: RunningServer, run_dir: Path) -> None:
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
     note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
@@ -130,7 +132,7 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Ha
 
 
 def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
-    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gateway answers all the while."""
     monkeypatch.setattr("orchestrator.servers.start.verify.answers", lambda _: False)
@@ -142,7 +144,7 @@ def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
 
 
 def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
-    handle: Handle, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     second = replace(handle, run_dir=str(run_dir / "replica-2"))

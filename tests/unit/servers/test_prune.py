@@ -11,10 +11,10 @@ from run_samples import past_run, write_process
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import FILES_FILE, RunDir, claim, runs_of
-from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import prune as command
 from orchestrator.servers.exit_record import HEALING_FILE
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.prune import OldRun, PruneRequest, prune
 from orchestrator.servers.servers import Fleet
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def pruned(home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None) -> list[OldRun]:
-    servers = Fleet(home, {"process": ProcessRuntime(home)})
+    servers = Fleet(home, {"process": ServerGroup(ProcessRuntime(home))})
     request = PruneRequest(keep=keep, since=datetime(2026, 7, day, tzinfo=UTC), dry_run=dry_run)
     return list(prune(servers, name, request))
 
@@ -277,11 +277,11 @@ class Docker:
     def __init__(self, *, answers: bool, lists: Path | None = None) -> None:
         self.answers, self.lists = answers, lists
 
-    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         if not self.answers:
             raise HostError("the daemon does not answer")
         known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
-        named = Handle(runtime="docker", name=name or "", run_dir=str(self.lists), **known)
+        named = RunningServer(runtime="docker", name=name or "", run_dir=str(self.lists), **known)
         return (named,) if self.lists else ()
 
 
@@ -307,7 +307,7 @@ def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
     if ended:
         run.save(ended, {"how": "stopped"})
     docker = Docker(answers=answers, lists=run.path if listed else None)
-    servers = Fleet(home, {"docker": docker, "process": ProcessRuntime(home)})  # type: ignore[dict-item]
+    servers = Fleet(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
     [old] = prune(servers, None, PruneRequest(keep=1, since=datetime(2026, 7, 20, tzinfo=UTC), dry_run=False))
     assert old.kept == kept
     assert run.path.exists() == bool(kept)

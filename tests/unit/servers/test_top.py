@@ -13,8 +13,9 @@ from orchestrator.core.paths import Home
 from orchestrator.engine.responses import NoAnswerError
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import top
+from orchestrator.servers.group import RunningServer
 
 LOG_OF_AN_H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISS = (
@@ -41,22 +42,22 @@ class Scripted:
     restarts: int = 0
     at: float = 0.0
 
-    def one(self, name: str) -> Handle:
-        return Handle(
+    def one(self, name: str) -> RunningServer:
+        return RunningServer(
             runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", identity="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
 
-    def runtime(self, _: Handle) -> "Scripted":
+    def runtime(self, _: RunningServer) -> "Scripted":
         return self
 
-    def state(self, _: Handle) -> ServerState:
+    def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
 
-    def titles(self, _: Handle) -> tuple[str, ...]:
+    def titles(self, _: RunningServer) -> tuple[str, ...]:
         return self.processes
 
-    def tail(self, _: Handle) -> Callable[[], Iterator[str]]:
+    def tail(self, _: RunningServer) -> Callable[[], Iterator[str]]:
         def new() -> Iterator[str]:
             while self.log:
                 yield self.log.pop(0)

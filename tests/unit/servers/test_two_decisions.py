@@ -19,7 +19,8 @@ from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Handle, Prepared, Runtime
+from orchestrator.runtimes.base import Prepared
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Fleet
 from orchestrator.servers.start import decisions, host, up
 from orchestrator.servers.start.launch import Start
@@ -33,7 +34,7 @@ class Reached(Exception):  # noqa: N818 - no error
 class Nothing:
     """A runtime under which nothing runs."""
 
-    def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return ()
 
 
@@ -41,7 +42,7 @@ class Nothing:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home where nothing runs; whatever prepares a start says so."""
     home = Home(tmp_path / "home")
-    servers = Fleet(home, {name: cast("Runtime", Nothing()) for name in ("process", "docker")})
+    servers = Fleet(home, {name: cast("ServerGroup", Nothing()) for name in ("process", "docker")})
     monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
     monkeypatch.setattr(host, "fleet", lambda *_: nullcontext(servers))
 
@@ -162,7 +163,7 @@ def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_t
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = past_run(home, 1, "server.port=30010")
-    standing = Handle(
+    standing = RunningServer(
         runtime="process",
         name="cpu-tiny",
         profile="cpu-tiny",

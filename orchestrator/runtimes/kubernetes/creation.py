@@ -1,0 +1,67 @@
+"""What a start makes in a cluster: its objects, of which the Deployment is made first."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.core.console import warn
+from orchestrator.core.errors import NameTakenError, StartError
+from orchestrator.core.secrets import Secret
+from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.text import printable
+from orchestrator.engine.launch import delivery
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.kubernetes.files import image_of_pods
+from orchestrator.runtimes.kubernetes.gateway import objects_of
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, metadata, secret_name
+from orchestrator.runtimes.kubernetes.namespaces import Seat
+from orchestrator.runtimes.kubernetes.record import NAME, STARTER
+from orchestrator.runtimes.kubernetes.staging import staging_job
+
+
+def objects_of_start(seat: Seat, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]) -> Iterator[Manifest]:
+    """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
+    plan = artifacts.plan
+    given = delivery(secrets, api_key_env=plan.server.api_key_env)
+    if given.config is not None and cluster_of(plan).secret is None:
+        about = metadata(plan, name, called=secret_name(plan, name))
+        data = {CONFIG: given.config.reveal()}
+        yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
+    if plan.gateway is None and (job := staging_job(plan, name)) is not None:
+        yield job
+    for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
+        if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
+            warn("this Kubernetes is older than 1.21: who drains its node evicts the server")
+            continue
+        yield each
+
+
+def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
+    """The Deployment as it was made. Raises NameTakenError, or StartError for a refusal."""
+    done = cluster.create(deployment)
+    if done.ok:
+        made: Mapping[str, Any] = json.loads(done.stdout)
+        return made
+    if "AlreadyExists" not in done.stderr:
+        require_taken(done)
+    about = deployment["metadata"]
+    found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
+    raise NameTakenError(
+        f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
+        hint=f"another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
+    )
+
+
+def holder(about: Mapping[str, Any]) -> str:
+    """Who started the server that these metadata are of, as far as they tell."""
+    host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
+    since = about.get("creationTimestamp")
+    return f": started from {printable(host)} at {since}" if host and since else ""
+
+
+def require_taken(applied: ProgramResult) -> None:
+    """Raise StartError for a refusal."""
+    if not applied.ok:
+        said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
+        raise StartError("the cluster does not take the server", details=said)

@@ -1,0 +1,17 @@
+"""The rules of a plan for the process runtime."""
+
+from collections.abc import Iterator
+
+from orchestrator.core.errors import Problem
+from orchestrator.plan.rules import Case
+
+
+def has_interpreter(case: Case) -> Iterator[Problem]:
+    """There is an interpreter with the engine, or a list to install one from."""
+    engine = case.profile.engine
+    if engine.requirements is None and engine.python is None:
+        yield Problem(
+            "the process runtime needs an engine with a requirement file or an interpreter",
+            case.place("engine"),
+            "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
+        )

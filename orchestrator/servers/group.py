@@ -1,0 +1,265 @@
+"""The units of one runtime as servers: what belongs to several units, whichever runtime has them.
+
+Servers start before their gateway, and the gateway is stopped first. Their logs are joined. Of each number the newest
+start counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.errors import StartError
+from orchestrator.core.files import read_own
+from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
+from orchestrator.runtimes.replicas import number_of, part_of, top_of
+
+if TYPE_CHECKING:
+    from orchestrator.core.secrets import Secret
+    from orchestrator.plan.plan import Plan
+    from orchestrator.render.artifacts import Artifacts
+
+NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="its gateway was not started")
+_PAUSE: Final = 0.2  # seconds between two looks at the logs of several
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer(Unit):
+    """What runs under one name: a unit by itself, or a gateway and the servers behind it."""
+
+    replicas: tuple[RunningServer, ...] = ()
+    gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
+
+    @classmethod
+    def of(cls, unit: Unit) -> RunningServer:
+        """A unit by itself."""
+        return cls(**{each.name: getattr(unit, each.name) for each in fields(Unit)})
+
+    @property
+    def own_dir(self) -> str:
+        """Where its own record and log are: the server's, or those of the gateway alone."""
+        return self.gateway_dir or self.run_dir
+
+    @property
+    def unit(self) -> Unit:
+        """The unit itself, or the gateway."""
+        own = {each.name: getattr(self, each.name) for each in fields(Unit)}
+        return Unit(**{**own, "run_dir": self.own_dir})
+
+    @property
+    def run(self) -> RunDir:
+        """The run that it is of, by its newest start."""
+        return RunDir(Path(self.run_dir))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of that start; None where it is not on this machine."""
+        return read_plan(self.run)
+
+    def require_plan(self) -> Plan:
+        """The plan of that start. Raises StartError where it is not on this machine."""
+        if (plan := self.plan) is None:
+            hint = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
+            raise StartError(f"the plan of `{self.name}` is not on this machine", hint=hint)
+        return plan
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The unit itself, or the gateway, where there is one, and those behind it."""
+        own = (self.unit,) if self.identity or not self.replicas else ()
+        return (*own, *(each.unit for each in self.replicas))
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data that another command can read."""
+        left_out = {"role", "number", "state"}
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        return told | {"replicas": [each.to_dict() for each in self.replicas]}
+
+
+class ServerGroup:
+    """The servers of one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Put the units of a runtime together."""
+        self.runtime = runtime
+
+    @property
+    def named(self) -> bool:
+        """Whether the user has named the machine that it asks."""
+        return self.runtime.named
+
+    @property
+    def discovers(self) -> bool:
+        """Whether its gateways find their servers by themselves."""
+        return self.runtime.discovers
+
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
+        """Start one unit. See `Runtime.start`."""
+        return RunningServer.of(self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets))
+
+    def placed(
+        self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None
+    ) -> RunningServer:
+        """Wait until a unit has its place. See `Runtime.placed`."""
+        return RunningServer.of(self.runtime.placed(server.unit, plan, meanwhile=meanwhile))
+
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+        """The servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
+        return servers_of(self.runtime.find(name))
+
+    def state(self, server: RunningServer) -> ServerState:
+        """What has become of a unit, or of the gateway, since it was found."""
+        return NO_GATEWAY if server.replicas and not server.identity else self.runtime.state(server.unit)
+
+    def titles(self, server: RunningServer) -> tuple[str, ...]:
+        """The command lines of the processes of a unit. See `Runtime.titles`."""
+        return self.runtime.titles(server.unit)
+
+    def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        """The log; of several units each piece below the name of its file, as `tail` does."""
+        if server.replicas:
+            return self._all_logs(server, follow=follow, since=since)
+        return self.runtime.logs(server.unit, follow=follow, since=since)
+
+    def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
+        """The new lines of the log, or of all logs, at each call."""
+        tails = [self.runtime.tail(unit) for unit in server.units]
+        return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
+
+    def stop(self, server: RunningServer, *, grace: float) -> None:
+        """Stop the gateway first, and then the servers behind it, which drain at the same time."""
+        until, own = time.monotonic() + grace, server.unit
+        if not server.replicas:
+            self.runtime.stop(own, grace=grace)
+            return
+        try:
+            if own.identity:
+                self.runtime.stop(own, grace=grace)
+        finally:  # with the gateway once more, where it did not end
+            self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
+
+    def show(self, server: RunningServer, *, shown: bool) -> None:
+        """Let the gateway find a server, or not. See `Runtime.show`."""
+        self.runtime.show(server.unit, shown=shown)
+
+    def is_shown(self, server: RunningServer) -> bool:
+        """Whether the gateway may find it."""
+        return self.runtime.is_shown(server.unit)
+
+    def is_ready(self, server: RunningServer) -> bool:
+        """Whether a gateway that finds it takes it."""
+        return self.runtime.is_ready(server.unit)
+
+    def close(self) -> None:
+        """Let go of connections; servers run on."""
+        self.runtime.close()
+
+    def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
+        units = server.units
+        names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
+        for name, unit in zip(names, units, strict=True):
+            yield f"==> {name} <=="
+            yield from self.runtime.logs(unit, follow=False, since=since)
+        tails = [self.runtime.tail(unit) for unit in units] if follow else []
+        for tail in tails:
+            deque(tail(), maxlen=0)
+        last = names[-1]
+        while follow and any(self.runtime.state(unit).status is Status.RUNNING for unit in units):
+            time.sleep(_PAUSE)
+            for name, tail in zip(names, tails, strict=True):
+                for line in tail():
+                    if name != last:
+                        yield f"==> {name} <=="
+                    last = name
+                    yield line
+
+
+def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
+    """Units as servers, sorted by name."""
+    known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
+    return tuple(chain.from_iterable(_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name)))
+
+
+def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
+    """The starts of one name, and those units whose records cannot be read."""
+    starts: dict[Path, list[RunningServer]] = {}
+    for unit in units:
+        if unit.identity:
+            starts.setdefault(start_of(unit), []).append(unit)
+    yield from joined([_start(same) for same in starts.values()])
+    yield from (unit for unit in units if not unit.identity)
+
+
+def _start(units: Sequence[RunningServer]) -> RunningServer:
+    """The units of one start."""
+    own = next((unit for unit in units if not part_of(Path(unit.run_dir))), None)
+    behind = [unit for unit in units if unit is not own]
+    return own if own is not None and not behind else together(own, sorted(behind, key=lambda unit: unit.number))
+
+
+def together(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
+    """Several servers as one, with the gateway that was started before them, or not yet.
+
+    They are the newest start that any of them is of.
+    """
+    if gateway is not None:
+        newest = max([gateway.own_dir, *(str(start_of(server)) for server in servers)])
+        if newest == gateway.own_dir:
+            return replace(gateway, replicas=(*servers,))
+        digest, first = _planned_digest(Path(newest)), gateway.own_dir
+        return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
+    top = start_of(servers[0])
+    return replace(
+        servers[0],
+        plan_digest=_planned_digest(top),
+        url="",
+        service="",
+        forward="",
+        run_dir=str(top),
+        identity="",
+        replicas=(*servers,),
+        state=NO_GATEWAY,
+    )
+
+
+def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
+    """The starts of one name as they serve: those without a gateway behind the one there is.
+
+    The newest server of each number counts.
+    """
+    gateways = [server for server in found if server.identity]
+    without = [server for server in found if server.replicas and not server.identity]
+    if len(gateways) != 1 or not without:
+        return list(found)
+    starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
+    newest = {number_of(Path(server.run_dir).name): server for start in starts for server in start.replicas}
+    whole = together(gateways[0], [server for _, server in sorted(newest.items())])
+    return [whole, *(server for server in found if server not in starts)]
+
+
+def start_of(unit: Unit) -> Path:
+    """The run directory of the start that a unit is of, one of several too."""
+    return top_of(Path(unit.run_dir)).absolute()
+
+
+def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
+    """The run directories of all starts that these servers, and those behind them, are of."""
+    found = {start_of(each) for server in servers for each in (server, *server.replicas)}
+    return sorted(found | {Path(server.own_dir) for server in servers})
+
+
+def _planned_digest(run_dir: Path) -> str:
+    """The digest of the plan of a run; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(read_own(run_dir / "plan.json")).hexdigest()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,104 @@
+"""A fifth runtime is one folder and one line: planned for, rendered, started, listed, shown, stopped."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
+from orchestrator.runs.run_dir import open_run
+from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
+from orchestrator.runtimes.base import Place, Runtime, Status
+from orchestrator.servers.down import down
+from orchestrator.servers.servers import fleet
+from orchestrator.servers.start.host import place_of
+from orchestrator.servers.status import statuses
+
+FOLDER = """
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.core.logs.lines import LogTail
+from orchestrator.render.artifacts import Artifacts, server_command
+from orchestrator.runtimes.base import Unit, Prepared, Runtime, ServerState, Status
+
+RUNS = ServerState(status=Status.RUNNING)
+
+
+class OnPaper(Runtime):
+    name = "on-paper"
+
+    @classmethod
+    def render(cls, plan, inputs):
+        return Artifacts(plan=plan, command=server_command(plan, model_path="here", host="127.0.0.1"), build=None)
+
+    @classmethod
+    def prepare(cls, artifacts, place):
+        return Prepared(artifacts=artifacts, records={})
+
+    def start(self, artifacts, *, name, run_dir, secrets):
+        Path(run_dir, "server.log").write_text("serving\\n")
+        return self._unit(run_dir)
+
+    def find(self, name=None):
+        logs = self._home.runs.glob(f"{name or '*'}/*/server.log")
+        return tuple(replace(self._unit(log.parent), state=RUNS) for log in sorted(logs))
+
+    def state(self, unit):
+        return RUNS if Path(unit.run_dir, "server.log").exists() else ServerState(status=Status.ABSENT)
+
+    def logs(self, unit, *, follow, since=None):
+        return LogTail(Path(unit.run_dir, "server.log")).to_end()
+
+    def tail(self, unit):
+        return LogTail(Path(unit.run_dir, "server.log"))
+
+    def stop(self, unit, *, grace):
+        Path(unit.run_dir, "server.log").unlink()
+
+    def _unit(self, run_dir):
+        known = {"profile": "cpu-tiny", "plan_digest": "", "url": "http://127.0.0.1:9", "identity": "1"}
+        return Unit(runtime=self.name, name=run_dir.parent.name, run_dir=str(run_dir), **known)
+"""
+
+
+@pytest.fixture
+def on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "on_paper").mkdir()
+    (tmp_path / "on_paper/runtime.py").write_text(FOLDER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(REGISTRY, "on-paper", "on_paper.runtime:OnPaper")  # type: ignore[arg-type] - a table to read
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {"on-paper": REGISTRY["on-paper"]})  # no other asked
+    return "on-paper"
+
+
+def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Path) -> None:
+    home, plan = Home(tmp_path / "home"), load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
+    artifacts = runtime_class(on_paper).prepare(render_artifacts(plan), Place(home=home)).artifacts
+    assert "server.sh" in {file.path for file in rendered_files(artifacts, "owl")}
+    run = open_run(home, "owl", plan)
+    unit = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
+
+    with fleet(home) as servers:
+        assert servers.one("owl").unit == unit
+        assert [(each.runtime, each.status) for each in statuses(servers, "owl", ask=False)] == [(on_paper, "running")]
+        down(servers, "owl", host=None)
+        assert servers.find("owl") == ()
+        assert open_runtime(on_paper, home).state(unit).status is Status.ABSENT
+
+
+def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:
+    plan = load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
+    with pytest.raises(UsageError, match="the on-paper runtime runs on this machine, not on `ssh://n0`"):
+        place_of(plan.runtime, Home(tmp_path), "ssh://n0")
+    kind = runtime_class(on_paper)
+    assert (kind.takes(plan), kind.pods(plan, "owl"), kind.keeper(plan), kind.kept(tmp_path)) == (None,) * 4
+
+
+def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:
+    class Silent(Runtime):
+        name = "silent"
+
+    with pytest.raises(TypeError, match=r"abstract methods? .*start"):
+        Silent(Home(tmp_path))  # type: ignore[abstract]

@@ -1,0 +1,123 @@
+"""Several units as one server: the order in which they stop, and their logs as one."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.core.secrets import Secret
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.base import Place, Prepared, Runtime, ServerState, Status, Unit
+from orchestrator.runtimes.replicas import with_roles
+from orchestrator.servers.group import ServerGroup
+
+BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+
+
+class Noted(Runtime):
+    """Units that note what is asked of them; they end when they are asked to, but for those that hang."""
+
+    name = "noted"
+
+    def __init__(self, home: Home, *folders: str, hangs: str = "") -> None:
+        super().__init__(home)
+        self.hangs = hangs
+        self.ended: set[str] = set()
+        self.asked: list[str] = []
+        self.units = [replace(BLANK, run_dir=str(home.root / each), identity=each) for each in folders]
+
+    @classmethod
+    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+        raise NotImplementedError
+
+    @classmethod
+    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+        raise NotImplementedError
+
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
+        raise NotImplementedError
+
+    def find(self, _name: str | None = None) -> tuple[Unit, ...]:
+        return with_roles(replace(unit, state=self.state(unit)) for unit in self.units)
+
+    def state(self, unit: Unit) -> ServerState:
+        return ServerState(status=Status.ABSENT if unit.identity in self.ended else Status.RUNNING)
+
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:  # noqa: ARG002 - a log of one line
+        yield f"of {unit.identity}"
+
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        return lambda: iter([f"new of {unit.identity}"])
+
+    def ask_to_end(self, unit: Unit) -> None:
+        self.asked.append(f"ask {unit.identity}")
+        if unit.identity != self.hangs:
+            self.ended.add(unit.identity)
+
+    def stop(self, unit: Unit, *, grace: float) -> None:  # noqa: ARG002 - it ends at once
+        self.asked.append(f"stop {unit.identity}")
+        if unit.identity == self.hangs:
+            raise HostError("it does not end")
+        self.ended.add(unit.identity)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Noted:
+    return Noted(Home(tmp_path), "run/replica-2", "run", "run/replica-1")
+
+
+def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: Noted) -> None:
+    [server] = ServerGroup(pair).find("pair")
+    assert [(unit.role, unit.identity) for unit in server.units] == [
+        (Role.GATEWAY, "run"),
+        (Role.SERVER, "run/replica-1"),
+        (Role.SERVER, "run/replica-2"),
+    ]
+    assert {unit.state.status for unit in server.units} == {Status.RUNNING}
+
+
+def test_the_gateway_is_stopped_before_any_server_is_asked_and_these_end_at_the_same_time(pair: Noted) -> None:
+    [server] = ServerGroup(pair).find("pair")
+    ServerGroup(pair).stop(server, grace=5)
+    assert pair.asked[0] == "stop run"
+    assert pair.asked[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
+    assert set(pair.asked[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
+    assert ServerGroup(pair).state(server).status is Status.ABSENT
+
+
+@pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
+def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None:
+    pair = Noted(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
+    [server] = ServerGroup(pair).find("pair")
+    with pytest.raises(HostError, match="it does not end"):
+        ServerGroup(pair).stop(server, grace=0)
+    assert pair.ended == {"run", "run/replica-1", "run/replica-2"} - {hangs}
+    assert {f"stop {unit.identity}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
+
+
+def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(tmp_path: Path) -> None:
+    cut = Noted(Home(tmp_path), "run/replica-1", "run/replica-2")
+    [server] = ServerGroup(cut).find("pair")
+    assert server.state == ServerGroup(cut).state(server)
+    assert (server.state.status, server.state.detail) == (Status.EXITED, "its gateway was not started")
+    ServerGroup(cut).stop(server, grace=0)
+    assert cut.ended == {"run/replica-1", "run/replica-2"}
+
+
+def test_the_logs_of_all_are_one_with_the_name_of_each_file(pair: Noted) -> None:
+    [server] = ServerGroup(pair).find("pair")
+    assert list(ServerGroup(pair).logs(server, follow=False)) == [
+        "==> server.log <==",
+        "of run",
+        "==> replica-1/server.log <==",
+        "of run/replica-1",
+        "==> replica-2/server.log <==",
+        "of run/replica-2",
+    ]
+    assert list(ServerGroup(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
