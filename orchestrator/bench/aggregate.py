@@ -6,19 +6,25 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from orchestrator.bench import metrics
-from orchestrator.bench.load_generator import Drive, Sample
+from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.result import (
     CacheHits,
+    Distribution,
     Energy,
     FailureCount,
     Latency,
     Point,
     Price,
     ServerCounts,
-    Spread,
     Throughput,
 )
-from orchestrator.bench.steady_state import judge_sustained, realised_share, shows_a_rate, steady_window, ttft_growth
+from orchestrator.bench.steady_state import (
+    completion_ratio,
+    is_long_enough,
+    judge_sustained,
+    steady_window,
+    ttft_growth,
+)
 from orchestrator.bench.workload import Workload
 
 
@@ -28,20 +34,20 @@ class Observation:
 
     label: str
     started_at: str
-    drive: Drive
+    drive: LoadResult
     server: ServerCounts | None
     energy: Energy | None
     reports_cache: bool
     gpus: int | None
 
 
-def open_point(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
+def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
     """The figures of one offered rate, judged against the workload's limits."""
     samples = observed.drive.samples
     window = steady_window(samples)
     steady = (
         throughput(samples, begin=window[0], end=window[1], gpus=observed.gpus)
-        if window and shows_a_rate(window)
+        if window and is_long_enough(window)
         else None
     )
     point = replace(
@@ -49,7 +55,7 @@ def open_point(observed: Observation, workload: Workload, *, rate_rps: float, pr
         offered_rps=rate_rps,
         sent_rps=_sent_rps(samples),
         achieved_rps=_completed(samples, window) / steady.seconds if window and steady else None,
-        realised_share=realised_share(samples, window) if window else None,
+        realised_share=completion_ratio(samples, window) if window else None,
         ttft_growth_s_per_s=ttft_growth(samples),
         window=steady,
     )
@@ -58,7 +64,7 @@ def open_point(observed: Observation, workload: Workload, *, rate_rps: float, pr
     return replace(point, sustained=sustained, not_sustained_because=reasons)
 
 
-def closed_point(observed: Observation, workload: Workload, *, price: Price | None) -> Point:
+def summarize_closed_loop(observed: Observation, workload: Workload, *, price: Price | None) -> Point:
     """The figures of one concurrency."""
     point = _point(observed, workload, arrivals="closed")
     cost = _usd(point.full_run, price, observed.gpus)
@@ -84,7 +90,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
         goodput_rps=in_time / end if end else None,
         full_run=throughput(samples, begin=0.0, end=end, gpus=observed.gpus) if end else None,
         latency=latency(samples),
-        send_lag_s=spread(max(0.0, sample.started_s - sample.scheduled_s) for sample in samples),
+        send_lag_s=distribution(max(0.0, sample.started_s - sample.scheduled_s) for sample in samples),
         cache=cache_hits(
             samples, wanted_share=workload.cached_share, absent_is_zero=observed.reports_cache, server=server
         ),
@@ -93,12 +99,12 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
     )
 
 
-def _sent_rps(samples: Sequence[Sample]) -> float | None:
+def _sent_rps(samples: Sequence[RequestRecord]) -> float | None:
     started = sorted(sample.started_s for sample in samples)
     return (len(started) - 1) / (started[-1] - started[0]) if len(started) > 1 else None
 
 
-def _completed(samples: Sequence[Sample], window: tuple[float, float]) -> int:
+def _completed(samples: Sequence[RequestRecord], window: tuple[float, float]) -> int:
     return sum(sample.ok and window[0] <= sample.ended_s <= window[1] for sample in samples)
 
 
@@ -117,20 +123,20 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def spread(values: Iterable[float]) -> Spread | None:
+def distribution(values: Iterable[float]) -> Distribution | None:
     """The distribution of `values`; None where there are none."""
     found = list(values)
     return _distribution(found) if found else None
 
 
-def _distribution(values: Sequence[float]) -> Spread:
+def _distribution(values: Sequence[float]) -> Distribution:
     ordered = sorted(values)
     p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.90, 0.95, 0.99))
     mean = sum(ordered) / len(ordered)
-    return Spread(count=len(ordered), mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
+    return Distribution(count=len(ordered), mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
 
 
-def latency(samples: Sequence[Sample]) -> Latency | None:
+def latency(samples: Sequence[RequestRecord]) -> Latency | None:
     """What the client saw, over the successful requests."""
     done = [sample for sample in samples if sample.ok]
     if not done:
@@ -142,29 +148,29 @@ def latency(samples: Sequence[Sample]) -> Latency | None:
         ttft_from_send_s=_distribution([sample.chunk_s[0] - sample.started_s for sample in done]),
         e2e_from_schedule_s=_distribution([sample.ended_s - sample.scheduled_s for sample in done]),
         e2e_from_send_s=_distribution([sample.ended_s - sample.started_s for sample in done]),
-        tpot_s=spread(map(_tpot, several)),
-        itl_per_chunk_s=spread(_gaps(done)),
+        tpot_s=distribution(map(_tpot, several)),
+        itl_per_chunk_s=distribution(_gaps(done)),
         tokens_per_chunk=sum(map(_output_tokens, done)) / chunks,
     )
 
 
-def _output_tokens(sample: Sample) -> int:
+def _output_tokens(sample: RequestRecord) -> int:
     return sample.output_tokens or 0
 
 
-def _prompt_tokens(sample: Sample) -> int:
+def _prompt_tokens(sample: RequestRecord) -> int:
     return sample.prompt_tokens or 0
 
 
-def _gaps(samples: Sequence[Sample]) -> Iterable[float]:
+def _gaps(samples: Sequence[RequestRecord]) -> Iterable[float]:
     return (b - a for sample in samples for a, b in pairwise(sample.chunk_s))
 
 
-def _tpot(sample: Sample) -> float:
+def _tpot(sample: RequestRecord) -> float:
     return (sample.ended_s - sample.chunk_s[0]) / (_output_tokens(sample) - 1)
 
 
-def throughput(samples: Sequence[Sample], *, begin: float, end: float, gpus: int | None) -> Throughput:
+def throughput(samples: Sequence[RequestRecord], *, begin: float, end: float, gpus: int | None) -> Throughput:
     """Tokens that arrived in [begin, end], seconds after the first planned arrival, of failed requests too.
 
     A prompt's tokens are counted at its first chunk. Where chunks do not say how many tokens they carry, a request's
@@ -186,7 +192,7 @@ def throughput(samples: Sequence[Sample], *, begin: float, end: float, gpus: int
     )
 
 
-def _emitted(sample: Sample) -> Iterable[tuple[float, float]]:
+def _emitted(sample: RequestRecord) -> Iterable[tuple[float, float]]:
     """Arrival and number of tokens of each chunk."""
     so_far = sample.chunk_tokens
     if so_far and all(tokens is not None for tokens in so_far):
@@ -197,7 +203,7 @@ def _emitted(sample: Sample) -> Iterable[tuple[float, float]]:
 
 
 def cache_hits(
-    samples: Sequence[Sample], *, wanted_share: float, absent_is_zero: bool, server: ServerCounts | None
+    samples: Sequence[RequestRecord], *, wanted_share: float, absent_is_zero: bool, server: ServerCounts | None
 ) -> CacheHits:
     """The share of prompt tokens that came from cache, by the answers' usage and by the server's counters.
 
@@ -210,12 +216,12 @@ def cache_hits(
     return CacheHits(
         wanted_share=wanted_share,
         usage_share=cached / prompt if prompt else None,
-        usage_share_per_request=spread(cached / prompt for cached, prompt in pairs),
+        usage_share_per_request=distribution(cached / prompt for cached, prompt in pairs),
         metrics_share=_metrics_share(server),
     )
 
 
-def _cached_and_prompt(done: Sequence[Sample], *, absent_is_zero: bool) -> list[tuple[int, int]]:
+def _cached_and_prompt(done: Sequence[RequestRecord], *, absent_is_zero: bool) -> list[tuple[int, int]]:
     """Tokens from cache and of the prompt, a request; empty where the server does not report them."""
     if not absent_is_zero and all(sample.cached_tokens is None for sample in done):
         return []
@@ -228,7 +234,7 @@ def _metrics_share(server: ServerCounts | None) -> float | None:
     return server.cached_tokens / server.prompt_tokens
 
 
-def failures(samples: Sequence[Sample]) -> tuple[FailureCount, ...]:
+def failures(samples: Sequence[RequestRecord]) -> tuple[FailureCount, ...]:
     """How many requests failed in which way, the most frequent first, each with its first example."""
     counts = Counter(sample.failure for sample in samples if sample.failure)
     examples = {sample.failure: sample.failure_example for sample in reversed(samples) if sample.failure}

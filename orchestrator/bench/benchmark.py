@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.bench.comparability import marks
+from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.connection import Connections
-from orchestrator.bench.counters import capped
-from orchestrator.bench.endpoint import Endpoint, check_fits, probe
+from orchestrator.bench.counters import concurrency_capped
+from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
-from orchestrator.bench.load_generator import Drive, Sample
+from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
     BenchEnding,
     BenchResult,
+    ComparabilityIssue,
     EndpointFacts,
-    Mark,
     MarkKind,
     Point,
     Price,
@@ -34,10 +34,10 @@ from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady_state import knee
 from orchestrator.bench.workload import LEAST_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, redact
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.core.url import Address
 
 
@@ -64,7 +64,7 @@ class BenchRequest:
     enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
 
 
-class UnwrittenError(Exception):
+class ResultWriteError(Exception):
     """The result could not be written; it is here."""
 
     def __init__(self, result: BenchResult, cause: OSError) -> None:
@@ -102,7 +102,7 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
     try:
         say("probing the endpoint", "")
         try:
-            endpoint = await probe(connections, address, api=request.api, behind=tuple(behind))
+            endpoint = await discover(connections, address, api=request.api, behind=tuple(behind))
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before anything was measured", hint="run the same command again") from error
         check_fits(request.workload, endpoint.facts)
@@ -153,7 +153,7 @@ def _ending_well_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        with held():
+        with defer_signals():
             for number, was in taken.items():
                 loop.remove_signal_handler(number)
                 signal.signal(number, was)
@@ -202,7 +202,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
     ending = BenchEnding.COMPLETE
     try:
         async for measured, drive, warmup in _points(runner, result.points):
-            point = replace(measured, capped=capped(measured, request.provenance))
+            point = replace(measured, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _marked(request, replace(result, run=run, points=(*result.points, point)))
             _write_samples(request, result, drive, label=point.label)
@@ -228,7 +228,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
 def _marked(request: BenchRequest, result: BenchResult) -> BenchResult:
     """`result` with its points in order, and what follows from them."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
-    found = marks(
+    found = comparability_issues(
         points,
         result.run.provenance,
         ending=result.ending,
@@ -248,13 +248,15 @@ def _with_gate(request: BenchRequest, result: BenchResult) -> BenchResult:
     provenance = replace(result.run.provenance, kernel_gate=gate)
     result = _marked(request, replace(result, run=replace(result.run, provenance=provenance)))
     if failure:
-        unknown = Mark(kind=MarkKind.UNKNOWN_KERNELS, detail=f"the server's log could not be read: {failure}")
+        unknown = ComparabilityIssue(
+            kind=MarkKind.UNKNOWN_KERNELS, detail=f"the server's log could not be read: {failure}"
+        )
         result = replace(result, marks=(unknown, *result.marks))
     _write(request, result)
     return result
 
 
-async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator[tuple[Point, Drive, str]]:
+async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator[tuple[Point, LoadResult, str]]:
     """Each point that is not yet there, until one does not end well."""
     workload = runner.workload
     done = {point.label: point for point in kept}
@@ -291,20 +293,20 @@ def _without_secrets(facts: EndpointFacts) -> EndpointFacts:
 
 def _write(request: BenchRequest, result: BenchResult) -> None:
     try:
-        write_whole(request.directory / RESULT_FILE, result.to_json())
+        atomic_write(request.directory / RESULT_FILE, result.to_json())
     except OSError as error:
-        raise UnwrittenError(result, error) from error
+        raise ResultWriteError(result, error) from error
 
 
-def _write_samples(request: BenchRequest, result: BenchResult, drive: Drive, *, label: str) -> None:
+def _write_samples(request: BenchRequest, result: BenchResult, drive: LoadResult, *, label: str) -> None:
     lines = "".join(json.dumps(_plain(sample)) + "\n" for sample in drive.samples)
     try:
-        write_whole(request.directory / FileName(f"requests-{label}.jsonl"), lines)
+        atomic_write(request.directory / FileName(f"requests-{label}.jsonl"), lines)
     except OSError as error:
-        raise UnwrittenError(result, error) from error
+        raise ResultWriteError(result, error) from error
 
 
-def _plain(sample: Sample) -> dict[str, object]:
+def _plain(sample: RequestRecord) -> dict[str, object]:
     """A sample as one line of JSON, times to the microsecond."""
     data = asdict(sample)
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}

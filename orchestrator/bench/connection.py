@@ -12,7 +12,7 @@ from orchestrator.bench.http1 import Framing, MalformedError
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
-from orchestrator.engine.responses import MOST_BYTES, NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import MOST_BYTES, NoResponseError, UnexpectedResponseError
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0
@@ -53,7 +53,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._sink.feed(data, now)
-        except (MalformedError, OddAnswerError) as error:
+        except (MalformedError, UnexpectedResponseError) as error:
             self._sink.fail("malformed", str(error))
             self.close()
             self._finish()
@@ -107,7 +107,7 @@ class _Body:
     def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - a Sink is told the time
         self.content += self.framing.feed(data)
         if len(self.content) > self._most:
-            raise OddAnswerError(f"more than {self._most >> 20} MiB")
+            raise UnexpectedResponseError(f"more than {self._most >> 20} MiB")
 
     def fail(self, kind: str, example: str) -> None:
         self.failure = (kind, example)
@@ -173,9 +173,9 @@ class Connections:
             async with asyncio.timeout(timeout_s):
                 await self.send((self.head(method, path, len(content)), content), sink)
         except TimeoutError as error:
-            raise NoAnswerError(f"no answer to {method} {path} within {timeout_s:g} s") from error
+            raise NoResponseError(f"no answer to {method} {path} within {timeout_s:g} s") from error
         if sink.failure is not None:
-            raise NoAnswerError(f"{method} {path}: {sink.failure[1]}")
+            raise NoResponseError(f"{method} {path}: {sink.failure[1]}")
         return sink.framing.status, sink.content
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.bench.published import Published, price_book
-from orchestrator.core.console import minutes, table
+from orchestrator.core.console import format_duration, table
 from orchestrator.core.subprocesses import quote
 
 
@@ -18,7 +18,7 @@ class CommandEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
+class CostEstimate:
     """What an hour of the whole node costs; None where no price is known."""
 
     hourly: float | None
@@ -26,12 +26,12 @@ class Bill:
     source: str
 
     @classmethod
-    def of_node(cls, published: Published, prices: Sequence[str], currency: str) -> "Bill":
+    def of_node(cls, published: Published, prices: Sequence[str], currency: str) -> "CostEstimate":
         """For the node that the rates were published for; what others published is in USD, and nothing is converted."""
         return cls.of_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
 
     @classmethod
-    def of_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "Bill":
+    def of_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "CostEstimate":
         """For so many GPUs of a name."""
         price, source = price_book(prices).of(gpu)
         known = price if price and (currency == "USD" or source == "given") else None
@@ -65,8 +65,10 @@ class Bill:
     def to_table(self, commands: Sequence[CommandEstimate]) -> str:
         """Return the commands with their sums as a table."""
         seconds = sum(each.seconds for each in commands)
-        rows = [(quote(["deploy", *each.argv]), minutes(each.seconds), self.text(each.seconds)) for each in commands]
-        rows.append(("total", minutes(seconds), self.text(seconds)))
+        rows = [
+            (quote(["deploy", *each.argv]), format_duration(each.seconds), self.text(each.seconds)) for each in commands
+        ]
+        rows.append(("total", format_duration(seconds), self.text(seconds)))
         return table(("command", "about", f"about {self.currency}"), rows)
 
     def text(self, seconds: float) -> str:

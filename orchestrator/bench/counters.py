@@ -51,7 +51,7 @@ def _credible(figure: float | None) -> float | None:
     return figure if figure is not None and 0 <= figure <= MOST_AMOUNT else None
 
 
-def capped(point: Point, provenance: ServerProvenance) -> str | None:
+def concurrency_capped(point: Point, provenance: ServerProvenance) -> str | None:
     """A sentence for a point that ran at the cap of its plan; None below it, or where either is not known."""
     cap = _cap(provenance.plan or {})
     ran = point.server.running_max if point.server else None

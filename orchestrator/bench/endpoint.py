@@ -15,9 +15,9 @@ from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import Api, tokenize_body
 from orchestrator.engine.responses import (
     Json,
-    NoAnswerError,
-    OddAnswerError,
+    NoResponseError,
     ServerInfo,
+    UnexpectedResponseError,
     read_models,
     read_object,
     read_server_info,
@@ -57,7 +57,7 @@ class Endpoint:
         for server in self._servers:
             try:
                 status, content = await server.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
-            except NoAnswerError:
+            except NoResponseError:
                 return None
             if status != 200:
                 return None
@@ -73,7 +73,7 @@ class Endpoint:
             if status != 200:
                 raise BenchError(f"POST {endpoints.TOKENIZE} gives status {status}", where=self.facts.url, hint=hint)
             return read_token_ids(content)
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             message = f"the endpoint does not say which tokens a text has: {error}"
             raise BenchError(message, where=self.facts.url, hint=hint) from error
 
@@ -83,12 +83,12 @@ class Endpoint:
             return False
         try:
             answers = [await server.fetch("POST", endpoints.FLUSH_CACHE) for server in self._servers]
-        except NoAnswerError:
+        except NoResponseError:
             return False
         return all(status == 200 for status, _ in answers)
 
 
-async def probe(
+async def discover(
     connections: Connections,
     address: Address,
     *,
@@ -104,7 +104,7 @@ async def probe(
         await _ask(connections, address, endpoints.MODELS)
         models = read_models(await _ask(server, address, endpoints.MODELS))
         info = await _server_info(server, address)
-    except OddAnswerError as error:
+    except UnexpectedResponseError as error:
         raise BenchError(f"the endpoint does not say what it serves: {error}", where=address.url) from error
     if not models:
         raise BenchError(f"the endpoint names no model under `{endpoints.MODELS}`", where=address.url)
@@ -159,7 +159,7 @@ async def _server_info(connections: Connections, address: Address) -> ServerInfo
     status, content = await _fetch(connections, address, endpoints.SERVER_INFO)
     try:
         data = read_object(content, path=endpoints.SERVER_INFO) if status == 200 else {}
-    except OddAnswerError:
+    except UnexpectedResponseError:
         return None
     return read_server_info(data)
 
@@ -167,7 +167,7 @@ async def _server_info(connections: Connections, address: Address) -> ServerInfo
 async def _fetch(connections: Connections, address: Address, path: str) -> tuple[int, bytearray]:
     try:
         return await connections.fetch("GET", path)
-    except NoAnswerError as error:
+    except NoResponseError as error:
         raise BenchError(
             f"the endpoint does not answer: {error}", where=address.url, hint="is it up? try `deploy status`"
         ) from error
@@ -176,6 +176,6 @@ async def _fetch(connections: Connections, address: Address, path: str) -> tuple
 async def _exports_metrics(connections: Connections) -> bool:
     try:
         status, _ = await connections.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
-    except NoAnswerError:
+    except NoResponseError:
         return False
     return status == 200

@@ -46,7 +46,7 @@ def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
     return EnergyReading(source=source, joules=joules, at_s=time.monotonic())
 
 
-def parse_amd_smi(done: subprocesses.ProgramResult) -> tuple[float, ...]:
+def parse_amd_smi(done: subprocesses.CompletedProgram) -> tuple[float, ...]:
     """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
     try:
         data = parse_json(done.stdout)

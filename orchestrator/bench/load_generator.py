@@ -13,7 +13,7 @@ from typing import Final
 
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.result import BenchEnding
-from orchestrator.bench.streamed_response import Answer
+from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.engine.sse import Usage
 
 Request = tuple[bytes, ...]
@@ -23,7 +23,7 @@ _DEAD_AFTER: Final = 5  # requests in a row that found no connection, or lost it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class RequestRecord:
     """One request as the client saw it; times in seconds after the first planned arrival."""
 
     index: int
@@ -46,15 +46,15 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drive:
+class LoadResult:
     """What came of one point's requests: those that ended, in order."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[RequestRecord, ...]
     ending: BenchEnding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RequestShape:
     """What each request of a load asks for, exactly, and the seconds its answer may take."""
 
     input_tokens: int
@@ -69,17 +69,17 @@ class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
 class _Sender:
     """Sends requests, keeps what ended, and notices when nobody answers any more."""
 
-    def __init__(self, connections: Connections, asked: Asked, *, on_end: Callable[[int], None]) -> None:
+    def __init__(self, connections: Connections, asked: RequestShape, *, on_end: Callable[[int], None]) -> None:
         self._connections = connections
         self._asked = asked
         self._on_end = on_end
-        self._ended: list[tuple[int, float, float, float, Answer, Usage | None]] = []
+        self._ended: list[tuple[int, float, float, float, StreamedResponse, Usage | None]] = []
         self._lost_in_a_row = 0
         self.origin = 0.0
 
     async def send(self, index: int, request: Request, scheduled: float) -> None:
         loop = asyncio.get_running_loop()
-        answer = Answer(self._asked.output_tokens)
+        answer = StreamedResponse(self._asked.output_tokens)
         started = loop.time()
         try:
             async with asyncio.timeout_at(max(scheduled, started) + self._asked.timeout_s):
@@ -93,10 +93,10 @@ class _Sender:
         if self._lost_in_a_row >= _DEAD_AFTER:
             raise _EndpointGone
 
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[RequestRecord, ...]:
         return tuple(sorted((self._sample(*ended) for ended in self._ended), key=lambda sample: sample.index))
 
-    def _read(self, answer: Answer) -> Usage | None:
+    def _read(self, answer: StreamedResponse) -> Usage | None:
         """What the server counted; an answer of another length than was asked for is no success."""
         usage, asked = answer.finish(), (self._asked.input_tokens, self._asked.output_tokens)
         if usage is not None and (usage.prompt_tokens, usage.output_tokens) != asked:
@@ -105,10 +105,10 @@ class _Sender:
         return usage
 
     def _sample(
-        self, index: int, scheduled: float, started: float, ended: float, answer: Answer, usage: Usage | None
-    ) -> Sample:
+        self, index: int, scheduled: float, started: float, ended: float, answer: StreamedResponse, usage: Usage | None
+    ) -> RequestRecord:
         failure = answer.failure or (None, "")
-        return Sample(
+        return RequestRecord(
             index=index,
             scheduled_s=scheduled - self.origin,
             started_s=started - self.origin,
@@ -124,14 +124,14 @@ class _Sender:
         )
 
 
-async def drive_open(
+async def run_open_loop(
     connections: Connections,
     requests: Sequence[Request],
     times: Sequence[float],
     *,
-    asked: Asked,
+    asked: RequestShape,
     on_end: Callable[[int], None],
-) -> Drive:
+) -> LoadResult:
     """Send `requests[i]` at `times[i]` seconds; returns when all ended, on Ctrl-C, or when the endpoint is gone."""
     sender = _Sender(connections, asked, on_end=on_end)
     loop = asyncio.get_running_loop()
@@ -145,14 +145,14 @@ async def drive_open(
     return await _run(sender, arrivals)
 
 
-async def drive_closed(
+async def run_closed_loop(
     connections: Connections,
     requests: Sequence[Request],
     *,
     concurrency: int,
-    asked: Asked,
+    asked: RequestShape,
     on_end: Callable[[int], None],
-) -> Drive:
+) -> LoadResult:
     """Keep `concurrency` requests under way until all were sent."""
     sender = _Sender(connections, asked, on_end=on_end)
     loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ async def drive_closed(
     return await _run(sender, streams)
 
 
-async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> Drive:
+async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> LoadResult:
     ending = BenchEnding.COMPLETE
     with _undisturbed():
         try:
@@ -182,7 +182,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
             ending = BenchEnding.INTERRUPTED
     if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load and not the program: what is finished is still to be reported
-    return Drive(samples=sender.samples(), ending=ending)
+    return LoadResult(samples=sender.samples(), ending=ending)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The figures of a point, one row each: `bench`, `compare` and the report (Markdown, HTML) are drawn from this table.
 
-A new figure is a field of `Point`, or a function of one, and a row of `FIGURES`. Pure.
+A new figure is a field of `Point`, or a function of one, and a row of `METRICS`. Pure.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
 from typing import Final, Literal
 
-from orchestrator.bench.result import BenchResult, Energy, Latency, Point, Spread, Throughput
+from orchestrator.bench.result import BenchResult, Distribution, Energy, Latency, Point, Throughput
 from orchestrator.core.console import table
 
 _LEAST: Final = 1e-9  # tokens a second: below it nothing was put out
@@ -17,7 +17,7 @@ ABSENT: Final = "not measured"
 _SUSTAINED: Final = {True: "yes", False: "no", None: "-"}
 
 
-class Shown(Flag):
+class DisplayIn(Flag):
     """Where a figure is shown, apart from `report.json`, which holds all of them."""
 
     BENCH = auto()  # in the table of `deploy bench`
@@ -55,7 +55,7 @@ def plain(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ReportMetric:
     """One figure: where it is found in a point, and how it is shown.
 
     `key` names it in `report.json`; a published rate that holds a field of that name is set beside it.
@@ -67,7 +67,7 @@ class Figure:
     show: Callable[[float], str]
     of: Callable[[Point], float | None]
     _: KW_ONLY
-    shown: Shown
+    shown: DisplayIn
     higher_is_better: bool = True
     exact: bool = False  # no tolerance beside a published figure
     unpublished: str = "not published"  # in place of the figure of a published layout
@@ -116,7 +116,7 @@ def usd_per_million_tokens(usd_per_hour: float | None, tok_per_s: float | None) 
     return usd_per_hour / 3600 / tok_per_s * 1e6
 
 
-def steady(point: Point) -> Throughput | None:
+def steady_state(point: Point) -> Throughput | None:
     """Of an open load the steady window; a closed load keeps its level by itself, so that all of its run counts."""
     return point.window if point.concurrency is None else point.full_run
 
@@ -126,28 +126,28 @@ def _output(throughput: Throughput | None) -> float | None:
 
 
 def _per_gpu(point: Point) -> float | None:
-    return throughput.output_tok_per_s_per_gpu if (throughput := steady(point)) else None
+    return throughput.output_tok_per_s_per_gpu if (throughput := steady_state(point)) else None
 
 
-def _ttft(latency: Latency) -> Spread:
+def _ttft(latency: Latency) -> Distribution:
     return latency.ttft_from_schedule_s
 
 
-def _tpot(latency: Latency) -> Spread | None:
+def _tpot(latency: Latency) -> Distribution | None:
     return latency.tpot_s
 
 
-def _itl(latency: Latency) -> Spread | None:
+def _itl(latency: Latency) -> Distribution | None:
     """From chunk to chunk: of several tokens each where the server drafts."""
     return latency.itl_per_chunk_s
 
 
-def _e2e(latency: Latency) -> Spread:
+def _e2e(latency: Latency) -> Distribution:
     return latency.e2e_from_schedule_s
 
 
 def _at(
-    percentile: Literal["p50", "p95", "p99"], of: Callable[[Latency], Spread | None], scale: float = 1.0
+    percentile: Literal["p50", "p95", "p99"], of: Callable[[Latency], Distribution | None], scale: float = 1.0
 ) -> Callable[[Point], float | None]:
     """That percentile of one of the latencies."""
 
@@ -192,50 +192,65 @@ def _wait(
     show: Callable[[float], str],
     of: Callable[[Point], float | None],
     *,
-    also: Shown = Shown.WAIT,
-) -> Figure:
+    also: DisplayIn = DisplayIn.WAIT,
+) -> ReportMetric:
     """A time that a request took: the shorter the better."""
-    return Figure(key, name, unit, show, of, shown=Shown.WAIT | also, higher_is_better=False)
+    return ReportMetric(key, name, unit, show, of, shown=DisplayIn.WAIT | also, higher_is_better=False)
 
 
-_TABLES: Final = Shown.BENCH | Shown.COMPARE | Shown.RATE
-_ALL: Final = _TABLES | Shown.LAYOUT | Shown.CARD
+_TABLES: Final = DisplayIn.BENCH | DisplayIn.COMPARE | DisplayIn.RATE
+_ALL: Final = _TABLES | DisplayIn.LAYOUT | DisplayIn.CARD
 
 # key, name, unit, how it is shown, where it is found
-FIGURES: Final = (
-    Figure("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, shown=Shown.BENCH),
-    Figure("output_tok_s", "output tok/s", "per node", count, lambda p: _output(steady(p)), shown=_TABLES | Shown.CARD),
-    Figure("output_tok_s_gpu", "output tok/s", "per GPU", count, _per_gpu, shown=Shown.COMPARE | Shown.RATE),
-    Figure("user_tok_s", "tok/s", "per user", count, _per_user, shown=Shown.COMPARE | Shown.RATE | Shown.CARD),
-    Figure("full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), shown=Shown.BENCH),
-    _wait("ttft_p50_s", "TTFT p50", "s", seconds, _at("p50", _ttft), also=Shown.BENCH | Shown.COMPARE),
-    _wait("ttft_p95_s", "TTFT p95", "s", seconds, _at("p95", _ttft), also=_ALL ^ Shown.RATE),
+METRICS: Final = (
+    ReportMetric("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, shown=DisplayIn.BENCH),
+    ReportMetric(
+        "output_tok_s",
+        "output tok/s",
+        "per node",
+        count,
+        lambda p: _output(steady_state(p)),
+        shown=_TABLES | DisplayIn.CARD,
+    ),
+    ReportMetric(
+        "output_tok_s_gpu", "output tok/s", "per GPU", count, _per_gpu, shown=DisplayIn.COMPARE | DisplayIn.RATE
+    ),
+    ReportMetric(
+        "user_tok_s", "tok/s", "per user", count, _per_user, shown=DisplayIn.COMPARE | DisplayIn.RATE | DisplayIn.CARD
+    ),
+    ReportMetric(
+        "full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), shown=DisplayIn.BENCH
+    ),
+    _wait("ttft_p50_s", "TTFT p50", "s", seconds, _at("p50", _ttft), also=DisplayIn.BENCH | DisplayIn.COMPARE),
+    _wait("ttft_p95_s", "TTFT p95", "s", seconds, _at("p95", _ttft), also=_ALL ^ DisplayIn.RATE),
     _wait("ttft_p99_s", "TTFT p99", "s", seconds, _at("p99", _ttft)),
-    _wait("tpot_p50_ms", "TPOT p50", "ms", plain, _at("p50", _tpot, 1e3), also=_TABLES ^ Shown.RATE),
+    _wait("tpot_p50_ms", "TPOT p50", "ms", plain, _at("p50", _tpot, 1e3), also=_TABLES ^ DisplayIn.RATE),
     _wait("tpot_p95_ms", "TPOT p95", "ms", plain, _at("p95", _tpot, 1e3)),
     _wait("tpot_p99_ms", "TPOT p99", "ms", plain, _at("p99", _tpot, 1e3)),
     _wait("itl_p50_ms", "ITL p50", "ms", plain, _at("p50", _itl, 1e3)),
     _wait("itl_p95_ms", "ITL p95", "ms", plain, _at("p95", _itl, 1e3)),
-    _wait("e2e_p50_s", "E2E p50", "s", seconds, _at("p50", _e2e), also=Shown.COMPARE),
-    _wait("e2e_p95_s", "E2E p95", "s", seconds, _at("p95", _e2e), also=Shown.CARD),
+    _wait("e2e_p50_s", "E2E p50", "s", seconds, _at("p50", _e2e), also=DisplayIn.COMPARE),
+    _wait("e2e_p95_s", "E2E p95", "s", seconds, _at("p95", _e2e), also=DisplayIn.CARD),
     _wait("e2e_p99_s", "E2E p99", "s", seconds, _at("p99", _e2e)),
-    Figure("success_share", "success", "", share, lambda point: point.success_share, shown=_TABLES, exact=True),
-    Figure("cached_share", "from cache", "", share, cached_share, shown=_TABLES | Shown.CARD),
-    Figure("accept_length", "accepted", "tokens a step", plain, accept_length, shown=_TABLES | Shown.CARD),
-    Figure(
+    ReportMetric("success_share", "success", "", share, lambda point: point.success_share, shown=_TABLES, exact=True),
+    ReportMetric("cached_share", "from cache", "", share, cached_share, shown=_TABLES | DisplayIn.CARD),
+    ReportMetric("accept_length", "accepted", "tokens a step", plain, accept_length, shown=_TABLES | DisplayIn.CARD),
+    ReportMetric(
         "usd_per_million", "$/M", "output tok", usd, _usd, shown=_ALL, higher_is_better=False, unpublished="no price"
     ),
-    Figure("joules_per_output_token", "J", "per output tok", plain, _joules, shown=_ALL, higher_is_better=False),
-    Figure("output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt, shown=_TABLES | Shown.LAYOUT),
+    ReportMetric("joules_per_output_token", "J", "per output tok", plain, _joules, shown=_ALL, higher_is_better=False),
+    ReportMetric(
+        "output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt, shown=_TABLES | DisplayIn.LAYOUT
+    ),
 )
 
 
-def shown_in(place: Shown) -> tuple[Figure, ...]:
+def shown_in(place: DisplayIn) -> tuple[ReportMetric, ...]:
     """The figures that are shown in one of these places, in order."""
-    return tuple(figure for figure in FIGURES if place & figure.shown)
+    return tuple(figure for figure in METRICS if place & figure.shown)
 
 
-_BY_KEY: Final = {figure.key: figure for figure in FIGURES}
+_BY_KEY: Final = {figure.key: figure for figure in METRICS}
 OUTPUT: Final = _BY_KEY["output_tok_s"]
 OUTPUT_PER_GPU: Final = _BY_KEY["output_tok_s_gpu"]
 PER_USER: Final = _BY_KEY["user_tok_s"]
@@ -252,7 +267,7 @@ def result_text(result: BenchResult) -> str:
 
     A figure that no point has is left out of the table.
     """
-    bench = shown_in(Shown.BENCH)
+    bench = shown_in(DisplayIn.BENCH)
     measured = [figure for figure in bench if any(figure.of(point) is not None for point in result.points)]
     units = ("", *(figure.unit for figure in measured), "")
     rows = [

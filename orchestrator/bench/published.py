@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field, RootModel
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, read_model
@@ -233,10 +233,10 @@ class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
     """One file, of any kind."""
 
 
-def load_all_published(catalogue: Catalogue | None = None) -> tuple[AnyPublished, ...]:
+def load_all_published(catalogue: Catalog | None = None) -> tuple[AnyPublished, ...]:
     """Every file of published figures, sorted by name. Raises ProfileError with every fault of one and its line."""
-    catalogue = catalogue or Catalogue.from_environment()
-    return tuple(read_published(path, catalogue.shown(path)) for path in catalogue.all(Kind.PUBLISHED))
+    catalogue = catalogue or Catalog.from_environment()
+    return tuple(read_published(path, catalogue.shown(path)) for path in catalogue.all(EntryKind.PUBLISHED))
 
 
 def read_published(path: Path, name: str) -> AnyPublished:
@@ -255,7 +255,7 @@ def published_workloads() -> frozenset[str]:
     return frozenset(name for each in known for name in (each.workload.name, each.single_stream.workload))
 
 
-def load_published(name: str, catalogue: Catalogue | None = None) -> Published:
+def load_published(name: str, catalogue: Catalog | None = None) -> Published:
     """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
     if name.endswith((".yaml", ".yml")):
         return _in_file(Path(name))

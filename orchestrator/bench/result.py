@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.validation import faults_in
+from orchestrator.core.validation import validation_problems
 
 RESULT_SCHEMA: Final = 1
 RESULT_FILE: Final = "result.json"
@@ -53,7 +53,7 @@ class BenchEnding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class ComparabilityIssue:
     """One reason why the result is not comparable; `point` is the label of the point it concerns, "" for all."""
 
     kind: MarkKind
@@ -62,7 +62,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class Distribution:
     """A distribution, in the unit of the field that holds it; percentiles are linearly interpolated."""
 
     count: Count
@@ -89,12 +89,12 @@ class Throughput:
 class Latency:
     """What the client saw, over successful requests. Open loop: `from_schedule` counts from the planned arrival."""
 
-    ttft_from_schedule_s: Spread
-    ttft_from_send_s: Spread
-    e2e_from_schedule_s: Spread
-    e2e_from_send_s: Spread
-    tpot_s: Spread | None = None  # (end - first token) / (output tokens - 1), a request
-    itl_per_chunk_s: Spread | None = None  # gaps between chunks that carry tokens; see tokens_per_chunk
+    ttft_from_schedule_s: Distribution
+    ttft_from_send_s: Distribution
+    e2e_from_schedule_s: Distribution
+    e2e_from_send_s: Distribution
+    tpot_s: Distribution | None = None  # (end - first token) / (output tokens - 1), a request
+    itl_per_chunk_s: Distribution | None = None  # gaps between chunks that carry tokens; see tokens_per_chunk
     tokens_per_chunk: Amount | None = None  # mean; above 1 an inter-chunk gap is not an inter-token gap
 
 
@@ -104,7 +104,7 @@ class CacheHits:
 
     wanted_share: Share
     usage_share: Amount | None = None  # from the `cached_tokens` of each answer
-    usage_share_per_request: Spread | None = None
+    usage_share_per_request: Distribution | None = None
     metrics_share: Amount | None = None  # from the server's counters before and after
 
 
@@ -172,7 +172,7 @@ class Point:
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
     latency: Latency | None = None
-    send_lag_s: Spread | None = None  # how late the client itself began a request
+    send_lag_s: Distribution | None = None  # how late the client itself began a request
     cache: CacheHits | None = None
     server: ServerCounts | None = None
     energy: Energy | None = None
@@ -250,7 +250,7 @@ class BenchResult:
     run: Run
     ending: BenchEnding
     points: tuple[Point, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[ComparabilityIssue, ...]
     knee_rps: Rate | None = None  # the highest sustained rate, where one was found
 
     @property
@@ -290,7 +290,7 @@ def read_strictly(kind: TypeAdapter[Kind], text: str, *, what: str, where: str) 
     try:
         return kind.validate_json(text, strict=True)
     except ValidationError as error:
-        problems = faults_in(error)[:10]
+        problems = validation_problems(error)[:10]
     raise BenchError(f"not a {what}, or a damaged one", where=where, problems=problems)
 
 

@@ -52,7 +52,7 @@ def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
     )
 
 
-def measured_below(directory: Path) -> Iterator[BenchResult]:
+def results_under(directory: Path) -> Iterator[BenchResult]:
     """The measurements below a directory; one that cannot be read is said and left out."""
     for path in sorted(directory.rglob(RESULT_FILE)):
         try:

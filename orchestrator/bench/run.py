@@ -17,18 +17,18 @@ from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
 from orchestrator.bench.result_files import load_result
-from orchestrator.bench.steady_state import unjudged
+from orchestrator.bench.steady_state import unjudgeable_rates
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
-from orchestrator.core.validation import faults_in
+from orchestrator.core.validation import validation_problems
 from orchestrator.engine.requests import Api
-from orchestrator.plan.plan import Hazard
+from orchestrator.plan.plan import PlanWarning
 
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
@@ -46,13 +46,13 @@ class WorkloadChanges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredTarget:
+class BenchTarget:
     """An endpoint: its URL, its key, and what is known of what stands behind it."""
 
     url: str
     key: Secret | None
     provenance: ServerProvenance
-    hazards: tuple[Hazard, ...]  # of its plan
+    hazards: tuple[PlanWarning, ...]  # of its plan
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
     gpus: range | None = None  # by index on its machine; None where that is not known
     behind: tuple[str, ...] = ()  # base URLs of the servers behind a gateway
@@ -81,7 +81,7 @@ def is_url(target: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedHardware:
+class ClaimedHardware:
     """What the user says stands behind a URL, so that it is judged as a server of this tool is."""
 
     gpu: str | None = None  # a hardware file's name, `b200`
@@ -89,11 +89,13 @@ class NamedHardware:
     layout: str | None = None  # as the field writes it, `TP4×DP2`
 
     @classmethod
-    def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
+    def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "ClaimedHardware":
         """From the options. Raises UsageError for hardware that nobody described, and for what is no layout."""
-        catalogue = Catalogue.from_environment()
-        if gpu is not None and catalogue.find(Kind.HARDWARE, gpu.lower()) is None:
-            raise UsageError(f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalogue.names(Kind.HARDWARE)))
+        catalogue = Catalog.from_environment()
+        if gpu is not None and catalogue.find(EntryKind.HARDWARE, gpu.lower()) is None:
+            raise UsageError(
+                f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalogue.names(EntryKind.HARDWARE))
+            )
         if layout is None:
             return cls(gpu=gpu and gpu.lower(), gpus=gpus)
         found = _LAYOUT.fullmatch(layout)
@@ -104,11 +106,11 @@ class NamedHardware:
         return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=named)
 
 
-def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
+def bench(target: BenchTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
     """Measure, and return the result with the directory it was written to. See `bench.benchmark.measure` for errors."""
     name, workload = _workload(options)
-    workload, overridden = change(workload, options.changes)
-    reasons, remedy = unjudged(workload)
+    workload, overridden = apply_changes(workload, options.changes)
+    reasons, remedy = unjudgeable_rates(workload)
     if reasons:
         warn("; ".join(reasons), hint=remedy)
     directory = options.directory or _default_directory(name)
@@ -122,7 +124,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         command=options.command,
         provenance=target.provenance,
         kernel_gate=target.kernel_gate,
-        price=price_of(options.usd_per_gpu_hour),
+        price=parse_price(options.usd_per_gpu_hour),
         label=options.label,
         read_energy=_energy_reader(target),
         directory=directory,
@@ -134,7 +136,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
     return measure(request, say), directory
 
 
-def _api(target: MeasuredTarget, options: BenchOptions) -> str:
+def _api(target: BenchTarget, options: BenchOptions) -> str:
     """The API that is asked for; prompts are token ids, which SGLang's gateway takes in sglang's own API alone."""
     if target.behind and options.api == Api.COMPLETIONS:
         note("the gateway takes token ids in sglang's own API alone: `--api generate` is measured")
@@ -167,10 +169,10 @@ def _valid(data: Mapping[str, object]) -> Workload:
     try:
         return Workload.model_validate(data)
     except ValidationError as error:
-        raise UsageError("the workload cannot be like that", problems=faults_in(error)) from error
+        raise UsageError("the workload cannot be like that", problems=validation_problems(error)) from error
 
 
-def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
+def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
     """The workload as it will be run, and the options that make it another one than the file's.
 
     Which rates are measured, the arrivals and the seed do not: none of them is published. Raises UsageError for what
@@ -203,7 +205,7 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
         raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
 
 
-def command_to_resume(command: str, directory: Path) -> str:
+def resume_command(command: str, directory: Path) -> str:
     """The command that goes on with the measurement in `directory` which `command` has begun."""
     argv = shlex.split(command)
     if not any(word == "--output" or word.startswith("--output=") for word in argv):
@@ -225,7 +227,7 @@ def _default_directory(workload: str) -> Path:
     return Path("results") / FileName(f"{workload}-{started}")
 
 
-def price_of(usd_per_gpu_hour: float | None) -> Price | None:
+def parse_price(usd_per_gpu_hour: float | None) -> Price | None:
     """What `--price` says. Raises UsageError for what is no price."""
     if usd_per_gpu_hour is None:
         return None
@@ -234,7 +236,7 @@ def price_of(usd_per_gpu_hour: float | None) -> Price | None:
     return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given")
 
 
-def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:
+def _energy_reader(target: BenchTarget) -> EnergyReader | None:
     """The counters of the server's GPUs, else of all, where it is on this machine and not known to do without any."""
     host = Address.from_url(target.url).host
     try:

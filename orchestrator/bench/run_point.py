@@ -6,18 +6,25 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from orchestrator.bench.aggregate import Observation, closed_point, open_point
+from orchestrator.bench.aggregate import Observation, summarize_closed_loop, summarize_open_loop
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, energy_between
-from orchestrator.bench.load_generator import Asked, Drive, Request, Sample, drive_closed, drive_open
+from orchestrator.bench.load_generator import (
+    LoadResult,
+    Request,
+    RequestRecord,
+    RequestShape,
+    run_closed_loop,
+    run_open_loop,
+)
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.result import Energy, Point, Price
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.metrics import Metrics
-from orchestrator.engine.requests import Api, load_body
+from orchestrator.engine.requests import Api, benchmark_body
 
 _GAUGES_EVERY_S: Final = 1.0
 _TURN_S: Final = 0.1
@@ -56,7 +63,7 @@ class PointRunner:
         where = f"on each of {replicas} replicas ({RANK_FIELD})" if replicas > 1 else "on the one replica known of"
         return f"{'caches flushed, ' if flushed else ''}each of {len(prefixes)} prefixes sent once {where}, full length"
 
-    async def run_open(self, label: str, rate_rps: float) -> tuple[Point, Drive]:
+    async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
         """Measure one offered rate."""
         count = self.workload.requests_at(rate_rps)
         requests = await self._requests(prompts(self.workload, label, count, self.text))
@@ -65,14 +72,14 @@ class PointRunner:
         def shown(ended: int) -> None:
             self.say(f"{label} rps: {count} requests over {times[-1]:.0f} s", f"{ended}/{count} answered")
 
-        def load() -> Awaitable[Drive]:
-            return drive_open(self.endpoint.connections, requests, times, asked=self._asked, on_end=shown)
+        def load() -> Awaitable[LoadResult]:
+            return run_open_loop(self.endpoint.connections, requests, times, asked=self._asked, on_end=shown)
 
         shown(0)
         observed = await self._observe(label, load)
-        return open_point(observed, self.workload, rate_rps=rate_rps, price=self.price), observed.drive
+        return summarize_open_loop(observed, self.workload, rate_rps=rate_rps, price=self.price), observed.drive
 
-    async def run_closed(self, label: str) -> tuple[Point, Drive]:
+    async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
         """Measure a fixed number of requests at a time."""
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
         requests = await self._requests(prompts(self.workload, label, count, self.text))
@@ -80,28 +87,30 @@ class PointRunner:
         def shown(ended: int) -> None:
             self.say(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} answered")
 
-        def load() -> Awaitable[Drive]:
+        def load() -> Awaitable[LoadResult]:
             connections, asked = self.endpoint.connections, self._asked
-            return drive_closed(connections, requests, concurrency=concurrency, asked=asked, on_end=shown)
+            return run_closed_loop(connections, requests, concurrency=concurrency, asked=asked, on_end=shown)
 
         shown(0)
         observed = await self._observe(label, load)
-        return closed_point(observed, self.workload, price=self.price), observed.drive
+        return summarize_closed_loop(observed, self.workload, price=self.price), observed.drive
 
-    async def _warm_replica(self, prefixes: list[Prompt], rank: int | None) -> Drive:
+    async def _warm_replica(self, prefixes: list[Prompt], rank: int | None) -> LoadResult:
         requests = await self._requests(prefixes, replica=rank)
         connections, asked = self.endpoint.connections, self._asked
-        return await drive_closed(connections, requests, concurrency=1, asked=asked, on_end=lambda _: None)
+        return await run_closed_loop(connections, requests, concurrency=1, asked=asked, on_end=lambda _: None)
 
     @property
-    def _asked(self) -> Asked:
+    def _asked(self) -> RequestShape:
         asked = self.workload
-        return Asked(input_tokens=asked.input_tokens, output_tokens=asked.output_tokens, timeout_s=asked.timeout_s)
+        return RequestShape(
+            input_tokens=asked.input_tokens, output_tokens=asked.output_tokens, timeout_s=asked.timeout_s
+        )
 
     async def _requests(self, each: Iterable[Prompt], *, replica: int | None = None) -> list[Request]:
         facts = self.endpoint.facts
         bodies = (
-            load_body(
+            benchmark_body(
                 Api(facts.api),
                 prompt.array,
                 model=facts.served_model,
@@ -113,7 +122,7 @@ class PointRunner:
         )
         return await _in_turns(self.endpoint.request(content) for content in bodies)
 
-    async def _observe(self, label: str, load: Callable[[], Awaitable[Drive]]) -> Observation:
+    async def _observe(self, label: str, load: Callable[[], Awaitable[LoadResult]]) -> Observation:
         """Send a load between two readings of all counters."""
         started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         before, energy_before = await self.endpoint.metrics(), _read(self.read_energy)
@@ -147,7 +156,7 @@ async def _in_turns(each: Iterable[Made]) -> list[Made]:
     return made
 
 
-def check_answers(workload: Workload, samples: tuple[Sample, ...]) -> None:
+def check_answers(workload: Workload, samples: tuple[RequestRecord, ...]) -> None:
     """Raise BenchError where a warm-up answer failed or is not of the exact length: no figure would mean anything."""
     for sample in samples:
         if sample.failure not in {None, "wrong-length"}:
@@ -164,7 +173,7 @@ def check_answers(workload: Workload, samples: tuple[Sample, ...]) -> None:
             )
 
 
-def _hint(sample: Sample) -> str:
+def _hint(sample: RequestRecord) -> str:
     if sample.failure == "timeout":
         return "raise `timeout_s` of the workload, or look at the server's log"
     if (sample.failure or "").startswith("http-4"):
@@ -189,7 +198,7 @@ def _read(reader: EnergyReader | None) -> EnergyReading | str | None:
         return str(error)
 
 
-def _energy(before: EnergyReading | str | None, after: EnergyReading | str | None, drive: Drive) -> Energy | None:
+def _energy(before: EnergyReading | str | None, after: EnergyReading | str | None, drive: LoadResult) -> Energy | None:
     if isinstance(before, EnergyReading) and isinstance(after, EnergyReading):
         return energy_between(before, after, output_tokens=sum(sample.output_tokens or 0 for sample in drive.samples))
     reason = before if isinstance(before, str) else after

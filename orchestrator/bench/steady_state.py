@@ -24,7 +24,7 @@ from itertools import combinations
 from statistics import median
 from typing import Final
 
-from orchestrator.bench.load_generator import Sample
+from orchestrator.bench.load_generator import RequestRecord
 from orchestrator.bench.result import Point
 from orchestrator.bench.workload import SustainedLimits, Workload
 
@@ -35,7 +35,7 @@ _SHORTEST: Final = 5.0  # seconds of window below which a burst that no server c
 _MOST_GROUPS: Final = 200
 
 
-def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
+def steady_window(samples: Sequence[RequestRecord]) -> tuple[float, float] | None:
     """Begin and end in seconds after the first planned arrival; None where ramp and drain leave nothing between."""
     done = [sample.ended_s - sample.scheduled_s for sample in samples if sample.ok]
     if not done:
@@ -44,13 +44,13 @@ def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
     return (begin, end) if begin < end else None
 
 
-def shows_a_rate(window: tuple[float, float]) -> bool:
+def is_long_enough(window: tuple[float, float]) -> bool:
     """Whether it is long enough for tokens and completions a second."""
     begin, end = window
     return end - begin >= begin / 2  # one median latency
 
 
-def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> float | None:
+def completion_ratio(samples: Sequence[RequestRecord], window: tuple[float, float]) -> float | None:
     """Completions in the window over the arrivals one median latency earlier; None where they are too few to tell."""
     begin, end = window
     due = _due(samples, window)
@@ -58,13 +58,13 @@ def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> fl
     return completed / due if due >= _FEWEST else None
 
 
-def _due(samples: Sequence[Sample], window: tuple[float, float]) -> int:
+def _due(samples: Sequence[RequestRecord], window: tuple[float, float]) -> int:
     """The arrivals whose completions are due in the window."""
     begin, end = window
     return sum(begin / 2 <= sample.scheduled_s < end - begin / 2 for sample in samples)
 
 
-def ttft_growth(samples: Sequence[Sample]) -> float | None:
+def ttft_growth(samples: Sequence[RequestRecord]) -> float | None:
     """Seconds of TTFT gained per second of load over the second half of the arrivals; None below 20 requests there."""
     points = _later(samples)
     if len(points) < _FEWEST:
@@ -73,7 +73,7 @@ def ttft_growth(samples: Sequence[Sample]) -> float | None:
     return _theil_sen([_middle(points[first : first + size]) for first in range(0, len(points), size)])
 
 
-def _later(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+def _later(samples: Sequence[RequestRecord]) -> list[tuple[float, float]]:
     """When each answered request of the second half was due, and its TTFT."""
     later = sorted(samples, key=lambda sample: sample.scheduled_s)[len(samples) // 2 :]
     return [(sample.scheduled_s, sample.chunk_s[0] - sample.scheduled_s) for sample in later if sample.chunk_s]
@@ -91,7 +91,7 @@ def _theil_sen(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def judge_sustained(
-    point: Point, samples: Sequence[Sample], limits: SustainedLimits
+    point: Point, samples: Sequence[RequestRecord], limits: SustainedLimits
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Whether an open-loop point is sustained, and every reason why not (or why it cannot be told)."""
     reasons = []
@@ -115,7 +115,7 @@ def judge_sustained(
     return True, ()
 
 
-def unjudged(workload: Workload) -> tuple[tuple[str, ...], str]:
+def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
     """Why rates of a workload will not be judged, as far as that is known before it is sent, and what would do.
 
     Of the requests the second half is counted at most, of the seconds those between the first and the last arrival.

@@ -8,10 +8,10 @@ from typing import Final
 
 from orchestrator.bench.http1 import Framing
 from orchestrator.core.secrets import excerpt
-from orchestrator.engine.responses import GivenUpError, OddAnswerError
+from orchestrator.engine.responses import AbortedResponseError, UnexpectedResponseError
 from orchestrator.engine.sse import (
     DONE,
-    EventReader,
+    SseParser,
     Usage,
     carries_text,
     has_choices,
@@ -25,7 +25,7 @@ _MOST_SAID: Final = 4096  # bytes of what an endpoint says to a request that it 
 _SHOWN: Final = 300  # characters of what failed
 
 
-class Answer:
+class StreamedResponse:
     """The streamed answer to one measured request."""
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Answer:
         self.chunk_tokens: list[int | None] = []  # output tokens so far, where the chunk says so
         self.failure: tuple[str, str] | None = None  # kind, example
         self.stream_ended = False
-        self._events = EventReader()
+        self._events = SseParser()
         self._counted = b""  # the last event with a count
         self._last = b""  # the last event of the answer itself
         self._body = b""
@@ -66,7 +66,7 @@ class Answer:
             self._body += payload
             if len(self._body) > _MOST_SAID:
                 self.fail(*self._refusal())
-                raise OddAnswerError("what it says to that is not read to its end")
+                raise UnexpectedResponseError("what it says to that is not read to its end")
             return
         for event in self._events.feed(payload):
             self._take(event, now)
@@ -89,10 +89,10 @@ class Answer:
             return None
         try:
             return read_usage(counted, last)
-        except GivenUpError as error:
+        except AbortedResponseError as error:
             self.fail("given-up", str(error))
             return None
-        except OddAnswerError as error:
+        except UnexpectedResponseError as error:
             self.fail("no-usage", f"the last event gives no token counts: {counted!r} ({error})")
             return None
 
@@ -120,6 +120,6 @@ class Answer:
     def _arrive(self, now: float, tokens: int | None) -> None:
         if len(self.chunk_s) >= self._tokens:
             self.fail("too-long", f"more than the {self._tokens} tokens that were asked for")
-            raise OddAnswerError("what comes behind them is not read")
+            raise UnexpectedResponseError("what comes behind them is not read")
         self.chunk_s.append(now)
         self.chunk_tokens.append(tokens)

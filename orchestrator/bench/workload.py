@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.subprocesses import quote
@@ -21,7 +21,7 @@ _MOST_PROMPT_TOKENS: Final = 200_000_000  # some 1 GB of token ids as JSON
 ANY_IDS: Final = (100, 499)  # token ids that every tokenizer has, above the special ones of small vocabularies
 
 
-class Climb(StrictModel):
+class RateRamp(StrictModel):
     """Rates beyond the listed ones: up from the last in steps while the load is sustained."""
 
     step_rps: Rate
@@ -55,7 +55,7 @@ class Workload(StrictModel):
     load: Literal["open", "closed"] = "open"
     arrivals: Literal["constant", "poisson"] = "constant"
     rates_rps: tuple[Rate, ...] = ()
-    climb: Climb | None = None
+    climb: RateRamp | None = None
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # at each point
     duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # at each rate, instead of `requests`
@@ -119,15 +119,15 @@ def workload_name(name_or_file: str) -> str:
     return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
 
 
-def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> Workload:
+def load_workload(name_or_file: str, *, catalogue: Catalog | None = None) -> Workload:
     """The workload of that name in the catalogue, or in a file.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
     """
-    catalogue = catalogue or Catalogue.from_environment()
-    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
+    catalogue = catalogue or Catalog.from_environment()
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalogue.names(Kind.WORKLOAD))
+        known = did_you_mean(name_or_file, catalogue.names(EntryKind.WORKLOAD))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"there is no workload `{name_or_file}`", hint=hint)
     return read_model(path, Workload, catalogue.shown(path), fault=ProfileError)
@@ -140,12 +140,12 @@ MOST_TEXT_BYTES: Final = (
 LEAST_TOKENS: Final = 1000  # in fewer, prompts would begin alike and come from cache
 
 
-def read_text(workload: Workload, *, catalogue: Catalogue | None = None) -> str:
+def read_text(workload: Workload, *, catalogue: Catalog | None = None) -> str:
     """The text of a workload whose prompts are text, "" for another. Raises ProfileError for a file that is none."""
     if workload.prompts == "random":
         return ""
-    catalogue = catalogue or Catalogue.from_environment()
-    path = Path(workload.text_file) if workload.text_file else catalogue.path(Kind.TEXT, SHIPPED_TEXT)
+    catalogue = catalogue or Catalog.from_environment()
+    path = Path(workload.text_file) if workload.text_file else catalogue.path(EntryKind.TEXT, SHIPPED_TEXT)
     try:
         return read_file(path, most=MOST_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:

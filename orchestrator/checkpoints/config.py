@@ -42,7 +42,7 @@ _QUARK: Final = {"fp4": "mxfp4"}  # its word for a weight: ours; the others are 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadFact:
+class ConfigFact:
     """A value, and the name of what says so."""
 
     value: object
@@ -85,12 +85,12 @@ class CheckpointConfig:
         """Of the whole."""
         return str(self.data.get("model_type", ""))
 
-    def count(self, key: str, *names: str) -> ReadFact | None:
+    def count(self, key: str, *names: str) -> ConfigFact | None:
         """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""
         for name in names or NAMES[key]:
             value = self.text.get(name)
             if type(value) is int and abs(value) < _MOST:
-                return ReadFact(value=value, name=name)
+                return ConfigFact(value=value, name=name)
         return None
 
     @property
@@ -111,7 +111,7 @@ class CheckpointConfig:
         given = self.text.get("rope_scaling") or self.text.get("rope_parameters")
         return given if isinstance(given, dict) else {}
 
-    def context(self) -> ReadFact | None:
+    def context(self) -> ConfigFact | None:
         """The longest context, as sglang 0.5.14 to 0.5.23 reckons it (common.py, get_context_length)."""
         found = self.count("context_length")
         factor = self.rope.get("factor", 1)
@@ -120,13 +120,13 @@ class CheckpointConfig:
             return found
         if not isinstance(factor, int | float) or not 0 < factor < _MOST:
             return None
-        return ReadFact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
+        return ConfigFact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
 
     @property
-    def method(self) -> ReadFact | None:
+    def method(self) -> ConfigFact | None:
         """Who quantised it."""
         said = self.quantised.get("quant_method")
-        return ReadFact(value=str(said), name="quantization_config.quant_method") if said else None
+        return ConfigFact(value=str(said), name="quantization_config.quant_method") if said else None
 
     @property
     def quantised(self) -> Mapping[str, object]:
@@ -134,20 +134,20 @@ class CheckpointConfig:
         given = self.text.get("quantization_config") or self.data.get("quantization_config")
         return given if isinstance(given, dict) else {}
 
-    def quantisation(self) -> ReadFact | None:
+    def quantisation(self) -> ConfigFact | None:
         """In a model file's word: who quantised it and to what, or the type of weights that are not."""
         at, given, method = "quantization_config", self.quantised, self.method
         if algorithm := given.get("quant_algo"):
-            return ReadFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
+            return ConfigFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
         if method is not None and method.value == "quark":
             kind = _quark_weight(given)
             name = f"{at}.global_quant_config.weight.dtype"
-            return ReadFact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
+            return ConfigFact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
         if method is not None or given:
             return method if method is not None and method.value != "modelopt" else None
         for name in ("dtype", "torch_dtype"):
             if (kind := _DTYPES.get(str(self.text.get(name)))) is not None:
-                return ReadFact(value=kind, name=name)
+                return ConfigFact(value=kind, name=name)
         return None
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from orchestrator.checkpoints.config import DRAFTS
 from orchestrator.checkpoints.safetensors import StoredTensor
-from orchestrator.checkpoints.schemes import FLOATS, Schemes, Storage, partners, read_schemes
-from orchestrator.checkpoints.summary import LAYER, Outline
+from orchestrator.checkpoints.schemes import FLOATS, Schemes, StorageScheme, fused_siblings, read_schemes
+from orchestrator.checkpoints.summary import LAYER, CheckpointSummary
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture
 from orchestrator.engine.options import Meaning
 
@@ -52,7 +52,7 @@ class Mismatch:
 class _Checkpoint:
     """What is compared: the outline of all headers, the schemes, and whether the MTP layer will be loaded."""
 
-    outline: Outline
+    outline: CheckpointSummary
     schemes: Schemes
     drafts: bool
     experts: dict[int, dict[str, Counter[str]]] = field(default_factory=dict)  # layer -> projection -> how it is stored
@@ -79,7 +79,7 @@ class _Checkpoint:
         return known and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
 
 
-def differences(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:
+def differences(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Everything in which the tensors differ from the config, those that are fatal first.
 
     `outline` has every header; `drafts` is whether the server will load the MTP layer. Tensors that are alike are
@@ -153,7 +153,7 @@ def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         yield Mismatch(message=f"{_count(names)} not checked, their scheme being `{word}`: {_named(names)}")
 
 
-def _storage_of(checkpoint: _Checkpoint, module: str) -> Storage | None:
+def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
     """What the config says of a module, by its name or without the part that holds the text's."""
     last, method = _last(module), checkpoint.schemes.method
     if last in _NEVER_ASKED or (last == "eh_proj" and method != "quark"):
@@ -167,7 +167,7 @@ def _storage_of(checkpoint: _Checkpoint, module: str) -> Storage | None:
 
 
 def _fault(
-    tensors: Mapping[str, StoredTensor], module: str, leaf: str, tensor: StoredTensor, storage: Storage | None
+    tensors: Mapping[str, StoredTensor], module: str, leaf: str, tensor: StoredTensor, storage: StorageScheme | None
 ) -> str:
     """What is wrong with a matrix and its scale, as the rest of a sentence; nothing where both are right."""
     if storage is None:
@@ -197,7 +197,7 @@ def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     names = [
         f"{module}.{after}"
         for module, last in _linear_modules(checkpoint)
-        for after in partners(last)
+        for after in fused_siblings(last)
         if _word(checkpoint, f"{module}.{last}") != _word(checkpoint, f"{module}.{after}")
         and f"{module}.{after}.weight" in checkpoint.outline.tensors
     ]

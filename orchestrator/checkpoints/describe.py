@@ -12,13 +12,13 @@ from orchestrator.checkpoints.config import (
     NAMES,
     QUANT_CONFIG,
     SPARSE,
-    ReadFact,
+    ConfigFact,
     modelopt_word,
 )
 from orchestrator.checkpoints.integrity import INDEX
-from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, Outline
-from orchestrator.core.errors import Problem, WeightsError
-from orchestrator.core.suggest import nearest
+from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, CheckpointSummary
+from orchestrator.core.errors import CheckpointError, Problem
+from orchestrator.core.suggest import closest_match
 from orchestrator.engine.architectures import ARCHITECTURES, PARSERS, Architecture, parsers_of
 from orchestrator.engine.options import Meaning
 
@@ -29,12 +29,12 @@ _HEADERS: Final = "the headers of the safetensors files"
 class Description:
     """Facts by the key of a model's file, in its order; keys that are asked for; and what is worth saying of them."""
 
-    facts: dict[str, ReadFact]
+    facts: dict[str, ConfigFact]
     missing: dict[str, Problem]  # by key, with how to give it
     notes: tuple[str, ...]
 
 
-def describe(outline: Outline, given: Sequence[str]) -> Description:
+def describe(outline: CheckpointSummary, given: Sequence[str]) -> Description:
     """The facts of a checkpoint, but for the keys that are `given`, which are neither read nor asked for.
 
     Raises WeightsError with every contradiction between its config and its tensors.
@@ -42,11 +42,11 @@ def describe(outline: Outline, given: Sequence[str]) -> Description:
     reader = _FactReader(outline, tuple(given))
     facts = {key: found for key, read in reader.all().items() if not reader.is_given(key) and (found := read())}
     if problems := list(_contradictions(outline, reader, facts)):
-        raise WeightsError("the checkpoint contradicts itself", where=outline.where, problems=problems)
+        raise CheckpointError("the checkpoint contradicts itself", where=outline.where, problems=problems)
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
 
-def contradictions(outline: Outline) -> tuple[Problem, ...]:
+def contradictions(outline: CheckpointSummary) -> tuple[Problem, ...]:
     """Every contradiction between a checkpoint's config and its tensors."""
     reader = _FactReader(outline, ())
     facts = {key: found for key, read in reader.all().items() if (found := read())}
@@ -56,7 +56,7 @@ def contradictions(outline: Outline) -> tuple[Problem, ...]:
 class _FactReader:
     """Reads one fact after the other; what it cannot read is noted."""
 
-    def __init__(self, outline: Outline, given: tuple[str, ...]) -> None:
+    def __init__(self, outline: CheckpointSummary, given: tuple[str, ...]) -> None:
         self.outline, self.config, self._given = outline, outline.config, given
         self.missing: dict[str, Problem] = {}
         self.notes: list[str] = []
@@ -68,10 +68,10 @@ class _FactReader:
         """Whether the user says it, or the section that holds it."""
         return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
 
-    def all(self) -> dict[str, Callable[[], ReadFact | None]]:
+    def all(self) -> dict[str, Callable[[], ConfigFact | None]]:
         """How each fact is read, in the order of a model's file."""
         experts, cache = self.config.count("moe.routed_experts"), "cache"
-        readers: dict[str, Callable[[], ReadFact | None]] = {
+        readers: dict[str, Callable[[], ConfigFact | None]] = {
             "weights": self._weights,
             "quantisation": self._quantisation,
             "context_length": lambda: self._asked("context_length", self.config.context()),
@@ -106,10 +106,10 @@ class _FactReader:
             readers |= {cache: self._no_cache}
         return readers | self._parsers()
 
-    def _count(self, key: str, *names: str) -> ReadFact | None:
+    def _count(self, key: str, *names: str) -> ConfigFact | None:
         return self._asked(key, self.config.count(key, *names), *names)
 
-    def _asked(self, key: str, found: ReadFact | None, *names: str) -> ReadFact | None:
+    def _asked(self, key: str, found: ConfigFact | None, *names: str) -> ConfigFact | None:
         if found is not None:
             return replace(found, name=f"{CONFIG}: {found.name}")
         said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
@@ -119,22 +119,22 @@ class _FactReader:
     def _ask(self, key: str, message: str, example: str = "N") -> None:
         self.missing[key] = Problem(message, self.outline.where, f"give it: `--set {key}={example}`")
 
-    def _weights(self) -> ReadFact:
+    def _weights(self) -> ConfigFact:
         shards = self.outline.shards
         of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
-        return ReadFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
+        return ConfigFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
 
-    def _quantisation(self) -> ReadFact | None:
+    def _quantisation(self) -> ConfigFact | None:
         if (found := self.config.quantisation()) is not None:
             return replace(found, name=f"{CONFIG}: {found.name}")
         given = self.outline.quantised
         inner = given.data.get("quantization") if given is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
-            return ReadFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
+            return ConfigFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
         self._ask("quantisation", f"`quantisation` could not be read: {CONFIG} says it in no way known here", "WORD")
         return None
 
-    def _kv_heads(self) -> ReadFact | None:
+    def _kv_heads(self) -> ConfigFact | None:
         found = self.config.count("kv_heads")
         latent = self.kind.attention == "latent"  # which has no heads of keys and values
         return None if latent or found is None else replace(found, name=f"{CONFIG}: {found.name}")
@@ -143,8 +143,8 @@ class _FactReader:
     def _is_sparse(self) -> bool:
         return self.kind.sparse and self.config.text.get(SPARSE) is not None
 
-    def _sparse(self) -> ReadFact | None:
-        return ReadFact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
+    def _sparse(self) -> ConfigFact | None:
+        return ConfigFact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
 
     @property
     def _behind(self) -> int:
@@ -152,43 +152,43 @@ class _FactReader:
         found = self.config.count("layers")
         return found.number if found is not None else -1
 
-    def _mtp_layer(self) -> ReadFact | None:
+    def _mtp_layer(self) -> ConfigFact | None:
         drafts, behind = self.config.drafts or 0, self._behind
         if drafts and self.outline.layers[behind]:
-            return ReadFact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
+            return ConfigFact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
         if drafts:
             self.notes.append(f"{CONFIG} names {drafts} layer that drafts, of which the checkpoint has no tensor")
         return None
 
-    def _mtp_weights(self) -> ReadFact | None:
+    def _mtp_weights(self) -> ConfigFact | None:
         there = (self.config.drafts or 0) == 1 and self.outline.layer_bytes[self._behind]
-        return ReadFact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
+        return ConfigFact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
 
-    def _shared_experts(self) -> ReadFact:
+    def _shared_experts(self) -> ConfigFact:
         found = self.config.count("moe.shared_experts")
         if found is None:
-            return ReadFact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
+            return ConfigFact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
         return replace(found, name=f"{CONFIG}: {found.name}")
 
-    def width(self) -> ReadFact | None:
+    def width(self) -> ConfigFact | None:
         """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
         if (found := self.config.count("cache.head_dim")) is not None:
             return found
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
         if hidden is None or heads is None or heads.number < 1:
             return None
-        return ReadFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
+        return ConfigFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
 
-    def _v_head_dim(self) -> ReadFact | None:
+    def _v_head_dim(self) -> ConfigFact | None:
         found, keys = self.config.count("cache.v_head_dim"), self.width()
         if found is None or found.number == 0 or keys is None or found.value == keys.value:
             return None
         return replace(found, name=f"{CONFIG}: {found.name}")
 
-    def _sliding_layers(self) -> ReadFact | None:
+    def _sliding_layers(self) -> ConfigFact | None:
         """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
         windows = self.config.windows
-        found = ReadFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
+        found = ConfigFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
         return self._asked("cache.sliding_layers", found, LAYER_TYPES)
 
     def _no_cache(self) -> None:
@@ -200,7 +200,7 @@ class _FactReader:
             )
             return
         kept = "what its attention keeps of a token"
-        near = nearest(self.name, ARCHITECTURES)
+        near = closest_match(self.name, ARCHITECTURES)
         message = f"architecture `{self.name}` is not known here, and so not {kept}"
         message += f"; the nearest known is `{near}`" if near else ""
         if not self.name:
@@ -211,7 +211,7 @@ class _FactReader:
         )
         self.missing["cache"] = Problem(message, self.outline.where, hint)
 
-    def _parsers(self) -> dict[str, Callable[[], ReadFact | None]]:
+    def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         found = parsers_of(self.name, self.config.model_type)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
@@ -224,12 +224,12 @@ class _FactReader:
                 f"itself, `--set flags.{Meaning.CHECKPOINT_CODE}=true` lets it run that code"
             )
         return {
-            f"flags.{parser.flag}": (lambda parser=parser: ReadFact(value=parser.value, name=parser.source))  # type: ignore[misc]
+            f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, name=parser.source))  # type: ignore[misc]
             for parser in found
         }
 
 
-def _contradictions(outline: Outline, reader: _FactReader, facts: dict[str, ReadFact]) -> Iterator[Problem]:
+def _contradictions(outline: CheckpointSummary, reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterator[Problem]:
     where = f"{outline.where}/{CONFIG}"
     yield from (Problem(message, where) for message in _impossible(facts))
     yield from (Problem(message, where) for message in (*_layers_differ(outline), *_windows_differ(reader)))
@@ -246,7 +246,7 @@ def _windows_differ(reader: _FactReader) -> Iterator[str]:
         yield f"`{found.name}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
 
 
-def _impossible(facts: dict[str, ReadFact]) -> Iterator[str]:
+def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
     """Numbers of config.json that cannot stand beside each other."""
     for whole, part, divides in (
         ("attention_heads", "kv_heads", True),
@@ -263,7 +263,7 @@ def _impossible(facts: dict[str, ReadFact]) -> Iterator[str]:
             yield f"`{fact.name.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
 
 
-def _layers_differ(outline: Outline) -> Iterator[str]:
+def _layers_differ(outline: CheckpointSummary) -> Iterator[str]:
     """Layers that config.json counts and no tensor has, and the other way round."""
     found = outline.config.count("layers")
     if found is None or not outline.layers:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.hub import FULL, Hub, Listing, list_files
-from orchestrator.checkpoints.profile_match import require_facts
+from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.remote_fetch import arrived_bytes
-from orchestrator.checkpoints.verify import Examination, Verified, examine
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_fresh
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError
 from orchestrator.core.secrets import HUB_TOKEN
@@ -38,8 +38,8 @@ class DownloadProgress:
 
 
 def stage_checkpoint(
-    model: Model, directory: Path, asked: Examination, *, hub: Hub, progress: Callable[[DownloadProgress], None]
-) -> Verified:
+    model: Model, directory: Path, asked: VerifyOptions, *, hub: Hub, progress: Callable[[DownloadProgress], None]
+) -> VerifiedCheckpoint:
     """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.
 
     What is `asked` of it is completed by what the hub says. A checkpoint that does not come from a hub is verified
@@ -47,13 +47,13 @@ def stage_checkpoint(
     full disk, a download that broke off: what has arrived stays and the next call resumes.
     """
     if model.source.kind != "hub":
-        return examine(directory, model, asked)
+        return verify_fresh(directory, model, asked)
     listing = list_files(model.source.location, model.source.revision, hub)
     directory.mkdir(parents=True, exist_ok=True)
     _require_room(directory, listing)
     _download(directory, listing, hub, lambda seen: _look(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
-    return examine(directory, model, replace(asked, revision=listing.commit, sizes=sizes))
+    return verify_fresh(directory, model, replace(asked, revision=listing.commit, sizes=sizes))
 
 
 def _look(
@@ -68,10 +68,10 @@ def _look(
     config = listing.files.get(CONFIG)
     path = directory / CONFIG
     if config is not None and path.is_file() and path.stat().st_size == config.size:
-        require_facts(directory, model)
+        require_profile_match(directory, model)
 
 
-def no_room(where: str, *, missing: int, free: int) -> HostError:
+def disk_full_error(where: str, *, missing: int, free: int) -> HostError:
     """What is said of a disk that the rest of a checkpoint does not fit on."""
     return HostError(
         f"{missing / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
@@ -83,7 +83,7 @@ def no_room(where: str, *, missing: int, free: int) -> HostError:
 def _require_room(directory: Path, listing: Listing) -> None:
     missing, free = listing.size - _arrived(directory, listing), shutil.disk_usage(directory).free
     if missing > free:
-        raise no_room(str(directory), missing=missing, free=free)
+        raise disk_full_error(str(directory), missing=missing, free=free)
 
 
 def _arrived(directory: Path, listing: Listing) -> int:
@@ -91,37 +91,37 @@ def _arrived(directory: Path, listing: Listing) -> int:
 
 
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
-    argv = subprocesses.own("orchestrator.checkpoints.fetch", str(directory))
+    argv = subprocesses.python_module_argv("orchestrator.checkpoints.fetch", str(directory))
     env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, HUB_TOKEN: hub.token.reveal() if hub.token else None}
-    asked, seen = listing.to_json().encode(), looks()
+    asked, seen = listing.to_json().encode(), rate_window()
     with (
         tempfile.TemporaryFile() as log,
         subprocesses.start(argv, env=env, stdin=asked, output=log, tied=True) as child,
     ):
         code = None
         while code is None:
-            progress(measured(seen, _arrived(directory, listing), listing.size))
+            progress(progress_from(seen, _arrived(directory, listing), listing.size))
             code = child.wait_for(_TICK)
-        progress(measured(seen, _arrived(directory, listing), listing.size))
+        progress(progress_from(seen, _arrived(directory, listing), listing.size))
         if code:
             log.seek(0)
             said = log.read().decode(errors="replace")
             raise _broken(directory, listing, code, said)
 
 
-def measured(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
+def progress_from(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
     """How far a download is, where `seen` keeps the looks of the last half minute."""
     seen.append((time.monotonic(), done))
     (start, before), (now, _) = seen[0], seen[-1]
     return DownloadProgress(done=done, total=total, rate=(done - before) / (now - start) if now > start else 0.0)
 
 
-def looks() -> deque[tuple[float, int]]:
-    """Where `measured` keeps them."""
+def rate_window() -> deque[tuple[float, int]]:
+    """Where `progress_from` keeps them."""
     return deque(maxlen=_WINDOW)
 
 
-def broken_off(where: str, *, why: str, full: bool, done: int, total: int) -> HostError:
+def download_interrupted(where: str, *, why: str, full: bool, done: int, total: int) -> HostError:
     """What is said of a download that ended before it was whole."""
     again = f"run the same again: {done / 1e9:.1f} of {total / 1e9:.1f} GB are here and are kept"
     if full:
@@ -131,7 +131,7 @@ def broken_off(where: str, *, why: str, full: bool, done: int, total: int) -> Ho
 
 def _broken(directory: Path, listing: Listing, code: int, log: str) -> HostError:
     lines = log.strip().splitlines()
-    return broken_off(
+    return download_interrupted(
         str(directory),
         why=lines[-1] if lines else f"exit code {code}",
         full=code == FULL,

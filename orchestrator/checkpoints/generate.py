@@ -9,7 +9,7 @@ from typing import Final
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import move, remove_tree, write_whole
+from orchestrator.core.files import atomic_write, move, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
@@ -27,7 +27,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     """
     target = home.models / FileName(model.name)
     with file_lock(home.models / FileName(f".{model.name}.lock"), progress):
-        if is_made(target, generator):
+        if is_generated(target, generator):
             return target
         if target.exists() and not (target / _MARKER).is_file():
             raise BuildError(
@@ -45,13 +45,13 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 _generate(model, generator, python=python, folder=made)
             finally:
                 progress.done()
-            write_whole(made / _MARKER, _digest(generator))
+            atomic_write(made / _MARKER, _digest(generator))
             remove_tree(target, within=home.models)
             move(made, target)  # with its marker: one without would count as somebody else's from now on
     return target
 
 
-def is_made(directory: Path, generator: Path) -> bool:
+def is_generated(directory: Path, generator: Path) -> bool:
     """Whether what lies there was made by this generator."""
     marker = directory / _MARKER
     return marker.is_file() and marker.read_text() == _digest(generator)

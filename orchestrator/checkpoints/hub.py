@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.errors import HostError, WeightsError
+from orchestrator.core.errors import CheckpointError, HostError
 from orchestrator.core.safe_paths import (
     CheckpointFile,
     CommitHash,
@@ -98,7 +98,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         name = RepositoryId(repository)
     except UnsafeValueError as error:
         hint = "a repository is `org/name`, in a profile `model.origin.location`; not its address in a browser"
-        raise WeightsError(str(error), hint=hint) from error
+        raise CheckpointError(str(error), hint=hint) from error
     try:
         wanted = _in_full(api, name, revision)
         info = api.repo_info(name, revision=wanted)
@@ -108,13 +108,13 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
     except errors.GatedRepoError as error:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
-        raise WeightsError(f"`{repository}` is gated and not open to this token", hint=hint) from error
+        raise CheckpointError(f"`{repository}` is gated and not open to this token", hint=hint) from error
     except errors.RevisionNotFoundError as error:
         hint = "correct the revision, in a profile `model.origin.revision`"
-        raise WeightsError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
+        raise CheckpointError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
     except errors.RepositoryNotFoundError as error:
         hint = "correct its name, in a profile `model.origin.location`; a private repository needs `export HF_TOKEN=…`"
-        raise WeightsError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
+        raise CheckpointError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         why = str(error).partition("\n")[0] or type(error).__name__
         hint = (

@@ -22,7 +22,7 @@ Placed: TypeAlias = tuple[Mapping[CheckpointFile, set[str]], list[Problem]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class IntegritySpec:
     """What a checkpoint must show: sizes in bytes by relative path where they are known, and the MTP layer."""
 
     sizes: Mapping[CheckpointFile, int]
@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
+class IntegrityReport:
     """What was looked at, and everything that is wrong with it."""
 
     shards: int
@@ -38,7 +38,9 @@ class Inspection:
     problems: tuple[Problem, ...]
 
 
-def inspect(directory: Path, wanted: Wanted, take: Callable[[Mapping[str, StoredTensor]], object]) -> Inspection:
+def check_integrity(
+    directory: Path, wanted: IntegritySpec, take: Callable[[Mapping[str, StoredTensor]], object]
+) -> IntegrityReport:
     """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong.
 
     Each header that was read is given to `take`.
@@ -66,7 +68,7 @@ def inspect(directory: Path, wanted: Wanted, take: Callable[[Mapping[str, Stored
             problems.append(Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {_some(lost)}", where))
     if wanted.mtp_layer is not None and shards and not drafts:
         problems.append(_no_mtp(directory, wanted.mtp_layer))
-    return Inspection(shards=len(shards), tensors=tensors, problems=tuple(problems))
+    return IntegrityReport(shards=len(shards), tensors=tensors, problems=tuple(problems))
 
 
 def _sizes(directory: Path, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:

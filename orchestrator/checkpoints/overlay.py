@@ -8,8 +8,8 @@ from typing import Final
 
 from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.safetensors import BadShardError, tensor_dtypes
-from orchestrator.core.errors import WeightsError
-from orchestrator.core.files import link, move, remove_tree, write_whole
+from orchestrator.core.errors import CheckpointError
+from orchestrator.core.files import atomic_write, link, move, remove_tree
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.patches.transforms import TRANSFORMS
@@ -47,7 +47,7 @@ def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str], *,
         for entry in checkpoint.iterdir() if linked else ():
             if entry.name != "config.json":
                 link(fresh / entry.name, entry)
-        write_whole(fresh / "config.json", json.dumps(config, indent=2) + "\n")
+        atomic_write(fresh / "config.json", json.dumps(config, indent=2) + "\n")
         fresh.chmod(0o755)
         _replace(fresh, overlay)
     finally:
@@ -86,7 +86,7 @@ def _shards(checkpoint: Path, prefix: str, endings: tuple[str, ...] = ("",)) -> 
         return sorted(CheckpointFile(path.name) for path in checkpoint.glob("*.safetensors"))
     places = _read_json(index).get("weight_map")
     if not isinstance(places, Mapping):
-        raise WeightsError("the index has no `weight_map`", where=str(index))
+        raise CheckpointError("the index has no `weight_map`", where=str(index))
     try:
         return sorted(
             {
@@ -96,7 +96,7 @@ def _shards(checkpoint: Path, prefix: str, endings: tuple[str, ...] = ("",)) -> 
             }
         )
     except UnsafeValueError as error:
-        raise WeightsError(
+        raise CheckpointError(
             "the index names a file outside the checkpoint", where=str(index), details=str(error)
         ) from error
 
@@ -105,16 +105,16 @@ def _dtypes(checkpoint: Path, shard: CheckpointFile) -> dict[str, str]:
     try:
         return tensor_dtypes(join(checkpoint, shard))
     except (OSError, BadShardError, UnsafeValueError) as error:
-        raise WeightsError(f"the header cannot be read: {error}", where=str(checkpoint / shard)) from error
+        raise CheckpointError(f"the header cannot be read: {error}", where=str(checkpoint / shard)) from error
 
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"this is not a checkpoint: {error}", where=str(path)) from error
+        raise CheckpointError(f"this is not a checkpoint: {error}", where=str(path)) from error
     if not isinstance(data, dict):
-        raise WeightsError("expected a JSON object", where=str(path))
+        raise CheckpointError("expected a JSON object", where=str(path))
     return data
 
 

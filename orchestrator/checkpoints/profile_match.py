@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
-from orchestrator.core.errors import FactsError, Problem
+from orchestrator.core.errors import CheckpointMismatchError, Problem
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
@@ -13,7 +13,7 @@ _PLAIN: Final = ("bf16", "fp16", "bfloat16", "float16")
 _SAYS_ITS_NAME: Final = ("quark", "fp8")  # a profile's word begins with the method's; others have several
 
 
-def require_facts(directory: Path, model: Model) -> None:
+def require_profile_match(directory: Path, model: Model) -> None:
     """Raise FactsError with every fact of the profile that the checkpoint's config contradicts.
 
     What the config does not say is not judged, nor one that is missing or cannot be read.
@@ -24,7 +24,7 @@ def require_facts(directory: Path, model: Model) -> None:
     except (OSError, ValueError):
         return  # `inspect` says so
     if problems := tuple(_contradictions(config, model, str(path))):
-        raise FactsError(
+        raise CheckpointMismatchError(
             f"the profile says of `{model.name}` what its checkpoint contradicts",
             problems=problems,
         )

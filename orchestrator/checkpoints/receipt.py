@@ -17,7 +17,7 @@ from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
 from orchestrator.plan.plan import Model
 
@@ -70,10 +70,10 @@ def _form() -> TypeAdapter[CheckpointReceipt]:
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
     """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
     with suppress(OSError):
-        write_whole(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
+        atomic_write(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 
 
-def stamps(directory: Path) -> dict[str, tuple[int, int]]:
+def file_stamps(directory: Path) -> dict[str, tuple[int, int]]:
     """Size and time of every file of a checkpoint, hidden folders (a download's own records) left out."""
     found: dict[str, tuple[int, int]] = {}
     folders = [str(directory)]
@@ -101,9 +101,9 @@ def commit_of(directory: Path) -> CommitHash | None:
     return None
 
 
-def bytes_here(directory: Path) -> int:
+def bytes_present(directory: Path) -> int:
     """Bytes of a checkpoint that are there, of files that are still on their way too; 0 where there is none."""
     if not directory.is_dir():
         return 0
     parts = sum(part.stat().st_size for part in (directory / PARTS).rglob("*.part"))
-    return parts + sum(size for size, _ in stamps(directory).values())
+    return parts + sum(size for size, _ in file_stamps(directory).values())

@@ -14,13 +14,25 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from orchestrator.checkpoints import remote_fetch
-from orchestrator.checkpoints.download import DownloadProgress, broken_off, looks, measured, no_room
+from orchestrator.checkpoints.download import (
+    DownloadProgress,
+    disk_full_error,
+    download_interrupted,
+    progress_from,
+    rate_window,
+)
 from orchestrator.checkpoints.hub import Hub, Listing, file_address, list_files
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
-from orchestrator.checkpoints.verify import Examination, Verified, examine, verify_checkpoint
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_checkpoint, verify_fresh
 from orchestrator.core import safe_paths
-from orchestrator.core.errors import ChangedWeightsError, FactsError, HostError, NoWeightsError, WeightsError
-from orchestrator.core.files import write_sparse, write_whole
+from orchestrator.core.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointModifiedError,
+    CheckpointNotFoundError,
+    HostError,
+)
+from orchestrator.core.files import atomic_write, write_sparse
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
 from orchestrator.core.subprocesses import Program
 from orchestrator.plan.plan import Model
@@ -28,7 +40,7 @@ from orchestrator.plan.plan import Model
 _NO_PROGRAM: Final = 127  # a shell's exit code
 
 
-def far_program() -> list[str]:
+def remote_program() -> list[str]:
     """The command for the remote host: the program and the module it imports, as text; nothing is installed there."""
     needed = (
         f"import sys, types\nsys.modules[{safe_paths.__name__!r}] = module = types.ModuleType({safe_paths.__name__!r})"
@@ -38,17 +50,17 @@ def far_program() -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FarStage:
+class RemoteDownload:
     """A checkpoint that is to be on a far machine; `directory` is absolute, or relative to the tool's home there."""
 
     machine: str  # as the user named it
     directory: str
     model: Model
-    asked: Examination
+    asked: VerifyOptions
     hub: Hub | None  # None: nothing is fetched, what is there is verified
     progress: Callable[[DownloadProgress], None]
 
-    def run(self, program: Program, complaints: Callable[[], str]) -> Verified:
+    def run(self, program: Program, complaints: Callable[[], str]) -> VerifiedCheckpoint:
         """Talk to the program that was started there; `complaints` is what it and ssh said besides.
 
         Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
@@ -80,23 +92,23 @@ class FarStage:
 
     def _listen(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
         """Take what it tells until the end; the directory's full path there."""
-        done, total, seen = 0, listing.size if listing else 0, looks()
+        done, total, seen = 0, listing.size if listing else 0, rate_window()
         for told in _told(program):
             if "done" in told:
                 done = _number(told["done"])
-                self.progress(measured(seen, done, total))
+                self.progress(progress_from(seen, done, total))
             elif "receipt" in told:
-                write_whole(receipt_path(mirror), str(told["receipt"]))
+                atomic_write(receipt_path(mirror), str(told["receipt"]))
             elif "file" in told:
                 _write(mirror, told)
             elif "error" in told:
                 why, full = str(told["error"]), bool(told.get("full"))
-                raise broken_off(self._where, why=why, full=full, done=done, total=total)
+                raise download_interrupted(self._where, why=why, full=full, done=done, total=total)
             elif isinstance(room := told.get("room"), dict):
-                raise no_room(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
+                raise disk_full_error(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
             elif "nothing" in told:
                 message = f"there is no checkpoint of `{self.model.name}`"
-                raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
+                raise CheckpointNotFoundError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
                 return self._absolute(told.get("directory"))
         raise self._gone(program.wait(), complaints().strip(), done, total)
@@ -122,21 +134,21 @@ class FarStage:
             )
             return HostError(f"nothing can be staged on {self.machine}", details=said[-2000:], hint=hint)
         why = said.splitlines()[-1] if said else f"exit code {code}"
-        return broken_off(self._where, why=why, full=False, done=done, total=total)
+        return download_interrupted(self._where, why=why, full=False, done=done, total=total)
 
-    def _verify(self, mirror: Path, there: str, listing: Listing | None) -> Verified:
+    def _verify(self, mirror: Path, there: str, listing: Listing | None) -> VerifiedCheckpoint:
         try:
             if self.hub is None:
                 drafts = self.asked.layer is not None
                 return verify_checkpoint(mirror, self.model, speculative=drafts, sglang=self.asked.sglang)
             sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
             revision = listing.commit if listing else None
-            return examine(mirror, self.model, replace(self.asked, revision=revision, sizes=sizes))
-        except WeightsError as error:
+            return verify_fresh(mirror, self.model, replace(self.asked, revision=revision, sizes=sizes))
+        except CheckpointError as error:
             place, known = f"{self.machine}: {there}", read_receipt(mirror)
-            kind, hint = ChangedWeightsError if self.hub is None and known else WeightsError, self._hint
-            if isinstance(error, FactsError):  # nothing that is fetched changes what the profile says
-                kind, hint = FactsError, error.hint
+            kind, hint = CheckpointModifiedError if self.hub is None and known else CheckpointError, self._hint
+            if isinstance(error, CheckpointMismatchError):  # nothing that is fetched changes what the profile says
+                kind, hint = CheckpointMismatchError, error.hint
             raise kind(
                 error.message,
                 where=error.where.replace(str(mirror), place),
@@ -174,7 +186,7 @@ def _write(mirror: Path, told: Mapping[str, object]) -> None:
         write_sparse(path, content, size=byte_count(told.get("size")), time_ns=byte_count(told.get("time")))
     except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is a folder as well
         why = error if isinstance(error, UnsafeValueError) else "it was not read whole"
-        raise WeightsError(f"cannot take `{display(told.get('file'))}` from the remote host: {why}") from error
+        raise CheckpointError(f"cannot take `{display(told.get('file'))}` from the remote host: {why}") from error
 
 
 def _number(value: object) -> int:

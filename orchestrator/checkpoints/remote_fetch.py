@@ -41,13 +41,13 @@ from orchestrator.core.safe_paths import (
     ContentHash,
     RelativePath,
     UnsafeValueError,
+    atomic_write,
     byte_count,
     join,
     move,
     open_to_append,
     path_named_in,
     remove_tree,
-    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def main() -> None:
             _say(**told)
         _say(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
-            write_whole(_receipt(directory), receipt)
+            atomic_write(_receipt(directory), receipt)
     except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
         _say(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
     sys.stdout.flush()

@@ -8,12 +8,12 @@ from typing import Final, TypeAlias
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.overlay import telling_shards
-from orchestrator.core.errors import NoWeightsError, WeightsError
-from orchestrator.core.files import write_whole
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
+from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import CheckpointFile, FileName, RelativePath, UnsafeValueError, join
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 
-Ask: TypeAlias = Callable[[Sequence[str]], ProgramResult]  # runs a program on that machine
+Ask: TypeAlias = Callable[[Sequence[str]], CompletedProgram]  # runs a program on that machine
 
 # One line a file, empty for one that is missing. Paths are absolute, or relative to the tool's home over there.
 _ENTER: Final = 'cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}" && cd "$1" && shift || exit 3\n'
@@ -33,17 +33,17 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
     config, index, *listed = _lines(ask, _WHOLE, place, (CONFIG, INDEX))
     shards = _names(listed, place)
     if not config:
-        raise NoWeightsError(
+        raise CheckpointNotFoundError(
             "there is no checkpoint on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     for name, line in ((CONFIG, config), (INDEX, index)):
         if line:
             _write(folder, name, line, place)
     for name in shards:
-        write_whole(folder / name, b"")
+        atomic_write(folder / name, b"")
     wanted = telling_shards(folder)
     if missing := sorted(set(wanted) - set(shards)):
-        raise WeightsError(
+        raise CheckpointError(
             f"`{missing[0]}` is missing on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     for name, line in zip(wanted, _lines(ask, _HEADERS, place, wanted), strict=True):
@@ -56,7 +56,7 @@ def _names(listed: Sequence[str], place: str) -> list[CheckpointFile]:
     try:
         return [CheckpointFile(FileName(name)) for name in listed]
     except UnsafeValueError as error:
-        raise WeightsError(
+        raise CheckpointError(
             "the remote host names a file that is not one of a checkpoint", where=place, details=str(error)
         ) from error
 
@@ -66,17 +66,17 @@ def _lines(ask: Ask, script: str, place: str, names: Sequence[str]) -> list[str]
         return []
     done = ask(["sh", "-c", script, "sh", place, *names])
     if done.code == 3:
-        raise NoWeightsError(
+        raise CheckpointNotFoundError(
             "there is no checkpoint on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     if not done.ok:
         message = "the checkpoint on that machine cannot be read"
-        raise WeightsError(message, where=place, details=done.stderr.strip()[-2000:])
+        raise CheckpointError(message, where=place, details=done.stderr.strip()[-2000:])
     return done.stdout.split("\n")[:-1]
 
 
 def _write(folder: Path, name: RelativePath, line: str, place: str) -> None:
     try:
-        write_whole(join(folder, name), base64.b64decode(line, validate=True))
+        atomic_write(join(folder, name), base64.b64decode(line, validate=True))
     except ValueError as error:
-        raise WeightsError(f"`{name}` was not read whole", where=place) from error
+        raise CheckpointError(f"`{name}` was not read whole", where=place) from error

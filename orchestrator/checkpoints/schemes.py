@@ -25,7 +25,7 @@ ScaleShape: TypeAlias = Callable[[int, int], tuple[int, ...]]  # of the matrix a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
+class StorageScheme:
     """How the matrix of a quantised module is stored: its tensor's last name and dtypes, and the scale beside it.
 
     Without `dtypes` it is a kind that is not known here, and is not judged.
@@ -44,7 +44,7 @@ class Schemes:
     """What a config says of each module: `storage_of` gives None for one that is not quantised."""
 
     method: str  # `quark`, …; empty where nothing is quantised
-    storage_of: Callable[[str], Storage | None]
+    storage_of: Callable[[str], StorageScheme | None]
 
 
 def read_schemes(config: CheckpointConfig, quantised: CheckpointConfig | None) -> Schemes | str:
@@ -103,13 +103,13 @@ class _Named:
 # --- Quark ------------------------------------------------------------------------------------------------------------
 
 
-def _quark(given: Config) -> Callable[[str], Storage | None]:
+def _quark(given: Config) -> Callable[[str], StorageScheme | None]:
     excluded = _Named(_words(given.get("exclude")))
     schemes = cast("Mapping[str, Config]", given.get("layer_quant_config") or {})
     by_pattern = [(re.compile(fnmatch.translate(key)), _quark_storage(scheme)) for key, scheme in schemes.items()]
     other = _quark_storage(cast("Config", given["global_quant_config"]))
 
-    def storage_of(module: str) -> Storage | None:
+    def storage_of(module: str) -> StorageScheme | None:
         if module in excluded:
             return None
         return next((storage for pattern, storage in by_pattern if pattern.match(module)), other)
@@ -117,44 +117,44 @@ def _quark(given: Config) -> Callable[[str], Storage | None]:
     return storage_of
 
 
-def _quark_storage(scheme: Config) -> Storage | None:
+def _quark_storage(scheme: Config) -> StorageScheme | None:
     """quark/schemes: MXFP4 with two values in a byte and a scale for each 32 of them; FP8 by rows or whole."""
     weight = scheme.get("weight")
     if weight is None:
         return None
     if not isinstance(weight, dict):
-        return Storage(word="a scheme of several steps")
+        return StorageScheme(word="a scheme of several steps")
     kind, how = str(weight.get("dtype")), str(weight.get("qscheme"))
     if kind == "fp4" and how == "per_group":
         group = _number(weight.get("group_size")) or 32
-        return Storage(word="MXFP4", dtypes=frozenset({"U8"}), scale_shape=_blocks(1, group, packed=2))
+        return StorageScheme(word="MXFP4", dtypes=frozenset({"U8"}), scale_shape=_blocks(1, group, packed=2))
     if kind == "fp8_e4m3" and how in {"per_channel", "per_tensor"}:
         rows = how == "per_channel"
         word = "FP8 with a scale for each row" if rows else "FP8"
-        return Storage(word=word, dtypes=_FP8, scale_shape=_each_row if rows else _whole)
-    return Storage(word=f"{kind} {how}")
+        return StorageScheme(word=word, dtypes=_FP8, scale_shape=_each_row if rows else _whole)
+    return StorageScheme(word=f"{kind} {how}")
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
 
 
-def _fp8(given: Config) -> Callable[[str], Storage | None]:
+def _fp8(given: Config) -> Callable[[str], StorageScheme | None]:
     ignored = {
         name.removeprefix("model.").rstrip(".")
         for name in _words(given.get("ignored_layers") or given.get("modules_to_not_convert"))
     }
     block = given.get("weight_block_size")
-    storage = Storage(word="FP8", dtypes=_FP8, scale_shape=None)
+    storage = StorageScheme(word="FP8", dtypes=_FP8, scale_shape=None)
     if isinstance(block, list):
         high, wide = block
-        storage = Storage(
+        storage = StorageScheme(
             word=f"FP8 in blocks of {high} x {wide}",
             dtypes=_FP8,
             scale="weight_scale_inv",
             scale_shape=_blocks(int(high), int(wide)),
         )
 
-    def storage_of(module: str) -> Storage | None:
+    def storage_of(module: str) -> StorageScheme | None:
         return None if ignored and any(run in ignored for run in _runs(module)) else storage
 
     return storage_of
@@ -169,7 +169,7 @@ def _runs(module: str) -> Iterable[str]:
 # --- compressed-tensors -----------------------------------------------------------------------------------------------
 
 
-def _compressed(given: Config) -> Callable[[str], Storage | None]:
+def _compressed(given: Config) -> Callable[[str], StorageScheme | None]:
     ignored = _words(given.get("ignore"))
     named, within = _Named(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
     groups = cast("Mapping[str, Config]", given["config_groups"])
@@ -181,7 +181,7 @@ def _compressed(given: Config) -> Callable[[str], Storage | None]:
     by_name = [(_Named(names), storage) for names, storage in targets]
     linear = next((storage for names, storage in targets if "Linear" in names), None)
 
-    def storage_of(module: str) -> Storage | None:
+    def storage_of(module: str) -> StorageScheme | None:
         lower = module.lower()
         if module in named or any(entry in lower for entry in within):
             return None
@@ -190,16 +190,16 @@ def _compressed(given: Config) -> Callable[[str], Storage | None]:
     return storage_of
 
 
-def _compressed_storage(weights: Config, group: Config, form: str) -> Storage:
+def _compressed_storage(weights: Config, group: Config, form: str) -> StorageScheme:
     form = str(group.get("format") or form)
     kind, bits, how = weights.get("type"), _number(weights.get("num_bits")), weights.get("strategy")
     size = _number(weights.get("group_size"))
     word = f"{form}, {bits} bits"
     if form == "pack-quantized" and kind == "int" and bits in {4, 8}:
         scale = _blocks(1, size, packed=32 // bits) if size > 0 else _each_row
-        return Storage(word=word, dtypes=_INT4, leaf="weight_packed", scale_shape=scale)
+        return StorageScheme(word=word, dtypes=_INT4, leaf="weight_packed", scale_shape=scale)
     if form == "nvfp4-pack-quantized":
-        return Storage(
+        return StorageScheme(
             word="NVFP4",
             dtypes=frozenset({"U8"}),
             leaf="weight_packed",
@@ -212,7 +212,7 @@ def _compressed_storage(weights: Config, group: Config, form: str) -> Storage:
         shapes["block"] = _blocks(int(block[0]), int(block[1]))
     dtypes = {("float", 8): _FP8, ("int", 8): frozenset({"I8"})}.get((str(kind), bits), frozenset())
     known = form in {"float-quantized", "int-quantized", "naive-quantized"} and how in shapes
-    return Storage(word=word, dtypes=dtypes, scale_shape=shapes[how]) if known else Storage(word=word)
+    return StorageScheme(word=word, dtypes=dtypes, scale_shape=shapes[how]) if known else StorageScheme(word=word)
 
 
 # --- ModelOpt ---------------------------------------------------------------------------------------------------------
@@ -220,17 +220,17 @@ def _compressed_storage(weights: Config, group: Config, form: str) -> Storage:
 _FUSED_TAILS: Final = frozenset({"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"})
 
 
-def _modelopt(given: Config) -> Callable[[str], Storage | None] | None:
+def _modelopt(given: Config) -> Callable[[str], StorageScheme | None] | None:
     algorithm = str(given.get("quant_algo")).upper()
     if algorithm == "NVFP4":
-        storage = Storage(
+        storage = StorageScheme(
             word="NVFP4",
             dtypes=frozenset({"U8"}),
             scale_dtypes=_FP8,
             scale_shape=_blocks(1, _number(given.get("group_size")) or _NVFP4_GROUP, packed=2),
         )
     elif algorithm == "FP8":
-        storage = Storage(word="FP8", dtypes=_FP8, scale_shape=_whole)
+        storage = StorageScheme(word="FP8", dtypes=_FP8, scale_shape=_whole)
     else:
         return None
     entries = _words(given.get("ignore") or given.get("exclude_modules"))
@@ -245,7 +245,7 @@ def _modelopt(given: Config) -> Callable[[str], Storage | None] | None:
             parts_excluded[name] = name in exact or bool(pattern and pattern.fullmatch(name))
         return parts_excluded[name]
 
-    def storage_of(module: str) -> Storage | None:
+    def storage_of(module: str) -> StorageScheme | None:
         parts = module.split(".")
         whole = module in exact or bool(pattern and pattern.fullmatch(module))
         excluded = whole or any(map(excludes, parts)) or any(tail in parts[-1] for tail in tails)
@@ -257,14 +257,14 @@ def _modelopt(given: Config) -> Callable[[str], Storage | None] | None:
 # --- AWQ, GPTQ --------------------------------------------------------------------------------------------------------
 
 
-def _awq(given: Config) -> Callable[[str], Storage | None] | None:
+def _awq(given: Config) -> Callable[[str], StorageScheme | None] | None:
     """Four bits, [in, out / 8]; an entry names each module that holds its text."""
     ignored = _words(given.get("modules_to_not_convert"))
     bits = _number(given.get("w_bit") or given.get("bits"))
     size = _number(given.get("q_group_size") or given.get("group_size"))
     if bits != 4 or str(given.get("version", "gemm")).lower() != "gemm":
         return None
-    storage = Storage(
+    storage = StorageScheme(
         word="AWQ",
         dtypes=_INT4,
         leaf="qweight",
@@ -275,12 +275,12 @@ def _awq(given: Config) -> Callable[[str], Storage | None] | None:
     return lambda module: None if any(entry in module for entry in ignored) else storage
 
 
-def _gptq(given: Config) -> Callable[[str], Storage | None] | None:
+def _gptq(given: Config) -> Callable[[str], StorageScheme | None] | None:
     """[in * bits / 32, out]; modules that `dynamic` takes out are not quantised."""
     bits, size = _number(given.get("bits")), _number(given.get("group_size"))
     if bits not in {2, 3, 4, 8}:
         return None
-    storage = Storage(
+    storage = StorageScheme(
         word="GPTQ",
         dtypes=_INT4,
         leaf="qweight",
@@ -291,9 +291,9 @@ def _gptq(given: Config) -> Callable[[str], Storage | None] | None:
     dynamic = cast("Mapping[str, object]", given.get("dynamic") or {})
     left_out = [re.compile(key[2:]) for key in dynamic if key.startswith("-:")]
     special = [re.compile(key.removeprefix("+:")) for key in dynamic if not key.startswith("-:")]
-    other = Storage(word="GPTQ of its own kind")
+    other = StorageScheme(word="GPTQ of its own kind")
 
-    def storage_of(module: str) -> Storage | None:
+    def storage_of(module: str) -> StorageScheme | None:
         if any(pattern.match(module) for pattern in left_out):
             return None
         return other if any(pattern.match(module) for pattern in special) else storage
@@ -301,7 +301,7 @@ def _gptq(given: Config) -> Callable[[str], Storage | None] | None:
     return storage_of
 
 
-Reader: TypeAlias = Callable[[Config], Callable[[str], Storage | None] | None]
+Reader: TypeAlias = Callable[[Config], Callable[[str], StorageScheme | None] | None]
 _READERS: Final[Mapping[str, Reader]] = {
     "quark": _quark,
     "fp8": _fp8,
@@ -317,6 +317,6 @@ _READERS: Final[Mapping[str, Reader]] = {
 _ONE_MODULE: Final = (("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("q_proj", "k_proj", "v_proj"))
 
 
-def partners(last: str) -> tuple[str, ...]:
+def fused_siblings(last: str) -> tuple[str, ...]:
     """The projections that are built as one module with it, behind it."""
     return tuple(after for parts in _ONE_MODULE for before, after in pairwise(parts) if before == last)

@@ -9,16 +9,24 @@ from typing import IO
 from orchestrator.checkpoints.download import DownloadProgress, stage_checkpoint
 from orchestrator.checkpoints.hub import Hub
 from orchestrator.checkpoints.receipt import read_receipt
-from orchestrator.checkpoints.remote_download import FarStage, far_program
-from orchestrator.checkpoints.verify import Examination, Verified, needs_mtp, verify_checkpoint
+from orchestrator.checkpoints.remote_download import RemoteDownload, remote_program
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
+from orchestrator.core.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointModifiedError,
+    CheckpointNotFoundError,
+    UsageError,
+)
 from orchestrator.core.secrets import hub_token
-from orchestrator.hosts.ssh import start_over_ssh
+from orchestrator.hosts.ssh import ssh_start
 from orchestrator.plan.plan import Plan
 
 
-def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, accept: bool = False) -> Verified:
+def download(
+    plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, accept: bool = False
+) -> VerifiedCheckpoint:
     """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
 
     With `accept` one is taken whose tensors are not what its config says, until a file of it changes.
@@ -37,34 +45,34 @@ def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, 
     return _told(verified)
 
 
-def _asked(plan: Plan, *, accept: bool = False) -> Examination:
+def _asked(plan: Plan, *, accept: bool = False) -> VerifyOptions:
     layer = plan.model.mtp_layer if needs_mtp(plan) else None
-    return Examination(layer=layer, revision=None, sizes={}, sglang=plan.engine.version, accept=accept)
+    return VerifyOptions(layer=layer, revision=None, sizes={}, sglang=plan.engine.version, accept=accept)
 
 
-def _told(verified: Verified) -> Verified:
+def _told(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
     """Say in what its tensors, its config and the profile differ."""
     for difference in verified.differences:
         warn(difference.message, hint=difference.hint)
     return verified
 
 
-def stage_there(
+def stage_remote(
     plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ, *, accept: bool = False
-) -> Verified:
+) -> VerifiedCheckpoint:
     """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
 
-    Raises UsageError for a checkpoint that is generated where it is used, else as `FarStage.run`.
+    Raises UsageError for a checkpoint that is generated where it is used, else as `RemoteDownload.run`.
     """
     if plan.model.source.kind == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
     return _far(plan, directory, machine, hub_of(environ), accept=accept)
 
 
-def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False) -> Verified:
+def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False) -> VerifiedCheckpoint:
     """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
     progress = Progress()
-    far = FarStage(
+    far = RemoteDownload(
         machine=machine,
         directory=directory,
         model=plan.model,
@@ -73,7 +81,7 @@ def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: b
         progress=lambda arrived: _show(progress, arrived),
     )
     try:
-        with TemporaryFile() as said, start_over_ssh(machine, far_program(), said) as program:
+        with TemporaryFile() as said, ssh_start(machine, remote_program(), said) as program:
             verified = far.run(program, lambda: _text(said))
     finally:
         progress.done()
@@ -90,34 +98,34 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:
+def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedCheckpoint:
     """The plan's checkpoint, verified; one of the hub that is not here, or not all of it, is staged where `allowed`.
 
     One that was whole once and has changed since is not fetched over. Raises WeightsError, HostError.
     """
     try:
         return _told(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version))
-    except FactsError:
+    except CheckpointMismatchError:
         raise
-    except WeightsError as error:
-        changed = read_receipt(directory) is not None and not isinstance(error, NoWeightsError)
+    except CheckpointError as error:
+        changed = read_receipt(directory) is not None and not isinstance(error, CheckpointNotFoundError)
         if plan.model.source.kind != "hub" or changed or not allowed:
             raise
-    return stage(plan, directory)
+    return download(plan, directory)
 
 
 def stage_missing_there(
     plan: Plan, directory: str, machine: str, *, allowed: bool, environ: Mapping[str, str] = os.environ
-) -> Verified:
-    """The same on a far machine. Raises as `stage_there`."""
+) -> VerifiedCheckpoint:
+    """The same on a far machine. Raises as `stage_remote`."""
     try:
         return _far(plan, directory, machine, None)
-    except (ChangedWeightsError, FactsError):
+    except (CheckpointModifiedError, CheckpointMismatchError):
         raise
-    except WeightsError:
+    except CheckpointError:
         if plan.model.source.kind != "hub" or not allowed:
             raise
-    return stage_there(plan, directory, machine, environ)
+    return stage_remote(plan, directory, machine, environ)
 
 
 def _show(progress: Progress, arrived: DownloadProgress) -> None:

@@ -15,7 +15,7 @@ from orchestrator.checkpoints.config import CONFIG, QUANT_CONFIG, CheckpointConf
 from orchestrator.checkpoints.hub import Hub, Listing, file_address, list_files
 from orchestrator.checkpoints.integrity import INDEX, SINGLE, Placed, placed_tensors, unreadable
 from orchestrator.checkpoints.safetensors import BadShardError, StoredTensor, whole_header
-from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError, Problem
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError
 
 _MOST: Final = 64 << 20  # bytes of an index or a config; that of a trillion parameters has 15 MB
@@ -55,11 +55,11 @@ class LocalFiles:
                 CheckpointFile(path.name): path.stat().st_size for path in directory.iterdir() if path.is_file()
             }
         except UnsafeValueError as error:
-            raise WeightsError(str(error), where=self.where, hint="rename or remove that file") from error
+            raise CheckpointError(str(error), where=self.where, hint="rename or remove that file") from error
         except FileNotFoundError as error:
-            raise NoWeightsError("there is no such directory", where=self.where) from error
+            raise CheckpointNotFoundError("there is no such directory", where=self.where) from error
         except OSError as error:
-            raise WeightsError(f"the checkpoint cannot be read: {error.strerror}", where=self.where) from error
+            raise CheckpointError(f"the checkpoint cannot be read: {error.strerror}", where=self.where) from error
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """As its protocol says."""
@@ -103,7 +103,7 @@ class HubFiles:
 
 
 @dataclass(kw_only=True)
-class Outline:
+class CheckpointSummary:
     """A checkpoint without its tensors. Layers are counted by the numbers in the names of tensors."""
 
     where: str
@@ -133,20 +133,22 @@ class Outline:
                 self.rows.setdefault(match[2], (name, shape[0]))
 
 
-def outline_of(directory: Path) -> Outline | None:
+def outline_of(directory: Path) -> CheckpointSummary | None:
     """The outline of a checkpoint whose headers are read elsewhere, and taken; None without a config."""
     try:
         place = LocalFiles(directory)
         config, quantised = (_config(place, name) for name in (CONFIG, QUANT_CONFIG))
-    except WeightsError:
+    except CheckpointError:
         return None  # `inspect` says so
     sizes = [size for name, size in place.sizes.items() if name.endswith(".safetensors")]
     if config is None:
         return None
-    return Outline(where=place.where, config=config, quantised=quantised, shards=len(sizes), weight_bytes=sum(sizes))
+    return CheckpointSummary(
+        where=place.where, config=config, quantised=quantised, shards=len(sizes), weight_bytes=sum(sizes)
+    )
 
 
-def local_outline(directory: Path) -> Outline:
+def local_outline(directory: Path) -> CheckpointSummary:
     """The outline of a checkpoint in a directory.
 
     Raises NoWeightsError where there is none, WeightsError with everything that is wrong with it.
@@ -158,15 +160,15 @@ def shard_names(directory: Path) -> tuple[CheckpointFile, ...]:
     """The files of a checkpoint's weights, as its index names them. Raises as `local_outline`."""
     placed, problems = _placed(LocalFiles(directory))
     if problems:
-        raise WeightsError("the checkpoint is incomplete or altered", where=str(directory), problems=problems)
+        raise CheckpointError("the checkpoint is incomplete or altered", where=str(directory), problems=problems)
     return tuple(sorted(placed))
 
 
-def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Outline, Listing]:
+def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[CheckpointSummary, Listing]:
     """The outline of a checkpoint on the hub, and its commit. Raises as `list_files`, WeightsError as above."""
     try:
         listing = list_files(repository, revision, hub)
-    except WeightsError:
+    except CheckpointError:
         raise
     except HostError as error:
         hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory that holds the checkpoint"
@@ -174,14 +176,14 @@ def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Outlin
     return _outline(HubFiles(listing, hub)), listing
 
 
-def _outline(place: CheckpointFiles) -> Outline:
+def _outline(place: CheckpointFiles) -> CheckpointSummary:
     config = _config(place, CONFIG)
     if config is None:
-        raise WeightsError(f"there is no `{CONFIG}`", where=place.where, hint="name the directory of a checkpoint")
+        raise CheckpointError(f"there is no `{CONFIG}`", where=place.where, hint="name the directory of a checkpoint")
     placed, problems = _placed(place)
     sizes = {shard: place.sizes[shard] for shard in placed if shard in place.sizes}
     problems += [Problem(f"`{shard}` is missing", place.where) for shard in sorted({*placed} - {*sizes})]
-    outline = Outline(
+    outline = CheckpointSummary(
         where=place.where,
         config=config,
         quantised=_config(place, QUANT_CONFIG),
@@ -194,7 +196,7 @@ def _outline(place: CheckpointFiles) -> Outline:
         if shard in sizes:
             problems += _read(place, shard, placed[shard], outline)
     if problems:
-        raise WeightsError("the checkpoint is incomplete or altered", where=place.where, problems=problems)
+        raise CheckpointError("the checkpoint is incomplete or altered", where=place.where, problems=problems)
     return outline
 
 
@@ -210,12 +212,14 @@ def _config(place: CheckpointFiles, name: CheckpointFile) -> CheckpointConfig | 
     try:
         return CheckpointConfig.parse(place.read(name, 0, _MOST))
     except ValueError as error:
-        raise WeightsError(f"`{name}` is not JSON: it was cut off or altered", where=where) from error
+        raise CheckpointError(f"`{name}` is not JSON: it was cut off or altered", where=where) from error
     except OSError as error:
-        raise WeightsError(f"`{name}` cannot be read: {error.strerror}", where=where) from error
+        raise CheckpointError(f"`{name}` cannot be read: {error.strerror}", where=where) from error
 
 
-def _wanted(placed: Mapping[CheckpointFile, set[str]], outline: Outline, *, every: bool) -> list[CheckpointFile]:
+def _wanted(
+    placed: Mapping[CheckpointFile, set[str]], outline: CheckpointSummary, *, every: bool
+) -> list[CheckpointFile]:
     """The files whose headers are read: each, or those with the layers behind the last and one of each kind of row."""
     if every:
         return sorted(placed)
@@ -230,7 +234,7 @@ def _wanted(placed: Mapping[CheckpointFile, set[str]], outline: Outline, *, ever
     return list(wanted)
 
 
-def _read(place: CheckpointFiles, shard: CheckpointFile, named: set[str], outline: Outline) -> list[Problem]:
+def _read(place: CheckpointFiles, shard: CheckpointFile, named: set[str], outline: CheckpointSummary) -> list[Problem]:
     """Take note of a file's header, and say what is wrong with it."""
     where = f"{place.where}/{shard}"
     try:

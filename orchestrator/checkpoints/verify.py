@@ -11,11 +11,11 @@ from packaging.specifiers import SpecifierSet
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.config_check import Mismatch, differences
 from orchestrator.checkpoints.describe import contradictions
-from orchestrator.checkpoints.integrity import Inspection, Wanted, inspect
-from orchestrator.checkpoints.profile_match import require_facts
-from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
-from orchestrator.checkpoints.summary import Outline, local_outline, outline_of
-from orchestrator.core.errors import FactsError, NoWeightsError, Problem, WeightsError
+from orchestrator.checkpoints.integrity import IntegrityReport, IntegritySpec, check_integrity
+from orchestrator.checkpoints.profile_match import require_profile_match
+from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, file_stamps, read_receipt, write_receipt
+from orchestrator.checkpoints.summary import CheckpointSummary, local_outline, outline_of
+from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
 from orchestrator.engine.architectures import ARCHITECTURES
@@ -26,7 +26,7 @@ _SIZES_AGREE: Final = 0.02  # of a model's `weights`, which a person may have ro
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerifiedCheckpoint:
     """A checkpoint that is whole. Sizes are bytes; `from_receipt` says that nothing had changed since the last time.
 
     `differences` are those between its tensors, its config and the profile that do not stop a server.
@@ -56,7 +56,7 @@ def needs_mtp(plan: Plan) -> bool:
     return plan.serving.drafts is not None and plan.serving.drafts.by_checkpoint
 
 
-def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> Verified:
+def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> VerifiedCheckpoint:
     """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
@@ -64,21 +64,21 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglan
     there is no checkpoint at all, FactsError where it is not the one that the profile speaks of, or its tensors are not
     what its config says and this version of `sglang` would not load them, or load them wrongly.
     """
-    require_facts(directory, model)
+    require_profile_match(directory, model)
     layer = model.mtp_layer if speculative else None
     receipt = read_receipt(directory)
     if receipt is None or not receipt.is_for(model):
-        return examine(directory, model, Examination(layer=layer, revision=None, sizes={}, sglang=sglang))
+        return verify_fresh(directory, model, VerifyOptions(layer=layer, revision=None, sizes={}, sglang=sglang))
     if layer in {None, receipt.mtp_layer} and _stamps(directory, model) == receipt.files:
         _refuse(directory, model, receipt, sglang)
         return _verified(directory, model, receipt, from_receipt=True)
     sizes = {CheckpointFile(name): size for name, (size, _) in receipt.files.items()}
-    asked = Examination(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
-    return examine(directory, model, asked)
+    asked = VerifyOptions(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
+    return verify_fresh(directory, model, asked)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
+class VerifyOptions:
     """What a checkpoint is held against: the layer that drafts, sizes where they are known, a version of sglang."""
 
     layer: int | None
@@ -88,17 +88,17 @@ class Examination:
     accept: bool = False  # take it although its tensors differ from its config
 
 
-def examine(directory: Path, model: Model, asked: Examination) -> Verified:
+def verify_fresh(directory: Path, model: Model, asked: VerifyOptions) -> VerifiedCheckpoint:
     """Verify a checkpoint without its receipt, and write a new one.
 
     Raises WeightsError with everything that is wrong, FactsError where its tensors are not what its config says; the
     receipt that was there is left as it is then.
     """
     files = _stamps(directory, model)
-    require_facts(directory, model)
+    require_profile_match(directory, model)
     found, differ = _look(directory, asked.sizes, asked.layer)
     if found.problems:
-        raise WeightsError(
+        raise CheckpointError(
             f"the checkpoint of `{model.name}` is incomplete or altered",
             where=str(directory),
             hint=_stage(model),
@@ -126,17 +126,17 @@ def verify_made(directory: Path, target: Path, *, layer: int | None) -> Checkpoi
     """
     found, differ = _look(directory, {}, layer)
     if found.problems:
-        raise WeightsError("what was made is not whole", where=str(directory), problems=found.problems)
+        raise CheckpointError("what was made is not whole", where=str(directory), problems=found.problems)
     if fatal := [each for each in differ if is_fatal(each, "")]:
         problems = tuple(Problem(each.message, str(directory), each.hint) for each in fatal)
-        raise FactsError("the tensors that were made are not what their config says", problems=problems)
+        raise CheckpointMismatchError("the tensors that were made are not what their config says", problems=problems)
     return CheckpointReceipt(
         location=str(target),
         revision=None,
         mtp_layer=layer,
         shards=found.shards,
         tensors=found.tensors,
-        files=stamps(directory),
+        files=file_stamps(directory),
         differences=differ,
         accepted=False,
     )
@@ -144,14 +144,16 @@ def verify_made(directory: Path, target: Path, *, layer: int | None) -> Checkpoi
 
 def _look(
     directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
-) -> tuple[Inspection, tuple[Mismatch, ...]]:
+) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
     """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
     outline = outline_of(directory)
-    found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer), outline.take if outline else lambda _: None)
+    found = check_integrity(
+        directory, IntegritySpec(sizes=sizes, mtp_layer=layer), outline.take if outline else lambda _: None
+    )
     return found, compared(outline, drafts=layer is not None) if outline and not found.problems else ()
 
 
-def compared(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:
+def compared(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Everything in which the tensors of an outline, with every header, differ from its config.
 
     What a config and the rows of a tensor contradict each other in is fatal where the architecture is known.
@@ -167,11 +169,11 @@ def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
     """What is known of a checkpoint by its receipt, else by its headers; nothing where its weights are not all here."""
     receipt = read_receipt(directory)
     with suppress(OSError):
-        if receipt is not None and stamps(directory) == receipt.files:
+        if receipt is not None and file_stamps(directory) == receipt.files:
             return receipt.differences
     try:
         outline = local_outline(directory)
-    except WeightsError:
+    except CheckpointError:
         return ()
     return compared(outline, drafts=bool(outline.config.drafts))
 
@@ -181,7 +183,7 @@ def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: s
     fatal = [difference for difference in receipt.differences if is_fatal(difference, sglang)]
     if fatal and not receipt.accepted:
         where = str(directory / CONFIG)
-        raise FactsError(
+        raise CheckpointMismatchError(
             f"the tensors of `{model.name}` are not what its config says",
             hint="to serve it all the same: `deploy stage PROFILE --accept-differences`",
             problems=tuple(Problem(difference.message, where, difference.hint) for difference in fatal),
@@ -205,8 +207,8 @@ def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
         )
 
 
-def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from_receipt: bool) -> Verified:
-    return Verified(
+def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from_receipt: bool) -> VerifiedCheckpoint:
+    return VerifiedCheckpoint(
         directory=directory,
         revision=receipt.revision,
         files=len(receipt.files),
@@ -220,15 +222,15 @@ def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from
 
 def _stamps(directory: Path, model: Model) -> Stamps:
     try:
-        return stamps(directory)
+        return file_stamps(directory)
     except OSError as error:
         if not directory.exists():
             message = f"there is no checkpoint of `{model.name}`"
             elsewhere = "correct `model.origin.location`, or put the checkpoint there"
             hint = elsewhere if model.source.kind == "directory" else _stage(model)
-            raise NoWeightsError(message, where=str(directory), hint=hint) from error
+            raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
         message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
-        raise WeightsError(message, where=str(error.filename)) from error
+        raise CheckpointError(message, where=str(error.filename)) from error
 
 
 def _stage(model: Model) -> str:

@@ -8,7 +8,7 @@ from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.summary import local_outline
 from orchestrator.checkpoints.verify import compared, is_fatal
 from orchestrator.core.console import table
-from orchestrator.core.errors import FactsError, Problem
+from orchestrator.core.errors import CheckpointMismatchError, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class CheckpointView:
     def require(self) -> None:
         """Raise FactsError where it holds what no version of sglang loads, or loads rightly."""
         if fatal := [difference for difference in self.differences if is_fatal(difference, "")]:
-            raise FactsError(
+            raise CheckpointMismatchError(
                 "the tensors of this checkpoint are not what its config says",
                 problems=tuple(Problem(each.message, self.directory, each.hint) for each in fatal),
             )

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, names_of, require_kind
+from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, complete_names, require_kind
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import Progress, note, out, out_json
+from orchestrator.core.console import Progress, note, print_data, print_json
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
     from orchestrator.bench.result import BenchResult
-    from orchestrator.bench.run import BenchOptions, MeasuredTarget, NamedHardware
+    from orchestrator.bench.run import BenchOptions, BenchTarget, ClaimedHardware
 
 ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="the API to send requests to")]
 RatesOption: TypeAlias = Annotated[
@@ -36,7 +36,7 @@ GpuOption: TypeAlias = Annotated[
         "--gpu",
         metavar="NAME",
         help="the GPUs behind a URL, such as b200, to compare with what was published",
-        autocompletion=names_of("HARDWARE"),
+        autocompletion=complete_names("HARDWARE"),
     ),
 ]
 GpusOption: TypeAlias = Annotated[
@@ -90,7 +90,7 @@ def bench(
 
     from orchestrator.bench import run as command
     from orchestrator.core.paths import Home
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
     from orchestrator.servers.targets import server_target, url_target
 
     _check(api, arrivals)
@@ -113,28 +113,28 @@ def bench(
         if command.is_url(target):
             found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
-            found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
+            found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")
-    _tell_ending(result, url=found.url, again=command.command_to_resume(options.command, directory))
+    _tell_ending(result, url=found.url, again=command.resume_command(options.command, directory))
 
 
-def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
-    from orchestrator.bench.run import NamedHardware
+def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "ClaimedHardware":
+    from orchestrator.bench.run import ClaimedHardware
 
-    return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
+    return ClaimedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
 
 
-def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":
+def _measure(target: "BenchTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":
     """Measure under a progress line; a result that cannot be written goes to standard output."""
-    from orchestrator.bench.benchmark import UnwrittenError
+    from orchestrator.bench.benchmark import ResultWriteError
     from orchestrator.bench.run import bench as run_bench
 
     progress = Progress()
     try:
         return run_bench(target, options, lambda text, far: progress.update(text, transient=far))
-    except UnwrittenError as error:
+    except ResultWriteError as error:
         _show(error.result, json=True)
         raise BenchError(
             f"the result cannot be written: {error.cause.strerror}",
@@ -149,9 +149,9 @@ def _show(result: "BenchResult", *, json: bool) -> None:
     from orchestrator.bench.metrics import result_text
 
     if json:
-        out_json(parse_json(result.to_json()))
+        print_json(parse_json(result.to_json()))
     else:
-        out(result_text(result))
+        print_data(result_text(result))
 
 
 def _tell_ending(result: "BenchResult", *, url: str, again: str) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, image_name
 from orchestrator.cli.typer_app import PREPARE, add, below
-from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
+from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width, warn
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,7 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
 
     found = caches(Home.from_environment(), host)
     if json:
-        out_json([cache.to_dict() for cache in found])
+        print_json([cache.to_dict() for cache in found])
     elif found:
         rows = [
             (
@@ -35,7 +35,7 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
             )
             for cache in found
         ]
-        out(table(("cache", "place", "made for", "size", "used by"), rows, width=terminal_width()))
+        print_data(table(("cache", "place", "made for", "size", "used by"), rows, width=terminal_width()))
     else:
         note("no caches; a server on a GPU makes one at its first start")
 

@@ -8,8 +8,8 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
 from orchestrator.cli.typer_app import SERVE, add
-from orchestrator.core.command_hints import as_asked
-from orchestrator.core.console import out, out_json
+from orchestrator.core.command_hints import expand_commands
+from orchestrator.core.console import print_data, print_json
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,25 +48,25 @@ def diagnose(
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
     if (run := latest_run(home, subject)) is not None:
         note_request(run)
-    diagnosis = diagnosis.reworded(as_asked)
+    diagnosis = diagnosis.reworded(expand_commands)
     well = not diagnosis.matches and not ended and _is_well(subject, home, host)
     if json:
-        out_json({**diagnosis.to_dict(), "well": well, "ended": ended})
+        print_json({**diagnosis.to_dict(), "well": well, "ended": ended})
     elif well:
-        out(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
+        print_data(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
     else:
-        out("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
+        print_data("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
 
 
 def _is_well(subject: str, home: "Home", host: str | None) -> bool:
     """Whether it is a server that runs and answers."""
     from orchestrator.runs.run_dir import known_names
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
     from orchestrator.servers.status import statuses
 
     if subject not in known_names(home):
         return False
-    with fleet(home, host) as servers:
+    with open_servers(home, host) as servers:
         return any(server.health == "healthy" for server in statuses(servers, subject, ask=True))
 
 
@@ -80,29 +80,29 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
     from itertools import chain
     from pathlib import Path
 
-    from orchestrator.core.logs.lines import Lines, LogTail, whole_lines
+    from orchestrator.core.logs.lines import Lines, LogTail, complete_lines
     from orchestrator.core.suggest import did_you_mean
     from orchestrator.plan.plan import NAME
     from orchestrator.runs.run_dir import known_names
-    from orchestrator.servers.logs import kept_log
-    from orchestrator.servers.servers import fleet, lost_parts
+    from orchestrator.servers.logs import saved_log
+    from orchestrator.servers.servers import dead_processes, open_servers
 
     if subject == "-":
-        yield Lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
+        yield Lines(complete_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
         yield LogTail(Path(subject), alone=True).to_end(), ""
     else:
-        from orchestrator.servers.start.verify import not_running
+        from orchestrator.servers.start.verify import exit_problem
 
-        with fleet(home, host) as servers:
+        with open_servers(home, host) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()
             if found:
                 runtime = servers.runtime(found[0])
-                ended = not_running(runtime, found[0])
+                ended = exit_problem(runtime, found[0])
                 detail = "" if ended else runtime.state(found[0]).detail
-                seen = filter(None, [lost_parts(runtime, found[0]), detail])
+                seen = filter(None, [dead_processes(runtime, found[0]), detail])
                 yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
-            elif (kept := kept_log(servers, subject)) is not None:
+            elif (kept := saved_log(servers, subject)) is not None:
                 yield kept, ""
             else:
                 raise UsageError(

@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import note, print_data, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,13 +88,13 @@ def evaluate(
 
     from orchestrator.bench.run import is_url
     from orchestrator.core.paths import Home
-    from orchestrator.evals.evaluation import SuiteRequest, commands_of_tau2, expect, score
+    from orchestrator.evals.evaluation import EvalPlan, commands_of_tau2, expect, score
     from orchestrator.evals.run import EvalOptions
-    from orchestrator.servers.targets import found
+    from orchestrator.servers.targets import resolve_target
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
-    request = SuiteRequest(
+    request = EvalPlan(
         target=target,
         baseline=baseline,
         options=EvalOptions(
@@ -106,15 +106,15 @@ def evaluate(
     )
     expected = expect(request, home, planned=dry_run)
     if dry_run and json:
-        out_json(expected.to_dict())
+        print_json(expected.to_dict())
         return
     _preview(expected, asked=dry_run, sized=data is None)
     if dry_run:
         return
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
-        reach = partial(found, stack=stack, home=home, host=host, api_key_env=api_key_env)
+        reach = partial(resolve_target, stack=stack, home=home, host=host, api_key_env=api_key_env)
         if request.wants_commands:
-            out(commands_of_tau2(request, home, reach), end="")
+            print_data(commands_of_tau2(request, home, reach), end="")
         else:
             _tell(score(request, home, reach, say), several=request.is_several, json=json)
 
@@ -122,10 +122,10 @@ def evaluate(
 def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
     if json:
         documents = [each.to_dict() for each in scored]
-        out_json({"suites": documents} if several else documents[0])
+        print_json({"suites": documents} if several else documents[0])
     for each in scored:
         for line in () if json else each.lines():
-            out(line)
+            print_data(line)
         note(f"the outcome is in `{each.file}`")
     if several:
         note(f"`deploy report {scored[0].file.parent}` makes one report of them")
@@ -134,7 +134,7 @@ def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
 def _preview(expected: "EvalForecast", *, asked: bool, sized: bool) -> None:
     """Say what an evaluation will tell, take and cost: on standard output where that was asked for."""
     if expected.parts and (asked or expected.worth_a_table):
-        (out if asked else say)(expected.to_table())
+        (print_data if asked else say)(expected.to_table())
     if sized:
         for told in expected.told():
             note(told)

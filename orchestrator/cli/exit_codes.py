@@ -17,7 +17,7 @@ from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.secrets import redact
-from orchestrator.core.signals import ENDING, start_deaf
+from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_signals
 from orchestrator.core.streams import lost_output
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
@@ -34,7 +34,7 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handler
 _SOON: Final = 0.01  # seconds
 
 
-def carry_out(command: Callable[[], object]) -> None:
+def run_and_exit(command: Callable[[], object]) -> None:
     """Run a command and exit with its error's own code; nothing it makes may be written to by others.
 
     A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored. Before and after
@@ -43,7 +43,9 @@ def carry_out(command: Callable[[], object]) -> None:
     os.umask(os.umask(0o022) | 0o022)
     try:
         _answer(signal.default_int_handler, _interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # a command that starts others holds them while it does
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, TERMINATION_SIGNALS
+        )  # a command that starts others holds them while it does
         sys.unraisablehook = _interrupt_again
         _run(command)
     except KeyboardInterrupt:
@@ -130,4 +132,4 @@ def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
     once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # at once it would be dropped here too
     while once_more.ident is None:
         with suppress(KeyboardInterrupt):  # a second one: it would be shown as dropped, and this one is under way
-            start_deaf(once_more)
+            start_thread_without_signals(once_more)

@@ -13,10 +13,10 @@ from typing import IO, Final
 from urllib.parse import urlsplit
 
 from orchestrator.core import subprocesses
-from orchestrator.core.console import minutes, say, table
+from orchestrator.core.console import format_duration, say, table
 from orchestrator.core.errors import UsageError
-from orchestrator.core.signals import held, start_deaf
-from orchestrator.core.suggest import nearest
+from orchestrator.core.signals import defer_signals, start_thread_without_signals
+from orchestrator.core.suggest import closest_match
 
 FROM_FILE: Final = "@"  # before the name of a file that has a machine on each line
 _LOOK: Final = 0.05  # seconds
@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeResult:
+class HostResult:
     """How the command ended there, and what it printed for programs."""
 
     node: Node
@@ -41,7 +41,7 @@ class NodeResult:
     seconds: float
 
 
-def read_nodes(words: Iterable[str]) -> tuple[Node, ...]:
+def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
     """The machines that `--host` options name, those in files among them.
 
     Raises UsageError for a file that cannot be read or names none, and for two machines of one name.
@@ -65,7 +65,7 @@ def require_machine(word: str, *, where: str = "") -> None:
         return
     if not given:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
-    meant = f"{nearest(scheme, _SCHEMES) or 'ssh'}://{rest}"
+    meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
     raise UsageError(f"`{word}` does not say how that machine is reached", where=where, hint=f"did you mean `{meant}`?")
 
 
@@ -102,26 +102,26 @@ class _Running:
     reader: threading.Thread
     since: float = field(default_factory=time.monotonic)
 
-    def result(self, code: int) -> NodeResult:
+    def result(self, code: int) -> HostResult:
         self.reader.join()
         with self.output as file:
             file.seek(0)
             text = file.read().decode(errors="replace")
-        return NodeResult(node=self.node, code=code, output=text, seconds=time.monotonic() - self.since)
+        return HostResult(node=self.node, code=code, output=text, seconds=time.monotonic() - self.since)
 
 
-def on_nodes(
+def run_on_hosts(
     nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None = None
-) -> tuple[NodeResult, ...]:
+) -> tuple[HostResult, ...]:
     """Run `deploy` with these words on each machine, on `at_once` of them at a time; one that fails stops no other.
 
     Ctrl-C interrupts each, and waits until it has cleaned up.
     """
-    waiting, running, done = list(nodes), list[_Running](), dict[Node, NodeResult]()
+    waiting, running, done = list(nodes), list[_Running](), dict[Node, HostResult]()
     try:
         while waiting or running:
             while waiting and len(running) < (at_once or len(nodes)):
-                with held():  # one that was started is known to what interrupts it
+                with defer_signals():  # one that was started is known to what interrupts it
                     running.append(_start(waiting[0], words(waiting[0])))
                     waiting.pop(0)
             for each in tuple(running):
@@ -130,7 +130,7 @@ def on_nodes(
                     done[each.node] = each.result(code)
             time.sleep(_LOOK)
     except BaseException:
-        with held():
+        with defer_signals():
             for each in running:
                 each.program.send(signal.SIGTERM)
             for each in running:
@@ -142,10 +142,10 @@ def on_nodes(
 def _start(node: Node, words: Sequence[str]) -> _Running:
     """It has this command's whole environment, keys too, and is killed with it."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the program has ended
-    argv = subprocesses.own("orchestrator", *words, "--host", node.url)
+    argv = subprocesses.python_module_argv("orchestrator", *words, "--host", node.url)
     program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)
     reader = threading.Thread(target=_say_lines, args=(node, program), daemon=True)
-    start_deaf(reader)
+    start_thread_without_signals(reader)
     return _Running(node=node, program=program, output=output, reader=reader)
 
 
@@ -154,9 +154,9 @@ def _say_lines(node: Node, program: subprocesses.Program) -> None:
         say(f"{node.label}: {line}")
 
 
-def outcome_table(results: Iterable[NodeResult], *, width: int | None = None) -> str:
+def outcome_table(results: Iterable[HostResult], *, width: int | None = None) -> str:
     """How the command ended on each machine."""
-    rows = [(each.node.label, _outcome(each.code), minutes(each.seconds)) for each in results]
+    rows = [(each.node.label, _outcome(each.code), format_duration(each.seconds)) for each in results]
     return table(("node", "outcome", "took"), rows, width=width)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names, sides_to_compare
 from orchestrator.cli.typer_app import SERVE, add
-from orchestrator.core.console import out, out_json, say, terminal_width
+from orchestrator.core.console import print_data, print_json, say, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +37,15 @@ def history(
     """Show every start: its plan, how it was proven, its best figures, how it ended."""
     from orchestrator.core.paths import Home
     from orchestrator.report.history import history, history_table
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
 
     measured = tuple(_measured(results))
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         starts = history(servers, name, measured)
     if json:
-        out_json([start.to_dict() for start in starts])
+        print_json([start.to_dict() for start in starts])
     elif starts:
-        out(history_table(starts, width=terminal_width()))
+        print_data(history_table(starts, width=terminal_width()))
     else:
         say("nothing was started from here yet; `deploy profiles` lists what `deploy up PROFILE` can start")
 
@@ -59,25 +59,25 @@ def diff(
 ) -> None:
     """Set two profiles, locks, runs or results side by side: configuration, image, weights, host, figures."""
     from orchestrator.core.paths import Home
-    from orchestrator.report.diff import diff, diff_text, side_of
+    from orchestrator.report.diff import diff, diff_text, resolve_side
 
     home, measured = Home.from_environment(), tuple(_measured(results))
-    found = diff(side_of(a, home, measured), side_of(b, home, measured))
+    found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
     if json:
-        out_json(found.to_dict())
+        print_json(found.to_dict())
     else:
-        out(diff_text(found, width=terminal_width()))
+        print_data(diff_text(found, width=terminal_width()))
 
 
 def _measured(results: Path | None) -> "Iterator[BenchResult]":
     """The results below a directory. Raises UsageError for one that is not there, but for the default."""
-    from orchestrator.bench.result_files import measured_below
+    from orchestrator.bench.result_files import results_under
     from orchestrator.core.errors import UsageError
 
     if results is not None and not results.is_dir():
         raise UsageError(f"there is no directory `{results}`", hint="`deploy bench` with `--output` names one")
     below = results or Path("results")
-    return measured_below(below) if below.is_dir() else iter(())
+    return results_under(below) if below.is_dir() else iter(())
 
 
 def prune(
@@ -97,15 +97,15 @@ def prune(
     from datetime import datetime
 
     from orchestrator.core.paths import Home
-    from orchestrator.servers.logs import read_since
+    from orchestrator.servers.logs import parse_since
     from orchestrator.servers.prune import PruneRequest, prune, prune_text
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
 
-    since = read_since(older_than, datetime.now().astimezone(), option="--older-than")
+    since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
     request = PruneRequest(keep=keep, since=since, dry_run=dry_run)
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         found = prune(servers, name, request)
     if json:
-        out_json({"dry_run": dry_run, "runs": [old.to_dict() for old in found]})
+        print_json({"dry_run": dry_run, "runs": [old.to_dict() for old in found]})
     else:
         say(prune_text(found, dry_run=dry_run))

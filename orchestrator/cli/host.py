@@ -16,7 +16,7 @@ from orchestrator.cli.options import (
     overridden,
 )
 from orchestrator.cli.typer_app import PREPARE, add
-from orchestrator.core.console import note, out, out_json, say, terminal_width
+from orchestrator.core.console import note, print_data, print_json, say, terminal_width
 
 
 def register(app: typer.Typer) -> None:
@@ -35,18 +35,18 @@ def preflight(
     """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
     from orchestrator.core.errors import HostError
     from orchestrator.core.paths import Home
-    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.kernels.plan_coverage import report_coverage
     from orchestrator.planner.planning import load
-    from orchestrator.servers.start.host import inspect_host, place_of
+    from orchestrator.servers.start.host import host_ref, preflight_host
 
     plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
-    place = place_of(plan.runtime, home, host)
-    note_coverage(plan, home)
-    report = inspect_host(plan, place)
+    place = host_ref(plan.runtime, home, host)
+    report_coverage(plan, home)
+    report = preflight_host(plan, place)
     if json:
-        out_json(report.to_dict())
+        print_json(report.to_dict())
     else:
-        out(report.to_text(width=terminal_width()))
+        print_data(report.to_text(width=terminal_width()))
     if not report.ready:
         failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
         raise HostError(f"the machine is not ready for `{report.profile}`: {failed} failed")
@@ -78,17 +78,17 @@ def stage(
     from orchestrator.checkpoints.verify import checkpoint_directory
     from orchestrator.core.paths import Home
     from orchestrator.planner.planning import load
-    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.host import host_ref
     from orchestrator.servers.start.prepare import far_directory
 
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
-    if (far := place_of(plan.runtime, home, host).far) is not None:
-        verified = staging.stage_there(plan, str(directory or far_directory(plan)), far, accept=accept)
+    if (far := host_ref(plan.runtime, home, host).far) is not None:
+        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=accept)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
-        verified = staging.stage(plan, target, accept=accept)
+        verified = staging.download(plan, target, accept=accept)
     if json:
-        out_json({**asdict(verified), "directory": str(verified.directory)})
+        print_json({**asdict(verified), "directory": str(verified.directory)})
         return
     say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
     if directory is not None and plan.model.source.kind == "hub":

@@ -16,7 +16,7 @@ from orchestrator.cli.options import (
     named_files,
 )
 from orchestrator.cli.typer_app import LOOK_UP, PREPARE, add, below
-from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
+from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width, warn
 from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def build(
     from orchestrator.images.client import find_docker
     from orchestrator.planner.planning import render_artifacts
     from orchestrator.servers.start.argument_check import require_accepted_by_image
-    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.host import host_ref
     from orchestrator.servers.start.prepare import plan_to_build
 
     if push and tag is None:
@@ -95,7 +95,7 @@ def build(
     plan, inputs = plan_to_build(
         profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
     )
-    place = place_of(plan.runtime, home, host)
+    place = host_ref(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
@@ -107,16 +107,16 @@ def build(
         write_metadata(metadata_file, metadata)
     _show_built(built, plan)
     if json:
-        out_json(metadata)
+        print_json(metadata)
     else:
-        out(digest or tag or built.tag)
+        print_data(digest or tag or built.tag)
 
 
 def _show_built(built: "BuiltImage", plan: "Plan") -> None:
-    from orchestrator.images.patch_drift import differences
+    from orchestrator.images.patch_drift import unexpected_patches
 
     say(_summary(built.receipt))
-    for difference in differences(plan, built.receipt):
+    for difference in unexpected_patches(plan, built.receipt):
         warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
 
@@ -153,19 +153,19 @@ def inspect(
     receipt = receipt_in(config.labels, image)
     if json:
         found = asdict(receipt) if receipt else {}
-        out_json({**found, "digest": config.digest or None, "environment": config.engine_env})
+        print_json({**found, "digest": config.digest or None, "environment": config.engine_env})
         return
-    out(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
+    print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:
         note(f"`{image}` has no receipt: only images that `deploy build` made have one")
         return
-    out("\n" + _summary(receipt))
+    print_data("\n" + _summary(receipt))
     for record in receipt.patches:
-        out(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
+        print_data(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
         for line in record.evidence:
-            out(f"  {line}")
+            print_data(f"  {line}")
         for file in record.files:
-            out(f"  {file.path}\n    sha256 {file.before or '(none)'} -> {file.after}")
+            print_data(f"  {file.path}\n    sha256 {file.before or '(none)'} -> {file.after}")
 
 
 def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
@@ -173,9 +173,9 @@ def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
 
     view = view_checkpoint(directory.absolute())
     if json:
-        out_json(view.to_dict())
+        print_json(view.to_dict())
     else:
-        out(view.to_text(width=terminal_width()))
+        print_data(view.to_text(width=terminal_width()))
     for difference in view.differences:
         if not difference.fatal or difference.sglang:
             warn(difference.message, hint=difference.hint)
@@ -198,7 +198,7 @@ def matrix() -> None:
         for plan in usable_plans()
         if runtime_class(plan.runtime).contained
     ]
-    out_json({"include": entries})
+    print_json({"include": entries})
 
 
 def list_patches(*, json: Json = False) -> None:
@@ -207,10 +207,10 @@ def list_patches(*, json: Json = False) -> None:
 
     ledger = read_ledger()
     if json:
-        out_json([patch.model_dump(mode="json") for patch in ledger])
+        print_json([patch.model_dump(mode="json") for patch in ledger])
         return
     rows = [[p.id, p.apply.kind, p.applies.engine or "every", p.upstream.reference, p.title] for p in ledger]
-    out(table(["patch", "kind", "sglang", "upstream", "what it does"], rows, width=terminal_width()))
+    print_data(table(["patch", "kind", "sglang", "upstream", "what it does"], rows, width=terminal_width()))
 
 
 def check_patches(
@@ -236,9 +236,9 @@ def check_patches(
         raise UsageError("`--host` is for `--image`", hint="a wheel and a directory lie on this machine")
     states = _states(wheel=wheel, source=source, image=image, host=host)
     if json:
-        out_json([asdict(state) for state in states])
+        print_json([asdict(state) for state in states])
     else:
-        out(
+        print_data(
             table(
                 ["patch", "state", "evidence"],
                 [row for found in states for row in _rows(found)],

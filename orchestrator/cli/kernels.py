@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, image_name, names_of
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, complete_names, image_name
 from orchestrator.cli.typer_app import PREPARE, add, below
-from orchestrator.core.console import Progress, note, out, out_json, say
+from orchestrator.core.console import Progress, note, print_data, print_json, say
 from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
 
@@ -42,7 +42,9 @@ def coverage(
     profile: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROFILE", help="a profile's name, or a file; default: all", autocompletion=names_of("PROFILE")
+            metavar="PROFILE",
+            help="a profile's name, or a file; default: all",
+            autocompletion=complete_names("PROFILE"),
         ),
     ] = None,
     tables: TableOption = None,
@@ -56,20 +58,20 @@ def coverage(
     from os import environ
 
     from orchestrator.core.paths import Home
-    from orchestrator.hosts.daemon import far_machine
-    from orchestrator.kernels.plan_coverage import RowSources, cover, note_mismatches
+    from orchestrator.hosts.daemon import remote_host
+    from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, note_mismatches
 
     if host is not None and image is None:
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
-    home, far = Home.from_environment(), far_machine(host, environ)
+    home, far = Home.from_environment(), remote_host(host, environ)
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     plans = _plans(profile, set_ or ())
     note_mismatches(plans, given, home)
-    covered = [cover(plan, given, home) for plan in plans]
+    covered = [compute_coverage(plan, given, home) for plan in plans]
     if json:
-        out_json([one.to_dict() for one in covered])
+        print_json([one.to_dict() for one in covered])
     else:
-        out("\n\n".join(one.to_text() for one in covered))
+        print_data("\n\n".join(one.to_text() for one in covered))
     if short := [one for one in covered if one.missing]:
         names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
         hint = "`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
@@ -80,14 +82,14 @@ def coverage(
 
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
-    from orchestrator.kernels.coverage import looks_up
+    from orchestrator.kernels.coverage import queries_aiter_tables
     from orchestrator.kernels.plan_coverage import require_moe
     from orchestrator.planner.planning import load, usable_plans
 
     if profile is None:
-        return [plan for plan in usable_plans(overrides) if looks_up(plan)]
+        return [plan for plan in usable_plans(overrides) if queries_aiter_tables(plan)]
     plan = load(profile, overrides=overrides).plan
-    if not looks_up(plan):
+    if not queries_aiter_tables(plan):
         require_moe(plan)
     return [plan]
 
@@ -114,20 +116,20 @@ def table(
     from orchestrator.kernels.plan_coverage import RowSources
     from orchestrator.kernels.plan_table import build_table
     from orchestrator.planner.planning import load
-    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.host import host_ref
 
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = place_of(plan.runtime, home, host).far
+    far = host_ref(plan.runtime, home, host).far
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)
     if json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}
-        out_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.found)})
+        print_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.found)})
     else:
-        out(str(built.path))
+        print_data(str(built.path))
 
 
 def tune(
@@ -175,7 +177,7 @@ def tune(
         return
     if dry_run:
         say(quote(tuning.job.argv))
-        out(write_untuned(tuning.job.keys))
+        print_data(write_untuned(tuning.job.keys))
         return
     with _progress("keys have a row") as progress:
         tuned = run_tuning(tuning, progress)
@@ -197,7 +199,7 @@ def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: f
     home = Home.from_environment()
     job = prepare_triton_tuning(plan, home, tokens=tokens, every=every, hours=hours)
     if dry_run:
-        out(quote(job.command))
+        print_data(quote(job.command))
         return
     with _progress("counts of tokens are tuned") as progress:
         tuned = run_triton_tuning(job, home, progress)
@@ -205,7 +207,7 @@ def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: f
         (str(one.tokens), f"{one.untuned_us:.1f}", f"{one.us:.1f}", f"{one.untuned_us / one.us:.2f} x")
         for one in tuned.kept
     ]
-    out(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
+    print_data(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
     if tuned.remaining or tuned.problems:
         raise KernelsError(
             f"the tuning is not complete: {len(tuned.remaining)} counts of tokens are left",
@@ -242,16 +244,16 @@ def log(
     json: Json = False,
 ) -> None:
     """Show which keys a log says were found in the tuned table."""
-    from orchestrator.core.files import write_whole
+    from orchestrator.core.files import atomic_write
 
     report = _read_log(path)
     if json:
-        out_json(report.to_dict())
+        print_json(report.to_dict())
     else:
-        out(report.summary)
+        print_data(report.summary)
     if untuned and report.untuned:
         try:
-            write_whole(untuned, report.untuned)
+            atomic_write(untuned, report.untuned)
         except OSError as error:
             raise UsageError(f"`{untuned}` cannot be written: {error.strerror}") from error
         say(f"the missed keys are in `{untuned}`")

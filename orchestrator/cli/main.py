@@ -25,9 +25,9 @@ from orchestrator.cli import (
     sweep,
     watch,
 )
-from orchestrator.cli.exit_codes import carry_out
+from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.typer_app import Group
-from orchestrator.core.console import out
+from orchestrator.core.console import print_data
 
 app = typer.Typer(
     name="deploy",
@@ -59,7 +59,7 @@ sweep.register(app)
 
 def _version(asked: bool) -> None:
     if asked:
-        out(__version__)
+        print_data(__version__)
         raise typer.Exit
 
 
@@ -75,4 +75,4 @@ def root(
 
 def main() -> None:
     """Run the command line."""
-    carry_out(lambda: app(prog_name="deploy"))
+    run_and_exit(lambda: app(prog_name="deploy"))

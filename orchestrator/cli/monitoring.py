@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, SetOption, WorkloadOption, names_of, server_names
+from orchestrator.cli.options import Json, SetOption, WorkloadOption, complete_names, server_names
 from orchestrator.cli.typer_app import SERVE, add
-from orchestrator.core.console import note, out_json, say
+from orchestrator.core.console import note, print_json, say
 from orchestrator.core.safe_paths import RelativePath
 
 
@@ -25,7 +25,11 @@ def metrics(
     profile_: Annotated[
         str | None,
         typer.Option(
-            "--profile", "-p", metavar="PROFILE", help="one that it would start", autocompletion=names_of("PROFILE")
+            "--profile",
+            "-p",
+            metavar="PROFILE",
+            help="one that it would start",
+            autocompletion=complete_names("PROFILE"),
         ),
     ] = None,
     workload: WorkloadOption = None,
@@ -47,7 +51,7 @@ def metrics(
 ) -> None:
     """Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard."""
     from orchestrator.core.paths import Home
-    from orchestrator.monitoring.alerts import omitted
+    from orchestrator.monitoring.alerts import skipped_rules
     from orchestrator.monitoring.files import monitoring_files
     from orchestrator.monitoring.request import MonitoringRequest, monitored
     from orchestrator.runs.run_dir import write_files
@@ -62,11 +66,11 @@ def metrics(
         gpu_exporter=gpu_exporter,
     )
     server = monitored(request, Home.from_environment())
-    files, missing = monitoring_files(server), tuple(omitted(server))
+    files, missing = monitoring_files(server), tuple(skipped_rules(server))
     write_files(output, files)
     if json:
         paths = [str(output / RelativePath(file.path)) for file in files]
-        out_json({"server": server.name, "files": paths, "left_out": missing})
+        print_json({"server": server.name, "files": paths, "left_out": missing})
         return
     for file in files:
         say(f"wrote {output / RelativePath(file.path)}")

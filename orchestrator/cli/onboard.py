@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, RevisionOption, names_of
+from orchestrator.cli.options import HostOption, Json, RevisionOption, complete_names
 from orchestrator.cli.typer_app import PREPARE, add, below
-from orchestrator.core.console import note, out, out_json, say, table, terminal_width
+from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
 
 if TYPE_CHECKING:
     from orchestrator.planner.add.engine import OnboardedEngine
-    from orchestrator.planner.add.file import OnboardedFile
+    from orchestrator.planner.add.file import CatalogFile
 
 NameOption: TypeAlias = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="what it is to be called; default: as what it is read from")
@@ -23,10 +23,10 @@ FactOption: TypeAlias = Annotated[
 ReplaceOption: TypeAlias = Annotated[bool, typer.Option("--replace", help="write over the file of that name")]
 
 ModelOption: TypeAlias = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=names_of("MODEL"))
+    str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=complete_names("MODEL"))
 ]
 HardwareOption: TypeAlias = Annotated[
-    str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=names_of("HARDWARE"))
+    str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=complete_names("HARDWARE"))
 ]
 LikeOption: TypeAlias = Annotated[
     str | None,
@@ -34,7 +34,7 @@ LikeOption: TypeAlias = Annotated[
         "--like",
         metavar="PROFILE",
         help="another profile, whose options are taken over as far as they suit",
-        autocompletion=names_of("PROFILE"),
+        autocompletion=complete_names("PROFILE"),
     ),
 ]
 EngineOption: TypeAlias = Annotated[
@@ -43,7 +43,7 @@ EngineOption: TypeAlias = Annotated[
         "--engine",
         metavar="ENGINE",
         help="default: that of `--like`, or the newest",
-        autocompletion=names_of("ENGINE"),
+        autocompletion=complete_names("ENGINE"),
     ),
 ]
 LoadOption: TypeAlias = Annotated[
@@ -53,7 +53,7 @@ LoadOption: TypeAlias = Annotated[
         "-w",
         metavar="WORKLOAD",
         help="the load it is meant for, by name; default: that of `--like`",
-        autocompletion=names_of("WORKLOAD"),
+        autocompletion=complete_names("WORKLOAD"),
     ),
 ]
 ContextOption: TypeAlias = Annotated[
@@ -97,13 +97,13 @@ def model(
     found = onboard_model(where, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     following = next_command(found.name, home)
     if json:
-        out_json({**found.to_dict(), "next": following})
+        print_json({**found.to_dict(), "next": following})
     else:
         _show_model(found, following)
 
 
-def _show_model(found: "OnboardedFile", following: str) -> None:
-    out(table(["key", "value", "from"], found.rows(), width=terminal_width()))
+def _show_model(found: "CatalogFile", following: str) -> None:
+    print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.notes:
         note(text)
     say(f"wrote {found.path}")
@@ -153,13 +153,13 @@ def engine(
     found = onboard_engine(request, home)
     following = "" if dry_run else next_command(found, home)
     if json:
-        out_json({**found.to_dict(), "written": not dry_run, "next": following})
+        print_json({**found.to_dict(), "written": not dry_run, "next": following})
     else:
         _show_engine(found, following, written=not dry_run)
 
 
 def _show_engine(found: "OnboardedEngine", following: str, *, written: bool) -> None:
-    out(table(["key", "value", "from"], found.rows(), width=terminal_width()))
+    print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.file.notes:
         note(text)
     if written:
@@ -200,8 +200,8 @@ def profile(
     proposal = propose_profile(request, home, name=name, replace_it=replace)
     path = write_proposal(proposal, home)
     if json:
-        out_json({**proposal.to_dict(), "path": str(path)})
+        print_json({**proposal.to_dict(), "path": str(path)})
     else:
-        out(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
+        print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
         say(f"wrote {path}")
         say(f"next: `deploy up {proposal.name} --dry-run`")

@@ -14,14 +14,14 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
 _RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
-def names_of(kind: str) -> Callable[[str], list[str]]:
-    """Offers a shell the names of a `Kind` of part; nothing rather than fail, as nobody reads an error there."""
+def complete_names(kind: str) -> Callable[[str], list[str]]:
+    """Offers a shell the names of a `EntryKind` of part; nothing rather than fail, as nobody reads an error there."""
 
     def offer(incomplete: str) -> list[str]:
-        from orchestrator.core.catalog import Catalogue, Kind
+        from orchestrator.core.catalog import Catalog, EntryKind
 
         with suppress(Exception):
-            return _words(Catalogue.from_environment().names(Kind[kind]), incomplete)
+            return _words(Catalog.from_environment().names(EntryKind[kind]), incomplete)
         return []
 
     return offer
@@ -59,9 +59,9 @@ def runtime_names(incomplete: str) -> list[str]:
 def _no_broker(on: str | None) -> str | None:
     """Refuse who rents machines out where a runtime is meant. Raises UsageError."""
     if on is not None:
-        from orchestrator.render.cloud.launchers import BROKERS
+        from orchestrator.render.cloud.launchers import LAUNCHERS
 
-        if on in BROKERS:
+        if on in LAUNCHERS:
             hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
             raise UsageError(f"`{on}` rents machines, and is no runtime", hint=hint)
     return on
@@ -69,7 +69,7 @@ def _no_broker(on: str | None) -> str | None:
 
 def sides_to_compare(incomplete: str) -> list[str]:
     """Profiles, servers and their runs."""
-    found = [*names_of("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
+    found = [*complete_names("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
     return list(dict.fromkeys(found))
 
 
@@ -92,7 +92,7 @@ ProfileArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="PROFILE",
         help="a profile's name, or a file; also as --profile or -p",
-        autocompletion=names_of("PROFILE"),
+        autocompletion=complete_names("PROFILE"),
     ),
 ]
 ProfileOrRunArgument: TypeAlias = Annotated[
@@ -100,7 +100,7 @@ ProfileOrRunArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="PROFILE",
         help="a profile's name, or a file; also as --profile or -p",
-        autocompletion=names_of("PROFILE"),
+        autocompletion=complete_names("PROFILE"),
     ),
 ]
 SetOption: TypeAlias = Annotated[
@@ -139,7 +139,11 @@ TargetArgument: TypeAlias = Annotated[
 WorkloadOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--workload", "-w", metavar="WORKLOAD", help="a workload's name, or a file", autocompletion=names_of("WORKLOAD")
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        help="a workload's name, or a file",
+        autocompletion=complete_names("WORKLOAD"),
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]

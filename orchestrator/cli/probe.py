@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import note, out, out_json, terminal_width
+from orchestrator.core.console import note, print_data, print_json, terminal_width
 
 AgainstOption: TypeAlias = Annotated[
     str | None,
@@ -66,13 +66,13 @@ def probe(
         run_probe,
         save_reference,
     )
-    from orchestrator.servers.servers import api_key, fleet
+    from orchestrator.servers.servers import api_key, open_servers
     from orchestrator.servers.targets import side_of_server, side_of_url
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)
     with ExitStack() as stack:
-        servers = stack.enter_context(fleet(Home.from_environment(), host))
+        servers = stack.enter_context(open_servers(Home.from_environment(), host))
         reference = load_reference(Path(against)) if against is not None and Path(against).is_file() else None
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
         if against is not None and reference is None:
@@ -82,9 +82,9 @@ def probe(
     if save is not None and report.ok:
         save_reference(said, save)
     if json:
-        out_json(report.to_dict())
+        print_json(report.to_dict())
     else:
-        out(report.to_table(width=terminal_width()))
+        print_data(report.to_table(width=terminal_width()))
     if save is not None and report.ok:
         note(f"the reference is `{save}`")
     report.require()

@@ -18,15 +18,15 @@ from orchestrator.cli.options import (
     runtime_names,
 )
 from orchestrator.cli.typer_app import LOOK_UP, PREPARE, add
-from orchestrator.core.command_hints import note_asked
-from orchestrator.core.console import note, out, out_json, say, terminal_width
+from orchestrator.core.command_hints import set_invocation
+from orchestrator.core.console import note, print_data, print_json, say, terminal_width
 from orchestrator.core.safe_paths import RelativePath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.plan.plan import Plan
-    from orchestrator.render.artifacts import ContextFile
+    from orchestrator.render.artifacts import RenderedFile
 
 
 def register(app: typer.Typer) -> None:
@@ -37,16 +37,16 @@ def register(app: typer.Typer) -> None:
 
 def profiles(*, json: Json = False) -> None:
     """List profiles, and the hardware, models and engines they name."""
-    from orchestrator.core.catalog import Catalogue
+    from orchestrator.core.catalog import Catalog
     from orchestrator.core.console import table
-    from orchestrator.planner.listing import listing, tables
+    from orchestrator.planner.listing import catalog_listing, tables
 
-    found = listing(Catalogue.from_environment())
+    found = catalog_listing(Catalog.from_environment())
     if json:
-        out_json(found)
+        print_json(found)
     else:
         width = terminal_width()
-        out("\n\n".join(table(header, rows, width=width) for header, rows in tables(found)))
+        print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(found)))
 
 
 def schema(
@@ -67,9 +67,9 @@ def schema(
     if kind not in SCHEMAS:
         raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))
     if output:
-        out("\n".join(str(path) for path in write_schemas(output)))
+        print_data("\n".join(str(path) for path in write_schemas(output)))
     else:
-        out(json_schema(kind, SCHEMAS[kind]))
+        print_data(json_schema(kind, SCHEMAS[kind]))
 
 
 def flags(
@@ -84,7 +84,7 @@ def flags(
     from orchestrator.core.paths import Home
     from orchestrator.planner.flag_tables import write_flag_table
 
-    out(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
+    print_data(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
 
 
 def lock(
@@ -108,7 +108,7 @@ def lock(
     found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
     write_lock(path, found)
     if json:
-        out_json({"lock": str(path), "unknown": dict(found.unknown)})
+        print_json({"lock": str(path), "unknown": dict(found.unknown)})
         return
     say(f"wrote {path}")
     for what, why in found.unknown.items():
@@ -130,7 +130,7 @@ def show(
 ) -> None:
     """Show what a profile decides."""
     from orchestrator.core.paths import Home
-    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.kernels.plan_coverage import report_coverage
     from orchestrator.planner.capacity import capacity_table, warn_capacity
     from orchestrator.planner.explain import explained, explained_table
     from orchestrator.planner.image_env import note_environment
@@ -141,11 +141,11 @@ def show(
         found = loaded.valid.capacity
         warn_capacity(loaded.plan)
         if json:
-            out_json({"profile": loaded.plan.profile, **found.to_dict()})
+            print_json({"profile": loaded.plan.profile, **found.to_dict()})
         else:
-            out(capacity_table(found))
+            print_data(capacity_table(found))
         return
-    note_coverage(loaded.plan, home := Home.from_environment())
+    report_coverage(loaded.plan, home := Home.from_environment())
     note_environment(loaded.plan, home)
     if not loaded.plan.model.questions:
         note(
@@ -154,13 +154,13 @@ def show(
     if explain:
         rows = explained(loaded)
         if json:
-            out_json([row.to_dict() for row in rows])
+            print_json([row.to_dict() for row in rows])
         else:
-            out(explained_table(rows, width=terminal_width()))
+            print_data(explained_table(rows, width=terminal_width()))
     elif json:
-        out_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
+        print_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
     else:
-        out(loaded.plan.to_json())
+        print_data(loaded.plan.to_json())
 
 
 def render(
@@ -195,18 +195,18 @@ def render(
     from orchestrator.core.errors import UsageError
     from orchestrator.core.paths import Home
     from orchestrator.images.sources import input_digests, read_inputs
-    from orchestrator.kernels.plan_coverage import note_coverage
+    from orchestrator.kernels.plan_coverage import report_coverage
     from orchestrator.plan.facts import Facts
     from orchestrator.planner.cloud import rental_files
     from orchestrator.planner.planning import load, render_artifacts, rendered_files
     from orchestrator.planner.prebuilt import require_image
-    from orchestrator.render.cloud.launchers import BROKERS
+    from orchestrator.render.cloud.launchers import LAUNCHERS
 
     given, home = named_files("--give", give), Home.from_environment()
-    if tool is not None and on not in BROKERS:
-        raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(BROKERS)}`")
-    if on is not None and on in BROKERS:
-        note_asked(profile, set_ or (), None)
+    if tool is not None and on not in LAUNCHERS:
+        raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(LAUNCHERS)}`")
+    if on is not None and on in LAUNCHERS:
+        set_invocation(profile, set_ or (), None)
         if given or image:
             raise UsageError("`--give` and `--image` are not for a rented machine: `up` makes both there")
         plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
@@ -217,11 +217,11 @@ def render(
         if image:
             require_image(plan.runtime, image)
         files = rendered_files(render_artifacts(plan, inputs))
-    note_coverage(plan, home)
+    report_coverage(plan, home)
     _hand_over(plan, files, output, json=json)
 
 
-def _hand_over(plan: "Plan", files: "Sequence[ContextFile]", output: Path | None, *, json: bool) -> None:
+def _hand_over(plan: "Plan", files: "Sequence[RenderedFile]", output: Path | None, *, json: bool) -> None:
     """Write rendered files, or print them; for programs, both."""
     from orchestrator.runs.run_dir import write_files
 
@@ -233,11 +233,11 @@ def _hand_over(plan: "Plan", files: "Sequence[ContextFile]", output: Path | None
         shown = [
             {"path": str(output / RelativePath(file.path)) if output else file.path, **_content(file)} for file in files
         ]
-        out_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
+        print_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
     elif output is None:
         for file in files:
-            out(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")
+            print_data(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")
 
 
-def _content(file: "ContextFile") -> dict[str, object]:
+def _content(file: "RenderedFile") -> dict[str, object]:
     return {"executable": file.executable, "content": file.content.decode(errors="replace")}

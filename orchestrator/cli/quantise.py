@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import Json, names_of
+from orchestrator.cli.options import Json, complete_names
 from orchestrator.cli.typer_app import PREPARE, add
-from orchestrator.core.console import note, out, out_json, say, table, terminal_width
+from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 RecipeOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--recipe", metavar="RECIPE", help="a recipe's name, or a file", autocompletion=names_of("RECIPE")),
+    typer.Option(
+        "--recipe", metavar="RECIPE", help="a recipe's name, or a file", autocompletion=complete_names("RECIPE")
+    ),
 ]
 InOption: TypeAlias = Annotated[
     str | None,
@@ -23,7 +25,7 @@ InOption: TypeAlias = Annotated[
         "--in",
         metavar="PROFILE",
         help="run in this profile's image, on the GPUs of its hardware; default: on this machine's CPU",
-        autocompletion=names_of("PROFILE"),
+        autocompletion=complete_names("PROFILE"),
     ),
 ]
 
@@ -84,7 +86,7 @@ def quantise(
     made = carry_out(request, home)
     if json:
         model = made.model.to_dict() if made.model else None
-        out_json({"target": str(made.target), "shards": made.shards, "bytes": made.size, "model": model})
+        print_json({"target": str(made.target), "shards": made.shards, "bytes": made.size, "model": model})
         return
     say(f"`{made.target}` is whole: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
@@ -98,9 +100,9 @@ def _show(source: Path, home: "Home", *, json: bool) -> None:
     found = read_source(source)
     rows = list(recipe_rows(found, home))
     if json:
-        out_json([dict(zip(("recipe", "size", "left", "what"), row, strict=True)) for row in rows])
+        print_json([dict(zip(("recipe", "size", "left", "what"), row, strict=True)) for row in rows])
         return
-    out(table(["recipe", "size", "left as they are", "what it does"], rows, width=terminal_width()))
+    print_data(table(["recipe", "size", "left as they are", "what it does"], rows, width=terminal_width()))
     note(cost(found))
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import Json, names_of
+from orchestrator.cli.options import Json, complete_names
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import note, out, out_json, warn
+from orchestrator.core.console import note, print_data, print_json, warn
 from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _published(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
     help_text = f"published figures to compare with; default: {default}"
-    names = names_of("PUBLISHED")
+    names = complete_names("PUBLISHED")
     return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
 
 
@@ -49,9 +49,9 @@ def compare(
 
     made = make_report(find_results(results), published=published or "none", prices=price or ())
     if json:
-        out_json(parse_json(render_json(made)))
+        print_json(parse_json(render_json(made)))
     else:
-        out(comparison_text(made))
+        print_data(comparison_text(made))
     _warn_loudly(made)
 
 
@@ -97,7 +97,7 @@ def report(
     except OSError as error:
         raise BenchError(f"the report cannot be written: {error.strerror}", where=str(error.filename)) from error
     if json:
-        out_json(parse_json(render_json(made)))
+        print_json(parse_json(render_json(made)))
     _warn_loudly(made)
     note(f"the report is `{written[0]}`, with `.md` and `.json` beside it")
 

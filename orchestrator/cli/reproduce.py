@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, names_of
+from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import note, print_data, print_json, say
 from orchestrator.core.safe_paths import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.bench.cost import CommandEstimate
-    from orchestrator.experiments.reproduce import FinishedSteps, ReproducePlan, Step
+    from orchestrator.experiments.reproduce import ReproducePlan, Step, StepLog
 
 PublishedArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        autocompletion=names_of("PUBLISHED"),
+        autocompletion=complete_names("PUBLISHED"),
         help="a published measurement, such as wafer-glm52, or a file of one",
     ),
 ]
@@ -36,7 +36,10 @@ AblationOption: TypeAlias = Annotated[
 EngineOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="NAME", help="use this engine, not the profiles' own", autocompletion=names_of("ENGINE")
+        "--engine",
+        metavar="NAME",
+        help="use this engine, not the profiles' own",
+        autocompletion=complete_names("ENGINE"),
     ),
 ]
 OutputOption: TypeAlias = Annotated[
@@ -81,14 +84,14 @@ def reproduce(
 
     The same command goes on where the last call ended.
     """
-    from orchestrator.bench.cost import Bill
+    from orchestrator.bench.cost import CostEstimate
     from orchestrator.bench.published import load_published, split_currency
     from orchestrator.experiments.reproduce import (
         STATE_FILE,
-        FinishedSteps,
         ReproduceRequest,
+        StepLog,
         plan_steps,
-        still_to_do,
+        remaining_steps,
     )
 
     published = load_published(name)
@@ -106,16 +109,16 @@ def reproduce(
         evals=not no_evals,
     )
     planned = plan_steps(published, directory, request)
-    state = FinishedSteps(directory / STATE_FILE, planned.steps)
-    bill = Bill.of_node(published, prices, currency)
-    todo = _estimates(still_to_do(planned.steps, state.done))
+    state = StepLog(directory / STATE_FILE, planned.steps)
+    bill = CostEstimate.of_node(published, prices, currency)
+    todo = _estimates(remaining_steps(planned.steps, state.done))
     _look(planned, host, covered=dry_run)
     if dry_run and json:
-        out_json(bill.to_dict(todo, planned.left_out))
+        print_json(bill.to_dict(todo, planned.left_out))
         return
     for sentence in planned.left_out:
         note(sentence)
-    (out if dry_run else say)(bill.to_table(todo))
+    (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
     if not dry_run:
         _run(planned, state, host, keep=keep, data=data)
@@ -132,14 +135,14 @@ def _estimates(steps: "Sequence[Step]") -> "list[CommandEstimate]":
 def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
     """Refuse a machine that a plan cannot run on, and kernels that nobody tuned; say what is known of them."""
     from orchestrator.core.paths import Home
-    from orchestrator.kernels.plan_coverage import note_coverage, require_covered
-    from orchestrator.servers.start.host import place_of
+    from orchestrator.kernels.plan_coverage import report_coverage, require_covered
+    from orchestrator.servers.start.host import host_ref
 
     home = Home.from_environment()
     for server in planned.servers:
-        place_of(server.plan.runtime, home, host)
+        host_ref(server.plan.runtime, home, host)
         if covered and not server.ablation:
-            note_coverage(server.plan, home)
+            report_coverage(server.plan, home)
     for server in planned.servers:
         require_covered(server.plan, home, may_accept=False)
 
@@ -148,29 +151,29 @@ def _run_step(argv: "Sequence[str]") -> int:
     """Run a step, which no lost line may end: it is as paid for as those before it. Return its exit code."""
     from orchestrator.core.errors import OutputError
     from orchestrator.core.streams import IGNORE_SIGPIPE
-    from orchestrator.core.subprocesses import attend, own
+    from orchestrator.core.subprocesses import python_module_argv, run_attached
 
-    code = attend(own("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
+    code = run_attached(python_module_argv("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
     return 0 if code == OutputError.exit_code else code
 
 
-def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool, data: Path | None) -> None:
+def _run(planned: "ReproducePlan", state: "StepLog", host: str | None, *, keep: bool, data: Path | None) -> None:
     import datetime as dt
 
     from orchestrator.core.paths import Home
     from orchestrator.experiments.reproduce import (
         StepRunner,
-        may_be_there,
+        might_exist,
+        remaining_steps,
         reproduce,
         require_all_questions,
-        still_to_do,
     )
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
 
     def is_there(server: str) -> bool:
-        with fleet(Home.from_environment(), host) as servers:
-            return may_be_there(servers, server)
+        with open_servers(Home.from_environment(), host) as servers:
+            return might_exist(servers, server)
 
-    require_all_questions(planned, still_to_do(planned.steps, state.done), data)
+    require_all_questions(planned, remaining_steps(planned.steps, state.done), data)
     runner = StepRunner(run=_run_step, may_be_there=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
     reproduce(planned.steps, state, runner, keep=keep)

@@ -18,18 +18,18 @@ from orchestrator.cli.options import (
     RevisionOption,
     SetOption,
     TargetArgument,
-    names_of,
+    complete_names,
     overridden,
     require_kind,
     run_names,
     server_names,
 )
 from orchestrator.cli.typer_app import SERVE, add
-from orchestrator.core.console import note, out, out_json, say, terminal_width
+from orchestrator.core.console import note, print_data, print_json, say, terminal_width
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.servers.start.launch import Up
+    from orchestrator.servers.start.launch import UpResult
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
 ReplaceOption: TypeAlias = Annotated[
@@ -108,7 +108,7 @@ def up(
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         would = preview(request, home)
-        out(would.files)
+        print_data(would.files)
         say(would.steps)
         return
     _say_up(up(request, home), json=json)
@@ -130,9 +130,9 @@ def rollback(name: NameArgument, *, json: Json = False) -> None:
     _say_up(rollback(name, Home.from_environment()), json=json)
 
 
-def _say_up(done: "Up", *, json: bool) -> None:
+def _say_up(done: "UpResult", *, json: bool) -> None:
     if json:
-        out_json(done.to_dict())
+        print_json(done.to_dict())
         return
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
@@ -155,17 +155,17 @@ def status(
     """Show what runs. A named server must also be healthy; with --health, all are asked."""
     from orchestrator.core.paths import Home
     from orchestrator.runtimes.base import Status
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
     from orchestrator.servers.status import require_well, status_table, statuses
 
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         if name is not None:
             servers.one(name)
         found = statuses(servers, name, ask=health or name is not None)
         if json:
-            out_json([server.to_dict() for server in found])
+            print_json([server.to_dict() for server in found])
         elif found:
-            out(status_table(found, width=terminal_width()))
+            print_data(status_table(found, width=terminal_width()))
         elif not servers.silent:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
         for server in found if name is not None else ():
@@ -190,21 +190,21 @@ def top(
     """Watch what a server does: load, latencies, cache, kernels, GPUs. Ctrl-C ends it."""
     from time import sleep
 
-    from orchestrator.core.console import screen
+    from orchestrator.core.console import live_screen
     from orchestrator.core.paths import Home
-    from orchestrator.servers.servers import fleet
-    from orchestrator.servers.top import Frame, View
+    from orchestrator.servers.servers import open_servers
+    from orchestrator.servers.top import Frame, TopView
 
     def show(frame: Frame) -> None:
         if json:
-            out_json(frame.to_dict(), one_line=True)
+            print_json(frame.to_dict(), one_line=True)
         else:
             draw(frame.to_text(width=terminal_width()))
 
     with (
-        fleet(Home.from_environment(), host) as servers,
-        closing(View(servers, name, host=host)) as view,
-        nullcontext(out) if once or json else screen() as draw,
+        open_servers(Home.from_environment(), host) as servers,
+        closing(TopView(servers, name, host=host)) as view,
+        nullcontext(print_data) if once or json else live_screen() as draw,
     ):
         frame = view.look()
         while not once:
@@ -226,20 +226,20 @@ def ask(
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import StreamRedactor
     from orchestrator.servers.ask import ask
-    from orchestrator.servers.servers import fleet
-    from orchestrator.servers.start.verify import key_of, require_running, served_model
+    from orchestrator.servers.servers import open_servers
+    from orchestrator.servers.start.verify import api_key_for, require_running, served_model
 
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         handle = servers.one(name)
         require_running(servers.runtime(handle), handle)
         answer = StreamRedactor()
         try:
             model = served_model(handle)
-            for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle), model=model):
-                out(answer.feed(piece), end="")
+            for piece in ask(handle.url, prompt, tokens=tokens, key=api_key_for(handle), model=model):
+                print_data(answer.feed(piece), end="")
         finally:
-            out(answer.close(), end="")
-    out("")
+            print_data(answer.close(), end="")
+    print_data("")
 
 
 def logs(
@@ -256,14 +256,14 @@ def logs(
     from datetime import datetime
 
     from orchestrator.core.paths import Home
-    from orchestrator.servers.logs import log_lines, read_since
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.logs import log_lines, parse_since
+    from orchestrator.servers.servers import open_servers
 
-    moment = read_since(since, datetime.now().astimezone()) if since is not None else None
+    moment = parse_since(since, datetime.now().astimezone()) if since is not None else None
     shown = False
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
-            out(line, colours=True)
+            print_data(line, colours=True)
             shown = True
     if moment is not None and not shown:
         note(f"nothing was written since {moment:%Y-%m-%d %H:%M:%S}, as far as the lines say when they were")
@@ -278,7 +278,7 @@ def smoke(
         typer.Option(
             metavar="PROFILE",
             help="the profile that a URL's server should match; default: what it says it is",
-            autocompletion=names_of("PROFILE"),
+            autocompletion=complete_names("PROFILE"),
         ),
     ] = None,
     api_key_env: Annotated[
@@ -291,8 +291,8 @@ def smoke(
     from orchestrator.bench.run import is_url
     from orchestrator.core.paths import Home
     from orchestrator.planner.planning import load
-    from orchestrator.servers.servers import api_key, fleet
-    from orchestrator.servers.start.verify import prove_again, prove_url
+    from orchestrator.servers.servers import api_key, open_servers
+    from orchestrator.servers.start.verify import smoke_server, smoke_url
 
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
@@ -300,14 +300,14 @@ def smoke(
     )
     if is_url(target):
         plan = load(against).plan if against else None
-        report = prove_url(target, plan=plan, key=api_key(api_key_env))
+        report = smoke_url(target, plan=plan, key=api_key(api_key_env))
     else:
-        with fleet(Home.from_environment(), host) as servers:
-            report = prove_again(servers, target, strict_kernels=strict_kernels)
+        with open_servers(Home.from_environment(), host) as servers:
+            report = smoke_server(servers, target, strict_kernels=strict_kernels)
     if json:
-        out_json(report.to_dict())
+        print_json(report.to_dict())
     else:
-        out(report.to_table(width=terminal_width()))
+        print_data(report.to_table(width=terminal_width()))
     report.require()
 
 
@@ -326,12 +326,12 @@ def down(
     """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
     from orchestrator.core.paths import Home
     from orchestrator.servers.down import down, down_all
-    from orchestrator.servers.servers import fleet
+    from orchestrator.servers.servers import open_servers
 
     if (name is None) != (all_ or all_homes):
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
     ended: list[str] = []
-    with fleet(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host) as servers:
         try:
             if name is None:
                 down_all(servers, host=host, everyones=all_homes, ended=ended.append)
@@ -341,4 +341,4 @@ def down(
                 ended.append(name)
         finally:
             if json:
-                out_json({"down": ended})
+                print_json({"down": ended})

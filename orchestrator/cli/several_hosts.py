@@ -7,11 +7,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from orchestrator.cli.options import overridden
-from orchestrator.core.console import out, out_json, say, terminal_width
+from orchestrator.core.console import print_data, print_json, say, terminal_width
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.cli.fanout import Node, NodeResult
+    from orchestrator.cli.fanout import HostResult, Node
 
 SEVERAL: Final = frozenset(
     {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune", "cache ls", "cache clear"}
@@ -48,9 +48,9 @@ def several_hosts(hosts: Sequence[str]) -> bool:
 
 def nodes_of(verb: str, hosts: Sequence[str]) -> "tuple[Node, ...]":
     """The machines that these name. Raises UsageError, also for a command that works on one at a time."""
-    from orchestrator.cli.fanout import read_nodes
+    from orchestrator.cli.fanout import parse_hosts
 
-    nodes = read_nodes(hosts)
+    nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in SEVERAL:
         known = ", ".join(sorted(SEVERAL))
         raise UsageError(f"`deploy {verb}` works on one machine at a time", hint=f"these take several: {known}")
@@ -64,26 +64,26 @@ def on_each(
 
     `place` says which of the words names the server.
     """
-    from orchestrator.cli.fanout import on_nodes, outcome_table
+    from orchestrator.cli.fanout import outcome_table, run_on_hosts
 
     as_json = bool(params.get("json"))
-    failed: list[NodeResult] = []
+    failed: list[HostResult] = []
     left = list(nodes)
     for phase, at_once in _before(verb, params, host=nodes[0].url):
-        results = on_nodes(left, lambda _, words=phase: words, at_once=at_once)  # type: ignore[misc]
+        results = run_on_hosts(left, lambda _, words=phase: words, at_once=at_once)  # type: ignore[misc]
         failed += [each for each in results if each.code]
         left = [each.node for each in results if not each.code]
     words = _words(verb, args, params, place)
-    results = on_nodes(left, words, at_once=params.get("at_once"))
+    results = run_on_hosts(left, words, at_once=params.get("at_once"))
     everything = sorted((*failed, *results), key=lambda each: nodes.index(each.node))
     if verb == "status":
         _show_status(everything, as_json=as_json)
     elif as_json:
-        out_json({each.node.label: _read(each.output) for each in everything})
+        print_json({each.node.label: _read(each.output) for each in everything})
     else:
         for each in everything:
             for line in each.output.splitlines():
-                out(f"{each.node.label}: {line}")
+                print_data(f"{each.node.label}: {line}")
     say(outcome_table(everything, width=terminal_width(sys.stderr)))
     sys.exit(next((each.code if each.code > 0 else 1 for each in everything if each.code), 0))
 
@@ -98,11 +98,11 @@ def _before(verb: str, params: Mapping[str, Any], *, host: str) -> list[tuple[li
     from orchestrator.core.paths import Home
     from orchestrator.planner.planning import load
     from orchestrator.runtimes import runtime_class
-    from orchestrator.servers.start.host import place_of
+    from orchestrator.servers.start.host import host_ref
 
     overrides = overridden(params["set_"], revision=params["revision"], on=params["on"])
     plan = load(params["profile"] or "", overrides=overrides).plan
-    place_of(plan.runtime, Home.from_environment(), host)
+    host_ref(plan.runtime, Home.from_environment(), host)
     planned = [params["profile"], *(word for override in overrides for word in ("--set", override))]
     phases = [["stage", *planned]] if params["stage"] and plan.model.source.kind == "hub" else []
     if runtime_class(plan.runtime).contained and not params["image"]:
@@ -128,18 +128,18 @@ def _words(
     return lambda node: [*verb.split(), *args[:at], f"{name}-{node.label}", *args[at + 1 :]]
 
 
-def _show_status(results: "Sequence[NodeResult]", *, as_json: bool) -> None:
+def _show_status(results: "Sequence[HostResult]", *, as_json: bool) -> None:
     """All servers of all machines in one table."""
     from orchestrator.servers.status import ServerStatus, status_table
 
     told = {each.node.label: _read(each.output) for each in results}
     if as_json:
-        out_json(told)
+        print_json(told)
         return
     servers = {server["name"]: label for label, found in told.items() for server in found or ()}
     if servers:
         found = [ServerStatus.from_dict(server) for each in told.values() for server in each or ()]
-        out(status_table(found, nodes=servers, width=terminal_width()))
+        print_data(status_table(found, nodes=servers, width=terminal_width()))
     elif not any(each.code for each in results):
         say("nothing runs there")
 

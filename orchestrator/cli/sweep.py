@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.bench import RatesOption, read_rates
 from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
 from orchestrator.cli.typer_app import MEASURE, add
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import note, print_data, print_json, say
 from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.text import parse_json
 
@@ -128,21 +128,21 @@ def sweep(
 
 
 def _preview(planned: "Sweep", *, json: bool) -> None:
-    from orchestrator.experiments.sweep.preview import dry_data, dry_text, look_at
+    from orchestrator.experiments.sweep.preview import dry_data, dry_text, scan_space
 
-    looked = look_at(planned)
+    looked = scan_space(planned)
     if json:
-        out_json(dry_data(planned, looked))
+        print_json(dry_data(planned, looked))
     else:
-        out(dry_text(planned, looked))
+        print_data(dry_text(planned, looked))
 
 
 def _search(planned: "Sweep", *, json: bool) -> None:
     from orchestrator.experiments.sweep.files import write_sweep_report, write_winners
-    from orchestrator.experiments.sweep.run import opened
+    from orchestrator.experiments.sweep.run import open_search
     from orchestrator.experiments.sweep.trial import run_trials
 
-    with opened(planned) as search:
+    with open_search(planned) as search:
         write_sweep_report(planned, search)
         try:
             ended = run_trials(planned, search, lambda: write_sweep_report(planned, search))
@@ -152,9 +152,9 @@ def _search(planned: "Sweep", *, json: bool) -> None:
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
         if json:
-            out_json(parse_json(report.with_suffix(".json").read_bytes()))
+            print_json(parse_json(report.with_suffix(".json").read_bytes()))
         else:
-            out(report.with_suffix(".md").read_text())
+            print_data(report.with_suffix(".md").read_text())
     note(f"the report is `{report}`, with `.md` and `.json` beside it")
     for winner in winners:
         say(f"wrote {winner.profile}" if winner.profile else f"`{planned.plan.profile}` is the best as it is")

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from orchestrator.cli.options import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
-from orchestrator.core.command_hints import note_asked
+from orchestrator.core.command_hints import set_invocation
 from orchestrator.core.errors import UsageError
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.suggest import did_you_mean
@@ -68,7 +68,7 @@ class ProfileCommand(TyperCommand):
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
         root = ctx.find_root().command
-        note_asked(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
+        set_invocation(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
         if _NODES in ctx.meta or not _may_end(ctx.command_path.partition(" ")[2], given):
             ignore_sigpipe()
         if _NODES in ctx.meta:

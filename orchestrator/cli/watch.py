@@ -36,7 +36,7 @@ def watch(
 ) -> None:
     """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
     from orchestrator.core.paths import Home
-    from orchestrator.core.subprocesses import become, own
+    from orchestrator.core.subprocesses import exec_program, python_module_argv
     from orchestrator.servers.watch.alerts import Receiver
     from orchestrator.servers.watch.recovery import require_watchable
 
@@ -57,4 +57,4 @@ def watch(
         return
     require_watchable(home, names)
     request = dumps({"names": names, "exec": exec_, "json": json})
-    become(own("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})
+    exec_program(python_module_argv("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})

@@ -15,9 +15,9 @@ def main() -> None:
 
     take_streams()
     ignore_sigpipe()  # a lost terminal or log is no reason to stop looking after a server
-    from orchestrator.cli.exit_codes import carry_out
+    from orchestrator.cli.exit_codes import run_and_exit
 
-    carry_out(_watch)
+    run_and_exit(_watch)
 
 
 def _watch() -> None:
@@ -26,7 +26,7 @@ def _watch() -> None:
     import sys
     from time import monotonic
 
-    from orchestrator.core.console import out, out_json
+    from orchestrator.core.console import print_data, print_json
     from orchestrator.core.paths import Home
     from orchestrator.servers.watch.alerts import Alerts, Receiver
     from orchestrator.servers.watch.watch import watch
@@ -38,7 +38,7 @@ def _watch() -> None:
     watch(
         asked["names"],
         Home.from_environment(),
-        show=lambda event: out_json(event.to_dict(), one_line=True) if asked["json"] else out(event.to_text()),
+        show=lambda event: print_json(event.to_dict(), one_line=True) if asked["json"] else print_data(event.to_text()),
         alerts=Alerts(tuple(receivers), monotonic),
     )
 

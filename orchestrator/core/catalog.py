@@ -35,7 +35,7 @@ _KINDS: Final = {
 _LONGEST: Final = 400  # characters of a name with its folders
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """What can be looked for, by the path of its file; `*` stands for its name."""
 
     PROFILE = "profiles/*.yaml"
@@ -57,56 +57,56 @@ class Kind(Enum):
         return RelativePath(self.value.replace("*", name))
 
 
-def can_be_named(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     """Whether a part may be called so: its name stands in paths and in messages."""
     return len(name) <= _LONGEST and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class Catalog:
     """The folders that hold `profiles`, `patches` and `images`; what stands in an earlier one goes first."""
 
     roots: tuple[Path, ...]
 
     @classmethod
-    def of(cls, home: Home) -> "Catalogue":
+    def of(cls, home: Home) -> "Catalog":
         """The user's own folder, then what ships with the tool; before both what is kept of a start to be repeated."""
         return cls((*([home.kept] if home.kept else []), home.root, data_root()))
 
     @classmethod
-    def shipped(cls) -> "Catalogue":
+    def shipped(cls) -> "Catalog":
         """What ships with the tool, alone."""
         return cls((data_root(),))
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Catalogue":
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Catalog":
         """As `of`, for the home that the environment names."""
         return cls.of(Home.from_environment(environ))
 
-    def find(self, kind: Kind, name: str) -> Path | None:
+    def find(self, kind: EntryKind, name: str) -> Path | None:
         """The file of that name, None where there is none. Raises ProfileError for an entry that is no small file.
 
         An entry of the user's that cannot be read is an error: the shipped one is not what was asked for.
         """
-        if not can_be_named(name):
+        if not is_valid_name(name):
             return None
         found = [path for root in self.roots if _is_entry(root, path := root / kind.file(name))]
         if len(found) > 1 and not filecmp.cmp(found[0], found[1], shallow=False):
             _say_shadowed(*found[:2])
         return found[0] if found else None
 
-    def path(self, kind: Kind, name: str) -> Path:
+    def path(self, kind: EntryKind, name: str) -> Path:
         """As `find`. Raises ProfileError where there is none, with the nearest name."""
         if found := self.find(kind, name):
             return found
         what = kind.name.lower().replace("_", " ")
         raise ProfileError(f"there is no {what} `{name}`", hint=did_you_mean(name, self.names(kind)))
 
-    def names(self, kind: Kind) -> tuple[str, ...]:
+    def names(self, kind: EntryKind) -> tuple[str, ...]:
         """The names that `find` knows, sorted."""
         return tuple(sorted({name for root in self.roots for name in _names(root, kind)}))
 
-    def all(self, kind: Kind) -> tuple[Path, ...]:
+    def all(self, kind: EntryKind) -> tuple[Path, ...]:
         """The files of a kind, in the order of their names."""
         return tuple(self.path(kind, name) for name in self.names(kind))
 
@@ -137,7 +137,7 @@ def _what(path: Path) -> str:
         return f"a link to `{path.readlink()}` ({error.strerror})" if path.is_symlink() else str(error.strerror)
 
 
-def _names(root: Path, kind: Kind) -> Iterator[str]:
+def _names(root: Path, kind: EntryKind) -> Iterator[str]:
     before, _, after = kind.value.partition("*")
     for path in root.glob(kind.value):
         name = path.relative_to(root).as_posix().removeprefix(before).removesuffix(after)

@@ -15,7 +15,7 @@ _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")
 
 
 @dataclass
-class UserWords:
+class Invocation:
     """The words of one command line: a profile as it was named, what was set, the machine."""
 
     profile: str | None = None
@@ -24,26 +24,26 @@ class UserWords:
     takes_host: Callable[[str], bool] = lambda _: False
 
 
-_asked = UserWords()
+_asked = Invocation()
 
 
-def note_asked(
+def set_invocation(
     profile: str | None,
     overrides: Sequence[str],
     host: str | None,
-    takes_host: Callable[[str], bool] = UserWords.takes_host,
+    takes_host: Callable[[str], bool] = Invocation.takes_host,
 ) -> None:
     """Take down what was asked for, in the place of what was before; `takes_host` tells it of a command's words."""
     _asked.profile, _asked.overrides, _asked.host, _asked.takes_host = profile, tuple(overrides), host, takes_host
 
 
-def note_profile(profile: str, overrides: Sequence[str]) -> None:
+def set_profile(profile: str, overrides: Sequence[str]) -> None:
     """Take down the profile behind a server's name, where none was asked for by its own."""
     if _asked.profile is None:
         _asked.profile, _asked.overrides = profile, tuple(overrides)
 
 
-def as_asked(text: str) -> str:
+def expand_commands(text: str) -> str:
     """The text, its commands with the profile, the `--set` and the host of the user."""
     return _COMMAND.sub(_whole, text) if "`deploy " in text else text
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TextIO
 
-from orchestrator.core.command_hints import as_asked
+from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.secrets import redact, redact_data, redact_known
 from orchestrator.core.streams import write
@@ -29,16 +29,16 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
 
 def say(text: str = "", *, lead: str = "") -> None:
     """A line for people, its commands as the user can type them, after a `lead` of ours that may be styled."""
-    write(sys.stderr, lead + printable(redact(as_asked(text))) + "\n")
+    write(sys.stderr, lead + printable(redact(expand_commands(text))) + "\n")
 
 
-def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
+def print_data(text: str, *, colours: bool = False, end: str = "\n") -> None:
     """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colours`."""
     text = printable(redact_known(text), colours=colours)
     write(sys.stdout, text if text.endswith("\n") else text + end)
 
 
-def out_json(data: object, *, one_line: bool = False) -> None:
+def print_json(data: object, *, one_line: bool = False) -> None:
     """A JSON document for programs, secrets removed from its texts: from the values, so that it stays JSON."""
     text = printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False))
     write(sys.stdout, f"{text}\n")
@@ -119,7 +119,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def minutes(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration for people."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
@@ -131,10 +131,10 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
 
 
 @contextmanager
-def screen() -> Iterator[Callable[[str], None]]:
+def live_screen() -> Iterator[Callable[[str], None]]:
     """A function that shows a text in place of the one before it; lines below each other where there is no terminal."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda text: out(f"{text}\n")
+        yield lambda text: print_data(f"{text}\n")
         return
     from rich.live import Live  # noqa: PLC0415 - 0.1 s that a live view alone pays
     from rich.text import Text  # noqa: PLC0415

@@ -41,7 +41,7 @@ class Problem:
 _MOST: Final = 100  # problems that one message shows
 
 
-def first_of(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """The first hundred of what is wrong, each once, and a word where there is more; the rest is not looked for."""
     found: dict[Problem, None] = {}
     for problem in problems:
@@ -99,19 +99,19 @@ class HostError(DeployError):
     exit_code = 4
 
 
-class WeightsError(HostError):
+class CheckpointError(HostError):
     """A checkpoint that is missing, incomplete or altered."""
 
 
-class NoWeightsError(WeightsError):
+class CheckpointNotFoundError(CheckpointError):
     """A checkpoint that is not there at all."""
 
 
-class ChangedWeightsError(WeightsError):
+class CheckpointModifiedError(CheckpointError):
     """A checkpoint that was whole once: it is not fetched over."""
 
 
-class FactsError(WeightsError):
+class CheckpointMismatchError(CheckpointError):
     """A checkpoint that is another one than the profile, or its own config, says."""
 
 
@@ -159,7 +159,7 @@ class BenchError(DeployError):
     exit_code = 10
 
 
-class HealingError(DeployError):
+class RestartLimitError(DeployError):
     """A server that `deploy watch` has given up on."""
 
     exit_code = 11

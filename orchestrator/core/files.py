@@ -14,13 +14,18 @@ from zipfile import ZipFile
 from orchestrator.core.safe_paths import (
     RelativePath,
     UnsafeValueError,
+    atomic_write,
     move,
     open_to_append,
     remove_tree,
-    write_whole,
 )
 
-__all__ = ["move", "open_to_append", "remove_tree", "write_whole"]  # with what is defined here, the face of this module
+__all__ = [
+    "atomic_write",
+    "move",
+    "open_to_append",
+    "remove_tree",
+]  # with what is defined here, the face of this module
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
@@ -110,7 +115,7 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def private_folder(path: Path) -> Path:
+def private_dir(path: Path) -> Path:
     """A directory of this user's that nobody else may look into, made where it is missing; its parent has to be there.
 
     Raises PermissionError for one of another user, OSError for what is no directory.
@@ -127,7 +132,7 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def read_own(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
     """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
     return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
 
@@ -164,13 +169,13 @@ def _read(number: int, path: Path, *, most: int) -> bytes:
     return content
 
 
-def open_own(path: Path) -> BinaryIO:
+def open_private(path: Path) -> BinaryIO:
     """The same, opened."""
     return open(_open_own(path, os.O_RDONLY), "rb")
 
 
 def open_lock(path: Path) -> FileIO:
-    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
+    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_private` does.
 
     What was locked on a disk that has become read-only can be locked there once more.
     """

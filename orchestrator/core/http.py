@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     import httpx
 
-from orchestrator.core.signals import start_deaf
+from orchestrator.core.signals import start_thread_without_signals
 
 
 class Deadline:
@@ -29,7 +29,7 @@ class Deadline:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        start_deaf(self._timer)
+        start_thread_without_signals(self._timer)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class Deadline:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def pieces(answer: httpx.Response, most: int) -> Iterator[bytes]:
+def iter_capped(answer: httpx.Response, most: int) -> Iterator[bytes]:
     """The body of an answer as it comes, at most so many bytes of it: ask for it with `Accept-Encoding: identity`.
 
     Raises httpx.DecodingError for a longer one, and for one that is packed: what a few bytes unpack to has no bound.

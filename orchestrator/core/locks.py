@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import Progress
-from orchestrator.core.files import open_lock, open_own
+from orchestrator.core.files import open_lock, open_private
 
 _PID_WIDTH: Final = 10  # characters, so that the file is never truncated
 _TRIES: Final = 3  # `is_held` in another process has the lock for microseconds
@@ -57,7 +57,7 @@ def file_lock(path: Path, progress: Progress) -> FileIO:
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; no file is made."""
     try:
-        with open_own(path) as lock:
+        with open_private(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

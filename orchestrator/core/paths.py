@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import private_folder
+from orchestrator.core.files import private_dir
 from orchestrator.core.safe_paths import FileName
 
 _ELSEWHERE: Final = "set DEPLOY_HOME to a directory where you may write"
@@ -118,10 +118,10 @@ class Home:
         `runs` may be a link, to another disk; a name in it that leads elsewhere would be somebody else's runs.
         """
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        folder = private_folder(self.runs) / FileName(name)
+        folder = private_dir(self.runs) / FileName(name)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "it is a link", str(folder))
-        return private_folder(folder)
+        return private_dir(folder)
 
 
 def _root(environ: Mapping[str, str]) -> Path:

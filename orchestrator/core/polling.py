@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def look_until(
+def poll_until(
     done: Callable[[T], bool],
     look: Callable[[], T],
     *,
@@ -26,7 +26,9 @@ def look_until(
 
     It looks at once and then every `pause` seconds; `meanwhile` is told what was seen before each pause.
     """
-    with held():  # a package whose import was interrupted cannot be imported again, as what is put away then needs it
+    with (
+        defer_signals()
+    ):  # a package whose import was interrupted cannot be imported again, as what is put away then needs it
         from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
 
     began = clock()

@@ -26,7 +26,7 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class ProcessMarkers:
     """What tells the processes of one server from all others, whoever has their pids now.
 
     No one mark is on all of them: who calls setproctitle, as sglang's schedulers do, overwrites the environment that
@@ -34,8 +34,8 @@ class Marks:
     """
 
     token: str  # in the environment, as the value of `VARIABLE`
-    supervisor: str | None = None  # the `identity` of the leader of their session
-    server: str | None = None  # the `identity` of the first of them that is not the supervisor
+    supervisor: str | None = None  # the `process_identity` of the leader of their session
+    server: str | None = None  # the `process_identity` of the first of them that is not the supervisor
     output: str | None = None  # `pipe:[inode]`, what stdout and stderr go to
 
 
@@ -51,32 +51,32 @@ def read_process(pid: int) -> Process | None:
     return Process(pid=pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
 
 
-def read_title(pid: int) -> str:
+def read_cmdline(pid: int) -> str:
     """The command line of a process, or what it calls itself instead; "" where there is none or it has ended."""
     with suppress(OSError):
         return (_PROC / f"{pid}" / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
     return ""
 
 
-def identity(pid: int) -> str:
+def process_identity(pid: int) -> str:
     """This boot, a pid, and when it began: three words that no other process will have together."""
     process = read_process(pid)
     return f"{_boot()}/{pid}/{process.started if process else 0}"
 
 
 def is_identity(text: str) -> bool:
-    """Whether `text` has the form of an `identity`."""
+    """Whether `text` has the form of an `process_identity`."""
     return _IDENTITY.fullmatch(text) is not None
 
 
 def find_process(identified: str) -> Process | None:
-    """The process an `identity` was taken of, None where it has ended, whoever has its pid now."""
+    """The process an `process_identity` was taken of, None where it has ended, whoever has its pid now."""
     boot, pid, started = identified.split("/")
     process = read_process(int(pid)) if boot == _boot() else None
     return process if process is not None and process.started == int(started) else None
 
 
-def send(processes: Iterable[Process], number: signal.Signals) -> None:
+def signal_processes(processes: Iterable[Process], number: signal.Signals) -> None:
     """Signal these processes, and nobody who has got the pid of one since it was looked at."""
     for process in processes:
         now = read_process(process.pid)
@@ -85,7 +85,7 @@ def send(processes: Iterable[Process], number: signal.Signals) -> None:
                 os.kill(process.pid, number)
 
 
-def family(marks: Marks) -> tuple[Process, ...]:
+def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
     """Every process of a server that runs: those that bear a mark, and all their descendants.
 
     The session counts only while its leader runs: afterwards a stranger who got its pid may lead one of that number.
@@ -117,7 +117,7 @@ def tokens(program: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _bears(pid: int, marks: Marks) -> bool:
+def _bears(pid: int, marks: ProcessMarkers) -> bool:
     """Whether it has the token or the output; a process that may not be looked at is somebody else's."""
     folder = _PROC / f"{pid}"
     with suppress(OSError):

@@ -239,7 +239,7 @@ def open_to_append(path: Path) -> IO[Any]:
     return os.fdopen(number, "a+b")
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
 
     No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.

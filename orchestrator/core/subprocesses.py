@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramResult:
+class CompletedProgram:
     """How a program ended."""
 
     argv: tuple[str, ...]
@@ -49,7 +49,7 @@ def quote(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+def python_module_argv(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
     """The argv of a module, of this Python or of one it has made; the working directory shadows nothing it imports."""
     return [python, "-P", "-m", module, *arguments]
 
@@ -62,7 +62,7 @@ def run(
     stdin: str | None = None,
     timeout: float | None = None,
     inherits: Sequence[int] = (),
-) -> ProgramResult:
+) -> CompletedProgram:
     """Run a program to its end and keep what it printed. `env` as of `start`; it `inherits` these descriptors.
 
     Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
@@ -85,18 +85,18 @@ def run(
     except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error
     except subprocess.TimeoutExpired as error:
-        return ProgramResult(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
-    return ProgramResult(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return CompletedProgram(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
+    return CompletedProgram(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def attempt(
+def run_or_127(
     argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str | None] | None = None
-) -> ProgramResult:
+) -> CompletedProgram:
     """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
     try:
         return run(argv, timeout=timeout, cwd=cwd, env=env)
     except ProgramMissingError as error:
-        return ProgramResult(argv=tuple(argv), code=127, stdout="", stderr=error.message)
+        return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr=error.message)
 
 
 class Program:
@@ -214,7 +214,7 @@ def start(
     return Program(process)
 
 
-def become(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
+def exec_program(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
     """Let a program take this process's place, with its whole environment, secrets too, and these variables."""
     os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - that is what it is for
 
@@ -245,7 +245,7 @@ def follow(
             raise
 
 
-def attend(argv: Sequence[str], **environ: str) -> int:
+def run_attached(argv: Sequence[str], **environ: str) -> int:
     """Run a program on this terminal to its end, with these variables, and return its exit code.
 
     It inherits all that this process has, secrets too. Ctrl-C reaches it exactly once and is raised here only after it

@@ -22,7 +22,7 @@ _REPEATED: Final = 3  # lines of each kind: with fewer they are taken for differ
 _LOWER_ZEROS: Final = _ZEROS.lower()
 
 
-def hidden_in(text: str, *, lines: bool = False) -> str | None:
+def first_control_char(text: str, *, lines: bool = False) -> str | None:
     """The first character of it that is no text, None where all are; with `lines` it may have several of them."""
     found = (_IN_LINES if lines else _IN_A_LINE).search(text)
     return found[0] if found else None
@@ -36,7 +36,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         raise ValueError("it is nested too deep") from error
 
 
-def kinds(text: str, *, lower: bool = False) -> bytes:
+def line_shapes(text: str, *, lower: bool = False) -> bytes:
     """Return `text` as bytes with each digit a zero, so that lines that differ in numbers only become the same.
 
     With `lower` its ASCII letters are in lower case.
@@ -49,7 +49,7 @@ def repetitive(lines: Sequence[bytes]) -> bool:
     return len({*lines}) * _REPEATED <= len(lines)
 
 
-def standing_in(text: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+def present_in(text: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Those pieces that stand in `text`; `rfind` is up to three times as quick as `in`, and a missing byte quicker."""
     pieces = tuple(pieces)
     missing = frozenset(byte for byte in frozenset(b"".join(pieces)) if byte not in text)

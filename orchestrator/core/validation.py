@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from orchestrator.core import files
-from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
+from orchestrator.core.errors import DeployError, Problem, ProfileError, truncate_problems
 from orchestrator.core.safe_paths import ImageReference
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.core.text import hidden_in
+from orchestrator.core.text import first_control_char
 from orchestrator.core.yaml_document import Data, Document, KeyPath, read_document
 
 _EXPECTED: Final[Mapping[str, str]] = {
@@ -35,7 +35,7 @@ _SHOWN: Final = 60  # characters of a value in a message
 
 
 def _one_line(text: str) -> str:
-    if hidden := hidden_in(text):
+    if hidden := first_control_char(text):
         raise ValueError(f"a text of one line holds no {hidden!r}")
     return text
 
@@ -66,7 +66,7 @@ def _image_name(text: str) -> str:
 # Texts end up in scripts, labels and comments: each is one line, unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
 Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # stands alone in a command: in one piece, and no option
-InnerPath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image, where a Dockerfile names it
+AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image, where a Dockerfile names it
 Image: TypeAlias = Annotated[str, AfterValidator(_image)]
 ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, beside its digest
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -99,10 +99,10 @@ def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployEr
 def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:
     """A document as a `kind`. Raises `fault` with every problem and its line."""
     message = f"`{document.name}` is not valid"
-    return checked(document.data, kind, place=document.place, message=message, fault=fault)
+    return validate(document.data, kind, place=document.place, message=message, fault=fault)
 
 
-def checked(
+def validate(
     data: Mapping[str, Data],
     kind: type[Model],
     *,
@@ -114,11 +114,11 @@ def checked(
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        problems = faults_in(error, place, data=data, kind=kind)
+        problems = validation_problems(error, place, data=data, kind=kind)
     raise fault(message, problems=problems)
 
 
-def without_unknown(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, Data]:
+def drop_unknown_keys(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, Data]:
     """A copy of the data without the keys that the `kind` does not know."""
     copy: dict[str, Any] = json.loads(json.dumps(data))
     try:
@@ -133,7 +133,7 @@ def without_unknown(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, D
     return copy
 
 
-def faults_in(
+def validation_problems(
     error: ValidationError,
     place: Callable[[KeyPath], str] = lambda _: "",
     *,
@@ -145,7 +145,7 @@ def faults_in(
     With the `data` that was looked at, the path is the one a user wrote: pydantic names the members of a union as well,
     and those are no keys. With the `kind`, a key that is not known leads to the nearest one that is.
     """
-    return first_of(_problems(error, place, data, kind))
+    return truncate_problems(_problems(error, place, data, kind))
 
 
 def _problems(

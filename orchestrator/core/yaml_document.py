@@ -16,13 +16,13 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
-from orchestrator.core.text import hidden_in
+from orchestrator.core.errors import DeployError, Problem, ProfileError, truncate_problems
+from orchestrator.core.text import first_control_char
 
 Data: TypeAlias = "bool | int | float | str | list[Data] | dict[str, Data] | None"
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-DEEPEST: Final = 20  # levels of nesting; our own files have six
+MAX_DEPTH: Final = 20  # levels of nesting; our own files have six
 _DIGITS: Final = 40  # a longer number is text: no size, port or count has as many
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
 _FRACTION: Final = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+\Z")
@@ -62,7 +62,7 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
     except (yaml.YAMLError, ValueError) as error:  # ValueError: half of a surrogate pair, an escape beyond Unicode
         raise fault(f"this is not text: {error}", where=name) from error
     if reader.problems:
-        raise fault(f"`{name}` cannot be read", problems=first_of(reader.problems))
+        raise fault(f"`{name}` cannot be read", problems=truncate_problems(reader.problems))
     return Document(name, data, reader.lines)
 
 
@@ -134,8 +134,8 @@ class _Reader:
             return _scalar(event)
         if isinstance(event, yaml.AliasEvent):
             return None
-        if len(path) >= DEEPEST:
-            raise self._fault(f"this is nested deeper than {DEEPEST} levels", where=f"{self._name}:{_line(event)}")
+        if len(path) >= MAX_DEPTH:
+            raise self._fault(f"this is nested deeper than {MAX_DEPTH} levels", where=f"{self._name}:{_line(event)}")
         return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
     def _mapping(self, path: KeyPath) -> dict[str, Data]:
@@ -167,7 +167,7 @@ class _Reader:
             self._refuse("anchors and aliases are not used here", event, "write the value where it is needed")
         elif tag := getattr(event, "tag", None):
             self._refuse(f"the tag `{tag}` is not used here", event, "write a plain value")
-        if isinstance(event, yaml.ScalarEvent) and (hidden := hidden_in(event.value, lines=True)):
+        if isinstance(event, yaml.ScalarEvent) and (hidden := first_control_char(event.value, lines=True)):
             self._refuse(f"a text holds no {hidden!r}", event)
 
 

@@ -6,12 +6,12 @@ from functools import cache
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from orchestrator.core.logs.lines import batches, holding, last_lines
+from orchestrator.core.logs.lines import batches, last_lines, lines_containing
 from orchestrator.core.secrets import excerpt
-from orchestrator.core.text import kinds, repetitive, standing_in
+from orchestrator.core.text import line_shapes, present_in, repetitive
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
-from orchestrator.diagnose.signatures import Clause, Signature, load_catalogue
-from orchestrator.engine.log import quotes_a_user
+from orchestrator.diagnose.signatures import LinePattern, Signature, load_catalogue
+from orchestrator.engine.log import echoes_user_input
 
 KEPT_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400
@@ -69,14 +69,14 @@ class _Search:
         self._watches: dict[bytes, list[_Watch]] = {}
         for watch in watches:
             for clause in _clauses(watch.signature):
-                self._watches.setdefault(kinds(clause.text), []).append(watch)
+                self._watches.setdefault(line_shapes(clause.text), []).append(watch)
         self._literals: dict[bytes, list[bytes]] = {}  # by their letters
         for literal in self._watches:
             self._literals.setdefault(_letters(literal), []).append(literal)
 
     def see(self, text: str, *, before: int) -> int:
         """Show each line to the signatures it may be a line of, `before` shown already; returns how many by now."""
-        found = kinds(text)
+        found = line_shapes(text)
         after = before + found.count(b"\n") + 1
         if len(found) < _SHORT * (after - before) and not self._told(found):
             return after
@@ -91,7 +91,7 @@ class _Search:
                 continue
             line = lines[index]
             if kind not in judged:
-                told = [] if quotes_a_user(line) else [(each, each.says(line)) for each in concerned[kind]]
+                told = [] if echoes_user_input(line) else [(each, each.says(line)) for each in concerned[kind]]
                 judged[kind] = [(each, said) for each, said in told if each.numbered or any(said)]
             for watch, of_kind in judged[kind]:
                 said = watch.says(line) if watch.numbered else of_kind
@@ -103,14 +103,14 @@ class _Search:
         """Those kinds of lines with a literal in them, to the signatures."""
         concerned: dict[bytes, dict[int, _Watch]] = {}
         for literal in self._told(of_lines):
-            for kind in holding(literal, of_lines):
+            for kind in lines_containing(literal, of_lines):
                 concerned.setdefault(kind, {}).update((id(watch), watch) for watch in self._watches[literal])
         return {kind: [*watches.values()] for kind, watches in concerned.items()}
 
     def _told(self, of_lines: bytes) -> list[bytes]:
         """The literals whose letters stand there as a piece of them does."""
         letters, by_piece = _letters(of_lines), _by_piece(frozenset(self._literals) - {b""})
-        found = [b"", *(each for piece in standing_in(letters, by_piece) for each in by_piece[piece])]
+        found = [b"", *(each for piece in present_in(letters, by_piece) for each in by_piece[piece])]
         return [literal for each in found for literal in self._literals.get(each, ())]
 
 
@@ -172,7 +172,7 @@ def _letters(text: bytes) -> bytes:
     return text.translate(None, _NO_LETTERS)
 
 
-def _clauses(signature: Signature) -> tuple[Clause, ...]:
+def _clauses(signature: Signature) -> tuple[LinePattern, ...]:
     return (*signature.lines, *signature.near, *signature.unless_near)
 
 

@@ -22,7 +22,7 @@ class Effect(StrEnum):
     CONSEQUENCE = "consequence"  # says that something failed, and not why
 
 
-class Clause(StrictModel):
+class LinePattern(StrictModel):
     """A line: it holds `text`, the pattern `regex` is found in it, and none of `unless` is.
 
     `text` is required for speed: a gigabyte is searched for literals, and only the lines around them are matched.
@@ -55,9 +55,9 @@ class Signature(StrictModel):
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     effect: Effect
-    lines: tuple[Clause, ...] = Field(min_length=1)
-    near: tuple[Clause, ...] = Field(default=())
-    unless_near: tuple[Clause, ...] = Field(default=())
+    lines: tuple[LinePattern, ...] = Field(min_length=1)
+    near: tuple[LinePattern, ...] = Field(default=())
+    unless_near: tuple[LinePattern, ...] = Field(default=())
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str

@@ -18,7 +18,7 @@ import httpx
 
 from orchestrator.core.http import Deadline
 from orchestrator.core.secrets import MAX_SPELLING, Secret, excerpt
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics
@@ -26,14 +26,14 @@ from orchestrator.engine.requests import Body
 from orchestrator.engine.responses import (
     MOST_BYTES,
     Json,
-    KeyRefusedError,
-    NoAnswerError,
-    OddAnswerError,
+    NoResponseError,
+    UnauthorizedError,
+    UnexpectedResponseError,
     read_list,
     read_models,
     read_object,
 )
-from orchestrator.engine.sse import DONE, EventReader, is_error
+from orchestrator.engine.sse import DONE, SseParser, is_error
 
 MOST_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
@@ -84,7 +84,7 @@ class EngineClient:
                 transport=transport,
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # the second for a host that no name can be
-            raise NoAnswerError(f"{url!a} is not the URL of a server") from error
+            raise NoResponseError(f"{url!a} is not the URL of a server") from error
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class EngineClient:
         A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
         managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
         """
-        with held():
+        with defer_signals():
             from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `look_until`
 
         asked = Retrying(
@@ -157,16 +157,16 @@ class EngineClient:
 
     def events(self, path: str, body: Body) -> Iterator[bytes]:
         """The events of the streamed answer to `body`, without the one that ends it, as they arrive."""
-        reader = EventReader()
+        reader = SseParser()
         with self._open("POST", path, content=json.dumps({**body, "stream": True}).encode()) as response:
             _require_ok(response)
             for event in (event for data in _bounded(response, MOST_STREAM_BYTES) for event in reader.feed(data)):
                 if event == DONE:
                     return
                 if is_error(event):
-                    raise OddAnswerError(f"the stream holds an error: {excerpt(event, 300)}")
+                    raise UnexpectedResponseError(f"the stream holds an error: {excerpt(event, 300)}")
                 yield event
-        raise OddAnswerError("the stream ended without `data: [DONE]`")
+        raise UnexpectedResponseError("the stream ended without `data: [DONE]`")
 
     def _object(self, method: str, path: str, **request: Any) -> Json:  # noqa: ANN401 - as `_open` takes it
         with self._open(method, path, **request) as response:
@@ -203,7 +203,7 @@ class EngineClient:
                 extensions={"trace": end.watch},
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # a path with a name in it that a server gave
-            raise OddAnswerError(f"{path[:_MOST_SAID]!a} is no path of a server") from error
+            raise UnexpectedResponseError(f"{path[:_MOST_SAID]!a} is no path of a server") from error
         with end:
             try:
                 response = self._client.send(request, stream=True)
@@ -212,9 +212,9 @@ class EngineClient:
                 finally:
                     response.close()
             except (httpx.HTTPError, UnicodeError) as error:
-                raise NoAnswerError(f"{request.url}: {_words(error, end, limits)}") from error
+                raise NoResponseError(f"{request.url}: {_words(error, end, limits)}") from error
             if end.reached:  # the connection was shut, which also looks like the end of an answer without a length
-                raise NoAnswerError(f"{request.url}: {_words(None, end, limits)}")
+                raise NoResponseError(f"{request.url}: {_words(None, end, limits)}")
 
 
 def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
@@ -238,12 +238,12 @@ def _tls(url: str) -> ssl.SSLContext:
 
 def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
     if response.headers.get("Content-Encoding", "identity") != "identity":  # what a few bytes unpack to has no bound
-        raise OddAnswerError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
+        raise UnexpectedResponseError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
     read = 0
     for data in response.iter_bytes():
         read += len(data)
         if read > most:
-            raise OddAnswerError(f"`{response.request.url.path}` answers with more than {most >> 20} MiB")
+            raise UnexpectedResponseError(f"`{response.request.url.path}` answers with more than {most >> 20} MiB")
         yield data
 
 
@@ -267,5 +267,5 @@ def _require_ok(response: httpx.Response) -> None:
     path, code = response.request.url.path, response.status_code
     if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
         why = "refused this API key" if "Authorization" in response.request.headers else "wants an API key"
-        raise KeyRefusedError(f"`{path}` {why} ({code}): {shown}")
-    raise OddAnswerError(f"`{path}` answers {code}: {shown}")
+        raise UnauthorizedError(f"`{path}` {why} ({code}): {shown}")
+    raise UnexpectedResponseError(f"`{path}` answers {code}: {shown}")

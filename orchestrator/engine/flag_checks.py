@@ -36,7 +36,7 @@ _LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class ServerArgs:
     """What a start is given, as far as its options are judged by it."""
 
     table: FlagTable
@@ -80,10 +80,10 @@ class ArgumentProblem:
     hint: str = ""
 
 
-Check: TypeAlias = Callable[[Arguments], Iterator[ArgumentProblem]]
+Check: TypeAlias = Callable[[ServerArgs], Iterator[ArgumentProblem]]
 
 
-def argument_problems(given: Arguments) -> Iterator[ArgumentProblem]:
+def argument_problems(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Everything that is wrong with options that each version's parser takes."""
     for found in refused(given.table, given.flags, given.decided, given.platform):
         message = f"sglang {given.table.version} refuses `--{found.name}`: {found.message} ({found.place})"
@@ -92,7 +92,7 @@ def argument_problems(given: Arguments) -> Iterator[ArgumentProblem]:
         yield from check(given)
 
 
-def _names_differ(given: Arguments) -> Iterator[ArgumentProblem]:
+def _names_differ(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """An option is written once: of two names the parser takes the later."""
     seen: dict[str, str] = {}
     for name in given.flags:
@@ -101,7 +101,7 @@ def _names_differ(given: Arguments) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=f"`--{name}` and `--{first}` are one option", hint="set one")
 
 
-def _in_range(given: Arguments) -> Iterator[ArgumentProblem]:
+def _in_range(given: ServerArgs) -> Iterator[ArgumentProblem]:
     for name, value in given.flags.items():
         allowed = RANGES.get(given.table.first_name(name))
         for word in flag_words(value) if allowed else ():
@@ -109,7 +109,7 @@ def _in_range(given: Arguments) -> Iterator[ArgumentProblem]:
                 yield ArgumentProblem(name=name, message=f"`--{name}` takes a number {allowed}, found `{word}`")
 
 
-def _chunks(given: Arguments) -> Iterator[ArgumentProblem]:
+def _chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """A chunk is whole pages (server_args.py:6692); -1 turns chunks off, and 0 and less do so too, untold."""
     size = given.number("chunked-prefill-size")
     page = _DSA_PAGE if given.sparse_attention else given.number("page-size") or 1
@@ -123,7 +123,7 @@ def _chunks(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="chunked-prefill-size", message=message, hint=f"a multiple of {page:g}")
 
 
-def _sparse_attention(given: Arguments) -> Iterator[ArgumentProblem]:
+def _sparse_attention(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """With DSA the cache is bfloat16 or fp8_e4m3 (server_args.py:3426), and its pages are set (:3622)."""
     if not given.sparse_attention:
         return
@@ -139,7 +139,7 @@ def _sparse_attention(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="page-size", message=message, hint="leave it out")
 
 
-def _context(given: Arguments) -> Iterator[ArgumentProblem]:
+def _context(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Not longer than the model's (configs/model_config.py:690; a variable lifts that, and answers get worse)."""
     length = given.number("context-length")
     if length is not None and length > given.context_length:
@@ -147,7 +147,7 @@ def _context(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="context-length", message=message)
 
 
-def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
+def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """EAGLE's three numbers (arg_groups/speculative_hook.py:316-404)."""
     if given.text("speculative-algorithm") not in _EAGLE:
         return
@@ -171,7 +171,7 @@ def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-eagle-topk", message=message, hint="set it to 1")
 
 
-def _has_a_draft(given: Arguments) -> Iterator[ArgumentProblem]:
+def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
 
     arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
@@ -189,7 +189,7 @@ def _has_a_draft(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
 
 
-def _device(given: Arguments) -> Iterator[ArgumentProblem]:
+def _device(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (server_args.py:2785)."""
     wanted, device = "cpu" if given.platform == "cpu" else "cuda", given.text("device")
     if device not in {None, wanted}:
@@ -197,14 +197,14 @@ def _device(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="device", message=message, hint=f"leave it out, or `{wanted}`")
 
 
-def _rank_port(given: Arguments) -> Iterator[ArgumentProblem]:
+def _rank_port(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Ranks meet at a port of their own."""
     if given.number("nccl-port") == given.port:
         message = f"`--nccl-port {given.port}` is the server's own port"
         yield ArgumentProblem(name="nccl-port", message=message, hint="leave it out")
 
 
-def _numa_nodes(given: Arguments) -> Iterator[ArgumentProblem]:
+def _numa_nodes(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Each GPU has its NUMA node (utils/numa_utils.py:104)."""
     nodes = given.flags.get("numa-node")
     told = len(flag_words(nodes)) if nodes is not None else 0
@@ -215,7 +215,7 @@ def _numa_nodes(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="numa-node", message=message, hint=hint)
 
 
-def _ngrams(given: Arguments) -> Iterator[ArgumentProblem]:
+def _ngrams(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Its tree has ten branches unless told otherwise (arg_groups/speculative_hook.py:455)."""
     paged = given.sparse_attention or (given.number("page-size") or 1) > 1
     if given.text("speculative-algorithm") == "NGRAM" and paged and given.text("attention-backend") != "flashinfer":
@@ -223,7 +223,7 @@ def _ngrams(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-algorithm", message=message, hint="`EAGLE`, with an MTP layer")
 
 
-def _pipeline(given: Arguments) -> Iterator[ArgumentProblem]:
+def _pipeline(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """No speculation over pipeline stages (server_args.py:6651); 0.5.23 takes it under conditions, untried."""
     if (given.number("pp-size") or 1) > 1 and (
         given.has("speculative-algorithm") or not given.has("disable-overlap-schedule")
@@ -232,7 +232,7 @@ def _pipeline(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name=_written(given, "pp-size"), message=message, hint="leave `pp-size` at 1")
 
 
-def _parallel(given: Arguments) -> Iterator[ArgumentProblem]:
+def _parallel(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """server_args.py:5005-5015; since 0.5.16 sglang may change the option, so that the table cannot say it."""
     ranks = given.number("attn-cp-size") or 1
     if ranks > 1 and given.tp % ranks:
@@ -243,7 +243,7 @@ def _parallel(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="attn-cp-size", message=message, hint="leave one of the two out")
 
 
-def _quantised_as_stored(given: Arguments) -> Iterator[ArgumentProblem]:
+def _quantised_as_stored(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """What Quark stored is read as Quark's (configs/model_config.py:1370)."""
     named = given.text("quantization")
     if named is not None and given.quantisation.startswith("quark") and named != "quark":
@@ -251,7 +251,7 @@ def _quantised_as_stored(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="quantization", message=message, hint="leave it out: config.json says it")
 
 
-def _words(given: Arguments) -> Iterator[ArgumentProblem]:
+def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """What the parser takes as any text, and the start reads more narrowly."""
     for name in ("log-level", "log-level-http"):  # utils/common.py:1371
         if (level := given.text(name)) is not None and level.lower() not in _LEVELS:
@@ -267,14 +267,14 @@ def _words(given: Arguments) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=f"the bounds of `--{name}` ascend", hint="each above the last")
 
 
-def _serves_alone(given: Arguments) -> Iterator[ArgumentProblem]:
+def _serves_alone(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Half of a disaggregated server answers nothing (server_args.py, `disaggregation_mode`)."""
     if (mode := given.text("disaggregation-mode")) not in {None, "null"}:
         message = f"a server with `--disaggregation-mode {mode}` answers nobody without its other half and a router"
         yield ArgumentProblem(name="disaggregation-mode", message=message, hint="leave it out: a profile is one server")
 
 
-def _pairs(given: Arguments) -> Iterator[ArgumentProblem]:
+def _pairs(given: ServerArgs) -> Iterator[ArgumentProblem]:
     for (first, second), why in _EXCLUDED.items():
         if given.has(first, second):
             yield ArgumentProblem(name=first, message=f"`--{first}` and `--{second}` exclude each other: {why}")
@@ -295,7 +295,7 @@ _NEEDED: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def _senseless(given: Arguments) -> Iterator[ArgumentProblem]:
+def _senseless(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """What sglang does as it is told, and no server of a profile is for."""
     for name, (value, why) in _SENSELESS.items():
         if given.text(name) == value:
@@ -315,7 +315,7 @@ _SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # "" is a switch
 }
 
 
-def _kernels_of_another_vendor(given: Arguments) -> Iterator[ArgumentProblem]:
+def _kernels_of_another_vendor(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Backends whose kernels are not compiled for the platform: their import fails after the weights are loaded.
 
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
@@ -336,7 +336,7 @@ _FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 }
 
 
-def _one_node(given: Arguments) -> Iterator[ArgumentProblem]:
+def _one_node(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """The other nodes would be waited for; and server_args.py:6632 divides by their number."""
     for name, only in (("nnodes", 1), ("node-rank", 0)):
         if given.number(name) not in {None, only}:
@@ -344,7 +344,7 @@ def _one_node(given: Arguments) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=message, hint="leave it out")
 
 
-def _model_overrides(given: Arguments) -> Iterator[ArgumentProblem]:
+def _model_overrides(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """The parser takes any text; the start reads a JSON object (server_args.py, `json_model_override_args`)."""
     text = given.text("json-model-override-args")
     if text is not None and not _is_object(text):
@@ -371,7 +371,7 @@ def port_problem(port: int, version: str) -> str:
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is no port"
 
 
-def _written(given: Arguments, name: str) -> str:
+def _written(given: ServerArgs, name: str) -> str:
     return next((each for each in given.flags if given.table.first_name(each) == name), name)
 
 

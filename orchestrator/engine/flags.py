@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.suggest import nearest
+from orchestrator.core.suggest import closest_match
 from orchestrator.core.text import parse_json
 
 # Decided by other parts of a profile, so that one fact is written once.
@@ -94,11 +94,11 @@ class FlagTable:
         return name if spec is None or spec.same_as is None else spec.same_as
 
 
-def read_flags(version: str, catalogue: Catalogue, *, place: str = "") -> FlagTable:
+def read_flags(version: str, catalogue: Catalog, *, place: str = "") -> FlagTable:
     """The options of one sglang version. Raises ProfileError for a version whose table was not generated."""
-    path = catalogue.find(Kind.FLAGS, version)
+    path = catalogue.find(EntryKind.FLAGS, version)
     if path is None:
-        known = ", ".join(f"`{name}`" for name in catalogue.names(Kind.FLAGS))
+        known = ", ".join(f"`{name}`" for name in catalogue.names(EntryKind.FLAGS))
         raise ProfileError(
             f"there is no flag table for sglang {version}",
             where=place,
@@ -209,5 +209,5 @@ def _is_read(word: str, kind: str | None) -> bool:
 
 def _near(name: str, table: FlagTable) -> str:
     renamed = RENAMED.get(name)
-    near = renamed if renamed in table.flags else nearest(name, table.flags)
+    near = renamed if renamed in table.flags else closest_match(name, table.flags)
     return f"did you mean `{near}`?" if near else "see `python3 -m sglang.launch_server --help` of that version"

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.suggest import nearest
+from orchestrator.core.suggest import closest_match
 from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
-from orchestrator.engine.responses import Json, OddAnswerError
+from orchestrator.engine.responses import Json, UnexpectedResponseError
 
 VERSION: Final = "1.13.0"
 REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/
 LAUNCHER: Final = "launch_gateway.py"  # below images/
-IN_IMAGE: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
-IN_IMAGE_PACKAGES: Final = f"{IN_IMAGE}/packages"
+IMAGE_DIR: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
+IN_IMAGE_PACKAGES: Final = f"{IMAGE_DIR}/packages"
 LIVENESS: Final = "/liveness"  # 200 as long as it runs; asks for no key
 READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
 WORKERS: Final = "/workers"  # the servers behind it: GET, POST, and PATCH and DELETE of one; asks for its control key
@@ -97,7 +97,7 @@ def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Proble
     if name in _RESERVED:
         yield Problem(f"`gateway.{name}` is not set", where, f"it follows from `{_RESERVED[name]}`: set that")
     elif (spec := OPTIONS.get(name)) is None:
-        near = nearest(name, OPTIONS)
+        near = closest_match(name, OPTIONS)
         hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{each}`' for each in sorted(OPTIONS))}"
         yield Problem(f"the gateway has no option `{name}`", where, hint)
     else:
@@ -105,7 +105,7 @@ def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Proble
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSearch:
+class PodDiscovery:
     """Which pods of a namespace are servers, by their labels, and on which port; it needs to get, list and watch them.
 
     A pod is taken once it is ready, and left out when it is not any more (smg, model_gateway/src/service_discovery.rs).
@@ -127,7 +127,7 @@ class GatewayLaunch:
     servers: Sequence[str]  # none where it finds them
     grace: int  # for running requests, after SIGTERM
     options: Iterable[Sequence[str]]
-    pods: PodSearch | None = None
+    pods: PodDiscovery | None = None
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def read_readiness(answer: Json) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behind:
+class GatewayWorker:
     """A server behind the gateway, as the gateway knows it.
 
     One that is taken away is `draining` first, is sent nothing new, and goes after a fixed time, whatever it still has
@@ -164,11 +164,11 @@ class Behind:
     requests: int  # that it has not answered
 
 
-def read_behind(answer: Json) -> tuple[Behind, ...]:
+def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
     """The servers behind the gateway. Raises OddAnswerError."""
     try:
         return tuple(
-            Behind(
+            GatewayWorker(
                 identity=str(each["id"]),
                 url=str(each["url"]),
                 ready=each["status"] == "ready",
@@ -177,4 +177,4 @@ def read_behind(answer: Json) -> tuple[Behind, ...]:
             for each in answer["workers"]
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise OddAnswerError(f"`{WORKERS}` does not list servers as expected: {error!r}") from error
+        raise UnexpectedResponseError(f"`{WORKERS}` does not list servers as expected: {error!r}") from error

@@ -14,8 +14,15 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.text import parse_json
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
-from orchestrator.engine.liveness import MOST_METRICS_BYTES, Work, question, read_work
-from orchestrator.engine.responses import Json, NoAnswerError, OddAnswerError, inner, number, read_models
+from orchestrator.engine.liveness import MOST_METRICS_BYTES, RankProgress, question, read_work
+from orchestrator.engine.responses import (
+    Json,
+    NoResponseError,
+    UnexpectedResponseError,
+    get_object,
+    number,
+    read_models,
+)
 
 _KNOCK_WITHIN: Final = 0.2  # seconds
 _METRICS_WITHIN: Final = 10.0  # seconds
@@ -23,7 +30,7 @@ _ALIVE: Final = b"OK"  # the body of smg's `LIVENESS` (seen of 1.13.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class HealthClient:
     """One server, asked a little. Each question raises NoAnswerError."""
 
     url: str
@@ -60,27 +67,27 @@ class Pulse:
         """
         status, content = self._ask("GET", LIVENESS, None, within=within)
         if status == http.client.OK and content != _ALIVE:
-            raise NoAnswerError("the answer is not that of a gateway")
+            raise NoResponseError("the answer is not that of a gateway")
         return status
 
     def _require_token(self, content: bytes) -> None:
         try:
-            tokens = number(inner(_object(content), "meta_info"), "completion_tokens")
-        except OddAnswerError as error:
-            raise NoAnswerError("the answer is not that of an sglang server") from error
+            tokens = number(get_object(_object(content), "meta_info"), "completion_tokens")
+        except UnexpectedResponseError as error:
+            raise NoResponseError("the answer is not that of an sglang server") from error
         if not tokens:
-            raise NoAnswerError("the answer has no token")
+            raise NoResponseError("the answer has no token")
 
     def _require_model(self, *, within: float) -> None:
         status, content = self._ask("GET", MODELS, None, within=within)
         try:
             served = read_models(_object(content))
-        except OddAnswerError as error:
-            raise NoAnswerError(f"`{MODELS}` answers {status} and names no model") from error
+        except UnexpectedResponseError as error:
+            raise NoResponseError(f"`{MODELS}` answers {status} and names no model") from error
         if self.model not in served:
-            raise NoAnswerError(f"another server answers: it does not serve `{self.model}`")
+            raise NoResponseError(f"another server answers: it does not serve `{self.model}`")
 
-    def work(self) -> Work:
+    def work(self) -> RankProgress:
         """What each rank has done so far, see `read_work`."""
         status, content = self._ask("GET", METRICS, None, within=_METRICS_WITHIN)
         return read_work(content if status == http.client.OK else b"")
@@ -95,9 +102,9 @@ class Pulse:
             answer = connection.getresponse()
             return answer.status, answer.read(MOST_METRICS_BYTES)
         except TimeoutError as error:
-            raise NoAnswerError(f"no answer within {within:g} s") from error
+            raise NoResponseError(f"no answer within {within:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(getattr(error, "strerror", None) or "no whole HTTP/1.1 answer") from error
+            raise NoResponseError(getattr(error, "strerror", None) or "no whole HTTP/1.1 answer") from error
         finally:
             connection.close()
 
@@ -107,7 +114,7 @@ def _object(content: bytes) -> Json:
     try:
         data = parse_json(content)
     except ValueError as error:
-        raise OddAnswerError("it is no JSON") from error
+        raise UnexpectedResponseError("it is no JSON") from error
     if not isinstance(data, dict):
-        raise OddAnswerError("it is no JSON object")
+        raise UnexpectedResponseError("it is no JSON object")
     return data

@@ -75,24 +75,24 @@ def _spread(launch: Launch) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
+class SecretDelivery:
     """The secrets by the way they take: the text of a config file, None without a key, and the other variables."""
 
     config: Secret | None
     env: Mapping[str, Secret]
 
 
-def delivery(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> Delivery:
+def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> SecretDelivery:
     """Sort the secrets: the API key is the one in `api_key_env`, and a gateway has one more."""
     keys = {api_key_env or "": "api-key", CONTROL_KEY: "control-key"}
     config = {key: secrets[name].reveal() for name, key in keys.items() if name in secrets}
     if not config:
-        return Delivery(config=None, env=secrets)
+        return SecretDelivery(config=None, env=secrets)
     others = {name: secret for name, secret in secrets.items() if name not in keys}
-    return Delivery(config=Secret.around(json.dumps(config) + "\n"), env=others)  # JSON is YAML
+    return SecretDelivery(config=Secret.around(json.dumps(config) + "\n"), env=others)  # JSON is YAML
 
 
-def parts(titles: Iterable[str]) -> tuple[str, ...]:
+def process_names(titles: Iterable[str]) -> tuple[str, ...]:
     """sglang's own processes in a person's words, sorted: `rank DP1 TP0`, `detokenizer`.
 
     `titles` are what processes call themselves (`setproctitle`).

@@ -39,8 +39,8 @@ LATER_TOKENS: Final = "sglang:inter_token_latency_seconds"
 REQUESTS: Final = "sglang:num_requests_total"
 _COMING_OUT: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
 MOST_METRICS_BYTES: Final = 8 << 20
-SLOW: Final = 3.0  # seconds after which an answer that has not come is a reason to look
-REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
+SLOW_AFTER_S: Final = 3.0  # seconds after which an answer that has not come is a reason to look
+REJECTED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
 _PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
 _LAST: Final = 2.0  # seconds for what is asked at the end of a look
 _KEPT_IN: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
@@ -57,7 +57,7 @@ _DECODED: Final = 'mode="decode"'
 
 
 @dataclass(frozen=True)
-class Work:
+class RankProgress:
     """What a server has done so far: tokens by data-parallel rank, and what has come out of it."""
 
     done: Mapping[int, float]  # prefilled and decoded; it grows while a request gets on. {}: it does not count them
@@ -91,7 +91,7 @@ def number_in(value: str) -> float:
         return math.nan
 
 
-def read_work(content: bytes | bytearray) -> Work:
+def read_work(content: bytes | bytearray) -> RankProgress:
     """The work of each rank, by its scheduler, and what came out, by the process that answers.
 
     A server of one rank does not say which it is.
@@ -105,16 +105,16 @@ def read_work(content: bytes | bytearray) -> Work:
         if _DECODED in labels:
             decoded[rank] = decoded.get(rank, 0.0) + value
     came_out = [value for _, _, value in samples(content, _COMING_OUT)]
-    return Work(done=done, decoded=decoded, came_out=sum(came_out) if came_out else None)
+    return RankProgress(done=done, decoded=decoded, came_out=sum(came_out) if came_out else None)
 
 
-def gets_on(rank: int, before: Work | None, work: Work) -> bool:
+def makes_progress(rank: int, before: RankProgress | None, work: RankProgress) -> bool:
     """Whether a rank that does not answer has worked between two readings, and what is decoded comes out."""
     was, is_now = (before.done.get(rank) if before else None), work.done.get(rank)
-    return None not in (was, is_now) and was != is_now and not is_held_up(before, work)
+    return None not in (was, is_now) and was != is_now and not output_stalled(before, work)
 
 
-def is_held_up(before: Work | None, work: Work) -> bool:
+def output_stalled(before: RankProgress | None, work: RankProgress) -> bool:
     """Whether tokens were decoded between two readings and nothing has come out, as where the detokenizer hangs.
 
     What is decoded comes out, of each request every 50 tokens at the latest (0.5.14, SGLANG_FORCE_STREAM_INTERVAL).
@@ -124,7 +124,7 @@ def is_held_up(before: Work | None, work: Work) -> bool:
     return any(tokens > before.decoded.get(rank, tokens) for rank, tokens in work.decoded.items())
 
 
-class Look:
+class LivenessCheck:
     """One look at a server on a port of this machine. Every rank is asked as it begins, all of them at once."""
 
     def __init__(self, port: int, ranks: int, *, key: str, seconds: float) -> None:
@@ -151,7 +151,7 @@ class Look:
         """Whether the server says so: it asks the ranks in turn, and is well by the answer of any."""
         return self._ask(HEALTH)[0] == http.client.OK
 
-    def work(self) -> Work | None:
+    def work(self) -> RankProgress | None:
         """What each rank has done so far; None where nobody says."""
         status, content = self._ask(METRICS)
         return read_work(content if status == http.client.OK else b"") if status else None
@@ -163,7 +163,7 @@ class Look:
 
     def _take(self, rank: int) -> None:
         status, why = _answer(self._asked.pop(rank), within=_LAST)
-        if status == http.client.OK or status in REFUSED:
+        if status == http.client.OK or status in REJECTED:
             del self.silent[rank]
         else:
             self.silent[rank] = f"it answers {status}" if status else why.decode()
@@ -200,13 +200,13 @@ def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or "no whole answer"
 
 
-def silent_ranks(look: Look, kept: Path) -> dict[int, str]:
+def unresponsive_ranks(look: LivenessCheck, kept: Path) -> dict[int, str]:
     """The ranks that do not live, each with why not.
 
     While one is silent, what was read of the work stays in `kept` for the next look: a chunk of prefill may take longer
     than a look. On a disk that is full each look counts by itself.
     """
-    look.wait(SLOW)
+    look.wait(SLOW_AFTER_S)
     if not look.silent:
         with suppress(OSError):
             kept.unlink(missing_ok=True)
@@ -220,17 +220,17 @@ def silent_ranks(look: Look, kept: Path) -> dict[int, str]:
         return look.silent
     with suppress(OSError):
         kept.write_text(json.dumps(asdict(work)), encoding="utf-8")
-    return {rank: why for rank, why in look.silent.items() if not gets_on(rank, before, work)}
+    return {rank: why for rank, why in look.silent.items() if not makes_progress(rank, before, work)}
 
 
-def _kept(file: Path) -> Work | None:
+def _kept(file: Path) -> RankProgress | None:
     """What the look before has left."""
     try:
         said = json.loads(file.read_bytes())
         done, decoded = (
             {int(rank): float(count) for rank, count in said[each].items()} for each in ("done", "decoded")
         )
-        return Work(done=done, decoded=decoded, came_out=said["came_out"])
+        return RankProgress(done=done, decoded=decoded, came_out=said["came_out"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -249,9 +249,9 @@ def main(words: Sequence[str]) -> str:
     """Look once: which ranks are silent."""
     port, ranks, seconds, *config = words
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
-    look = Look(int(port), int(ranks), key=key, seconds=float(seconds))
+    look = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds))
     try:
-        silent = silent_ranks(look, Path(_KEPT_IN, f"deploy-life-{port}.json"))
+        silent = unresponsive_ranks(look, Path(_KEPT_IN, f"deploy-life-{port}.json"))
     finally:
         look.close()
     return "; ".join(f"rank {rank} does not get on: {why}" for rank, why in sorted(silent.items()))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from orchestrator.core.logs.lines import holding, last_lines
+from orchestrator.core.logs.lines import last_lines, lines_containing
 from orchestrator.core.secrets import MAX_SPELLING, excerpt
-from orchestrator.core.text import kinds
+from orchestrator.core.text import line_shapes
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them
@@ -47,7 +47,7 @@ _SHORT: Final = 16  # characters: of lines that are shorter it costs more to tel
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
 
-def quotes_a_user(line: str) -> bool:
+def echoes_user_input(line: str) -> bool:
     """Whether the line repeats what was asked for, so that no word in it tells what happened."""
     return any(text in line for text in _QUOTING)
 
@@ -73,7 +73,7 @@ def written_since(lines: Iterable[str], time: str) -> Iterator[str]:
             yield line
 
 
-class StageReader:
+class StartupLogParser:
     """Reads stages and counts out of log lines; holds the last lines and nothing else of the log."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class StageReader:
         Lines that differ in numbers only say the same: what they say is looked up once, and of a progress bar the last
         state is read.
         """
-        found = kinds(text, lower=True)
+        found = line_shapes(text, lower=True)
         if len(found) < _SHORT * found.count(b"\n") and not any(telltale in found for telltale in _TELLTALES):
             self._keep(last_lines(text, KEPT_LINES))
             return True
@@ -171,7 +171,9 @@ class StageReader:
 
 def _telling(of_lines: bytes) -> dict[bytes, _Says]:
     """What those kinds of lines say, in lower case, that say more than that the server lives."""
-    said = {kind: _says(kind.decode(errors="replace")) for each in _TELLTALES for kind in holding(each, of_lines)}
+    said = {
+        kind: _says(kind.decode(errors="replace")) for each in _TELLTALES for kind in lines_containing(each, of_lines)
+    }
     return {kind: says for kind, says in said.items() if says is not None}
 
 

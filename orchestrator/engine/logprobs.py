@@ -10,9 +10,9 @@ from typing import Any, Final
 from orchestrator.engine.endpoints import GENERATE
 from orchestrator.engine.responses import (
     Json,
-    OddAnswerError,
+    UnexpectedResponseError,
     finished,
-    inner,
+    get_object,
     number,
     optional_text,
     setting,
@@ -28,7 +28,7 @@ Ranked = tuple[tuple[int, float], ...]  # the likeliest ids of one place and the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihoods:
+class TokenLogprobs:
     """Of places in a row: the log-probability of the token that stands there, and the likeliest tokens. In nats."""
 
     own: tuple[float, ...]
@@ -36,23 +36,23 @@ class Likelihoods:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredPrompt:
     """What a server says of a prompt, from the second place behind `start` on, and of the tokens it adds."""
 
-    prompt: Likelihoods
+    prompt: TokenLogprobs
     said_ids: tuple[int, ...]
-    said: Likelihoods
+    said: TokenLogprobs
     cached_tokens: int
 
 
-def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, top: int) -> Scored:
+def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, top: int) -> ScoredPrompt:
     """One answer to `scoring_body`, for the prompt `ids`. Raises OddAnswerError for another form or other tokens."""
-    meta, said = inner(data, "meta_info"), token_ids(data, "output_ids")
+    meta, said = get_object(data, "meta_info"), token_ids(data, "output_ids")
     if meta.get("finish_reason") is not None:
-        finished(optional_text(inner(meta, "finish_reason"), "type"))
+        finished(optional_text(get_object(meta, "finish_reason"), "type"))
     if len(said) != tokens:
-        raise OddAnswerError(f"`{GENERATE}` adds {len(said)} tokens where {tokens} were asked for")
-    return Scored(
+        raise UnexpectedResponseError(f"`{GENERATE}` adds {len(said)} tokens where {tokens} were asked for")
+    return ScoredPrompt(
         prompt=_likelihoods(meta, "input", ids[start:], skipped=1, top=top),
         said_ids=said,
         said=_likelihoods(meta, "output", said, skipped=0, top=top),
@@ -65,7 +65,7 @@ def read_numerics(data: Json) -> Mapping[str, str]:
     return {key: setting(data[key]) for key in _NUMERICS if data.get(key) is not None}
 
 
-def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, top: int) -> Likelihoods:
+def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, top: int) -> TokenLogprobs:
     """Of `ids`, without the first `skipped`, for which nothing is computed.
 
     sglang names the last token of the vocabulary 0, as it does what stands for a picture
@@ -74,8 +74,8 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
     own, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
     scores = [_entry(row, f"{which} token {place}") for place, row in enumerate(own) if place >= skipped]
     if any(token not in (asked, 0) for (token, _), asked in zip(scores, ids[skipped:], strict=True)):
-        raise OddAnswerError(f"the log-probabilities of `{GENERATE}` are of other tokens than its {which}")
-    return Likelihoods(
+        raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are of other tokens than its {which}")
+    return TokenLogprobs(
         own=tuple(score for _, score in scores),
         top=tuple(_ranked(row, f"{which} token {place}", top) for place, row in enumerate(ranked) if place >= skipped),
     )
@@ -84,25 +84,25 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
 def _rows(meta: Json, key: str, ids: tuple[int, ...]) -> list[Any]:
     rows = meta.get(key)
     if not isinstance(rows, list):
-        raise OddAnswerError(f"`{GENERATE}` gives no `{key}`")
+        raise UnexpectedResponseError(f"`{GENERATE}` gives no `{key}`")
     if len(rows) != len(ids):
-        raise OddAnswerError(f"`{key}` has {len(rows)} places where {len(ids)} were asked for")
+        raise UnexpectedResponseError(f"`{key}` has {len(rows)} places where {len(ids)} were asked for")
     return rows
 
 
 def _ranked(row: object, where: str, top: int) -> Ranked:
     if not isinstance(row, list) or len(row) != top:
-        raise OddAnswerError(f"`{GENERATE}` does not give the {top} likeliest tokens at {where}")
+        raise UnexpectedResponseError(f"`{GENERATE}` does not give the {top} likeliest tokens at {where}")
     return tuple(_entry(each, where) for each in row)
 
 
 def _entry(row: object, where: str) -> tuple[int, float]:
     """The id and the log-probability of one token; sglang puts its text behind them."""
     if not isinstance(row, list) or len(row) < 2 or type(row[1]) is not int or row[1] < 0:
-        raise OddAnswerError(f"what `{GENERATE}` gives at {where} is no token with its log-probability")
+        raise UnexpectedResponseError(f"what `{GENERATE}` gives at {where} is no token with its log-probability")
     score = row[0]
     if not isinstance(score, int | float) or isinstance(score, bool):
-        raise OddAnswerError(f"the log-probability at {where} is no number: sglang writes NaN so")
+        raise UnexpectedResponseError(f"the log-probability at {where} is no number: sglang writes NaN so")
     if not _LEAST <= score <= _MOST:
-        raise OddAnswerError(f"what `{GENERATE}` gives at {where} is no log-probability, which is 0 at most")
+        raise UnexpectedResponseError(f"what `{GENERATE}` gives at {where} is no log-probability, which is 0 at most")
     return row[1], float(score)

@@ -39,7 +39,7 @@ _LEAST_RESERVE: Final = 10 * GIB  # on a GPU of more than 60 GiB; server_args.py
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class MhaCache:
     """Attention with heads of keys and values of its own: MHA, GQA, MQA. For the whole model."""
 
     heads: int
@@ -52,7 +52,7 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class MlaCache:
     """Latent attention (MLA), which every rank holds whole; with an indexer's keys where it is sparse (DSA)."""
 
     kv_lora_rank: int
@@ -78,7 +78,7 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class SlidingWindow:
     """Layers that keep the last tokens alone, and how large their pool is beside that of the others."""
 
     layers: int
@@ -103,25 +103,25 @@ class TokenBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheNeeds:
+class KvCacheSpec:
     """What the size of a token follows from."""
 
-    attention: Heads | Latent
+    attention: MhaCache | MlaCache
     layers: int
     draft_layers: int
     ranks: int  # GPUs that share the heads of one replica
     element: int  # bytes of a value
     raw: bool  # sparse attention without scales beside fp8 values
     version: str
-    windows: Windows | None = None
+    windows: SlidingWindow | None = None
 
 
-def token_bytes(needs: CacheNeeds) -> TokenBytes:
+def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     """A token of target and draft; the draft's layers count as the target's do (pool_configurator.py:138)."""
     attention, layers = needs.attention, needs.layers
     if needs.windows is not None:
         return _with_windows(needs, needs.windows)
-    if isinstance(attention, Heads):
+    if isinstance(attention, MhaCache):
         planned = held = attention.bytes(needs.element, ranks=needs.ranks)
     else:
         held = attention.held(needs.element, raw=needs.raw)
@@ -131,9 +131,9 @@ def token_bytes(needs: CacheNeeds) -> TokenBytes:
     )
 
 
-def _with_windows(needs: CacheNeeds, windows: Windows) -> TokenBytes:
+def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
     """A token of the layers that keep all, with its share of the windows' pool (pool_configurator.py:93)."""
-    if isinstance(needs.attention, Latent):
+    if isinstance(needs.attention, MlaCache):
         raise TypeError("a latent has no sliding windows here")
     each = needs.attention.bytes(needs.element, ranks=needs.ranks)
     full, share = needs.layers - windows.layers, windows.ratio * each * windows.layers
@@ -166,7 +166,7 @@ def is_raw(*, platform: str, arch: str, prefill: str | None, decode: str | None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Working:
+class ActivationSpec:
     """What activations and graphs follow from. Zero turns a thing off; a chunk of -1 is none."""
 
     vram: int
@@ -212,7 +212,7 @@ _PREFILL_SIZES: Final = (  # server_args.py:4265
 )  # fmt: skip
 
 
-def default_fraction(working: Working) -> float:
+def default_mem_fraction(working: ActivationSpec) -> float:
     """The static fraction that sglang takes where none is set (server_args.py:4054; 0.5.14:3276)."""
     reserved = 512 * MIB + working.chunk_tokens * 1.5 * MIB + working.ranks * 128 * MIB + working.graphs
     if working.vram > 60 * GIB:
@@ -220,7 +220,7 @@ def default_fraction(working: Working) -> float:
     return round(max(working.vram - reserved, 0) / max(working.vram, 1), 3)
 
 
-def working_bytes(working: Working, *, hidden: int | None, experts: int) -> int:
+def activation_bytes(working: ActivationSpec, *, hidden: int | None, experts: int) -> int:
     """What a start and a full chunk of prefill may need beside weights and cache; `experts`: those that a token takes.
 
     An estimate, on the safe side. sglang's rule of thumb is 1.5 MiB a token of a chunk: 192 GiB for 131072 tokens,

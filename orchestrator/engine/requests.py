@@ -65,7 +65,7 @@ def tokenize_body(model: str, text: str) -> Body:
     return {"model": model, "prompt": text, "add_special_tokens": False}
 
 
-def load_body(
+def benchmark_body(
     api: Api, ids: Sequence[bytes], *, model: str, tokens: int, temperature: float, rank: int | None = None
 ) -> tuple[bytes, ...]:
     """The body of one measured request, in pieces: exactly `tokens` tokens, streamed.

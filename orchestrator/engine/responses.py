@@ -24,24 +24,24 @@ _GIVEN_UP: Final = frozenset({"abort", "error"})
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
-class NoAnswerError(Exception):
+class NoResponseError(Exception):
     """No answer came, or not a whole one: the message says why, in words that stay the same while the fault does."""
 
 
-class OddAnswerError(Exception):
+class UnexpectedResponseError(Exception):
     """An answer came that cannot be used: its status, its size or its form is not what was expected."""
 
 
-class KeyRefusedError(OddAnswerError):
+class UnauthorizedError(UnexpectedResponseError):
     """The server wants a key, or another one."""
 
 
-class GivenUpError(OddAnswerError):
+class AbortedResponseError(UnexpectedResponseError):
     """The server says of its answer that it has not finished it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class GenerateResponse:
     """One answer of sglang's own API. Counts are tokens."""
 
     ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class Generated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chat:
+class ChatResponse:
     """One answer to a chat request: its text (reasoning first), and in how many pieces it came. Counts are tokens."""
 
     text: str
@@ -96,14 +96,14 @@ def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 
     try:
         return from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise OddAnswerError(f"`{path}` does not answer with JSON: {error}") from error
+        raise UnexpectedResponseError(f"`{path}` does not answer with JSON: {error}") from error
 
 
 def read_object(content: bytes | bytearray, *, path: str) -> Json:
     """A JSON object. Raises OddAnswerError."""
     data = read_json(content, path=path)
     if not isinstance(data, dict):
-        raise OddAnswerError(f"`{path}` does not answer with a JSON object")
+        raise UnexpectedResponseError(f"`{path}` does not answer with a JSON object")
     return data
 
 
@@ -111,7 +111,7 @@ def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
     """A list of JSON objects. Raises OddAnswerError."""
     data = read_json(content, path=path)
     if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
-        raise OddAnswerError(f"`{path}` does not answer with a list of JSON objects")
+        raise UnexpectedResponseError(f"`{path}` does not answer with a list of JSON objects")
     return data
 
 
@@ -128,7 +128,7 @@ def optional_number(data: Json, key: str) -> int | None:
     return None if data.get(key) is None else number(data, key)
 
 
-def inner(data: Json, key: str) -> Json:
+def get_object(data: Json, key: str) -> Json:
     """The object that stands in a JSON object. Raises OddAnswerError."""
     value = data.get(key)
     if not isinstance(value, dict):
@@ -136,7 +136,7 @@ def inner(data: Json, key: str) -> Json:
     return value
 
 
-def objects(data: Json, key: str) -> list[Json]:
+def get_objects(data: Json, key: str) -> list[Json]:
     """The objects that are listed in a JSON object. Raises OddAnswerError."""
     value = data.get(key)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -167,7 +167,7 @@ def name(data: Json, key: str) -> str:
 
 def read_models(data: Json) -> dict[str, int | None]:
     """The models a server serves, the first one first, each with its context length in tokens where it says so."""
-    return {name(model, "id"): optional_number(model, "max_model_len") for model in objects(data, "data")}
+    return {name(model, "id"): optional_number(model, "max_model_len") for model in get_objects(data, "data")}
 
 
 def read_server_info(data: Json) -> ServerInfo | None:
@@ -176,9 +176,11 @@ def read_server_info(data: Json) -> ServerInfo | None:
         return None
     page, replicas = number(data, "page_size"), optional_number(data, "dp_size") or 1
     if not 1 <= page <= _MOST_PAGE:
-        raise OddAnswerError(f"`page_size` is {page} in `{SERVER_INFO}`")
+        raise UnexpectedResponseError(f"`page_size` is {page} in `{SERVER_INFO}`")
     if replicas > _MOST_REPLICAS:
-        raise OddAnswerError(f"`dp_size` is {replicas} in `{SERVER_INFO}`, where at most {_MOST_REPLICAS} is believed")
+        raise UnexpectedResponseError(
+            f"`dp_size` is {replicas} in `{SERVER_INFO}`, where at most {_MOST_REPLICAS} is believed"
+        )
     speculates = bool(data.get("speculative_algorithm"))
     return ServerInfo(
         version=name(data, "version"),
@@ -189,14 +191,14 @@ def read_server_info(data: Json) -> ServerInfo | None:
     )
 
 
-def read_generated(data: Json) -> Generated:
+def read_generated(data: Json) -> GenerateResponse:
     """An answer of sglang's own API. Raises OddAnswerError."""
-    meta, ids = inner(data, "meta_info"), data.get("output_ids")
+    meta, ids = get_object(data, "meta_info"), data.get("output_ids")
     if meta.get("finish_reason") is not None:
-        finished(optional_text(inner(meta, "finish_reason"), "type"))
+        finished(optional_text(get_object(meta, "finish_reason"), "type"))
     if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
-        raise OddAnswerError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
-    return Generated(
+        raise UnexpectedResponseError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
+    return GenerateResponse(
         ids=tuple(ids),
         prompt_tokens=number(meta, "prompt_tokens"),
         completion_tokens=number(meta, "completion_tokens"),
@@ -209,16 +211,16 @@ def read_generated(data: Json) -> Generated:
 
 def read_usage_of(data: Json) -> Json:
     """The `usage` of an answer of the OpenAI API. Raises OddAnswerError."""
-    return inner(data, "usage")
+    return get_object(data, "usage")
 
 
-def read_chat(data: Json) -> Chat:
+def read_chat(data: Json) -> ChatResponse:
     """A chat answer that came in one piece. Raises OddAnswerError."""
-    choices = objects(data, "choices")
+    choices = get_objects(data, "choices")
     if not choices:
-        raise OddAnswerError(f"`{CHAT_COMPLETIONS}` answers without a choice")
-    message, usage = inner(choices[0], "message"), inner(data, "usage")
-    return Chat(
+        raise UnexpectedResponseError(f"`{CHAT_COMPLETIONS}` answers without a choice")
+    message, usage = get_object(choices[0], "message"), get_object(data, "usage")
+    return ChatResponse(
         text=_said(message),
         content=optional_text(message, "content") or "",
         finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
@@ -228,25 +230,27 @@ def read_chat(data: Json) -> Chat:
     )
 
 
-def read_chat_events(events: Iterable[bytes]) -> Chat:
+def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
     """A chat answer put together from its events. Raises OddAnswerError."""
     text, content, pieces = io.StringIO(), io.StringIO(), 0
     reason = usage = None
     for event in events:
         chunk = read_object(event, path=CHAT_COMPLETIONS)
-        for choice in objects(chunk, "choices"):
-            delta = inner(choice, "delta")
+        for choice in get_objects(chunk, "choices"):
+            delta = get_object(choice, "delta")
             pieces += text.write(_said(delta)) > 0
             content.write(optional_text(delta, "content") or "")
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
-            usage = inner(chunk, "usage")
+            usage = get_object(chunk, "usage")
         if text.tell() > MOST_BYTES:
-            raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` brings more than {MOST_BYTES >> 20} MiB of text")
+            raise UnexpectedResponseError(
+                f"the stream of `{CHAT_COMPLETIONS}` brings more than {MOST_BYTES >> 20} MiB of text"
+            )
     if reason is None or usage is None:
         missing = "how it ended" if reason is None else "how many tokens it has"
-        raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
-    return Chat(
+        raise UnexpectedResponseError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
+    return ChatResponse(
         text=text.getvalue(),
         content=content.getvalue(),
         finish_reason=reason,
@@ -271,7 +275,7 @@ def token_ids(data: Json, key: str) -> tuple[int, ...]:
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:
     """The text that one event of a streamed completion brings, and how the answer ended. Raises OddAnswerError."""
-    choices = objects(read_object(event, path=COMPLETIONS), "choices")
+    choices = get_objects(read_object(event, path=COMPLETIONS), "choices")
     reasons = [reason for choice in choices if (reason := _ending(choice))]
     return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
 
@@ -288,7 +292,7 @@ def _ending(choice: Json) -> str | None:
 def finished(reason: str | None) -> str | None:
     """The same, by the reason itself."""
     if reason in _GIVEN_UP:
-        raise GivenUpError(f"the server has given the answer up (`finish_reason` is `{reason}`)")
+        raise AbortedResponseError(f"the server has given the answer up (`finish_reason` is `{reason}`)")
     return reason
 
 
@@ -301,10 +305,10 @@ def setting(value: object) -> str:
     )
 
 
-def _odd(key: str, value: object, expected: str) -> OddAnswerError:
+def _odd(key: str, value: object, expected: str) -> UnexpectedResponseError:
     if value is None:
-        return OddAnswerError(f"`{key}` is missing where {expected} was expected")
-    return OddAnswerError(f"`{key}` is {_shown(value)} where {expected} was expected")
+        return UnexpectedResponseError(f"`{key}` is missing where {expected} was expected")
+    return UnexpectedResponseError(f"`{key}` is {_shown(value)} where {expected} was expected")
 
 
 def _shown(value: object) -> str:

@@ -12,11 +12,11 @@ from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import (
     MOST_BYTES,
     Json,
-    OddAnswerError,
+    UnexpectedResponseError,
     finished,
-    inner,
+    get_object,
+    get_objects,
     number,
-    objects,
     optional_number,
     optional_text,
     read_object,
@@ -47,7 +47,7 @@ class Usage:
     finish_reason: str | None
 
 
-class EventReader:
+class SseParser:
     """Server-sent events out of bytes, however they are cut (WHATWG HTML, 9.2.6); only their data is taken."""
 
     __slots__ = ("_rest",)
@@ -74,7 +74,7 @@ class EventReader:
 
     def _require_end(self) -> None:
         if len(self._rest) > MOST_EVENT_BYTES:
-            raise OddAnswerError(f"an event of the stream is longer than {MOST_EVENT_BYTES >> 20} MiB")
+            raise UnexpectedResponseError(f"an event of the stream is longer than {MOST_EVENT_BYTES >> 20} MiB")
 
 
 def _data_of(event: bytes) -> bytes:
@@ -82,7 +82,7 @@ def _data_of(event: bytes) -> bytes:
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     if b"event:" in event and any(map(_ERROR_TYPE.fullmatch, event.split(b"\n"))):
-        raise OddAnswerError(f"the stream holds an error: {excerpt(b' '.join(lines), _SHOWN)}")
+        raise UnexpectedResponseError(f"the stream holds an error: {excerpt(b' '.join(lines), _SHOWN)}")
     return b"\n".join(lines)
 
 
@@ -116,16 +116,24 @@ def carries_text(event: bytes) -> bool:
 def read_usage(counted: bytes, last: bytes) -> Usage:
     """What the event that `counted` last, and the `last` one of the answer itself, say. Raises OddAnswerError."""
     data = read_object(counted, path=_END)
-    usage = _own_usage(inner(data, "meta_info")) if "meta_info" in data else _openai_usage(inner(data, "usage"), last)
+    usage = (
+        _own_usage(get_object(data, "meta_info"))
+        if "meta_info" in data
+        else _openai_usage(get_object(data, "usage"), last)
+    )
     if (usage.cached_tokens or 0) > usage.prompt_tokens:
-        raise OddAnswerError(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens are said to be cached")
+        raise UnexpectedResponseError(
+            f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens are said to be cached"
+        )
     if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MOST_TOKENS:
-        raise OddAnswerError(f"one request is said to have {most} tokens, where at most {_MOST_TOKENS} are believed")
+        raise UnexpectedResponseError(
+            f"one request is said to have {most} tokens, where at most {_MOST_TOKENS} are believed"
+        )
     return usage
 
 
 def _own_usage(meta: Json) -> Usage:
-    reason = inner(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
+    reason = get_object(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
     return Usage(
         prompt_tokens=number(meta, "prompt_tokens"),
         output_tokens=number(meta, "completion_tokens"),
@@ -136,8 +144,8 @@ def _own_usage(meta: Json) -> Usage:
 
 def _openai_usage(usage: Json, last: bytes) -> Usage:
     # absent when 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
-    details = inner(usage, "prompt_tokens_details") if usage.get("prompt_tokens_details") is not None else {}
-    choices = objects(read_object(last, path=_END), "choices") if last else []
+    details = get_object(usage, "prompt_tokens_details") if usage.get("prompt_tokens_details") is not None else {}
+    choices = get_objects(read_object(last, path=_END), "choices") if last else []
     return Usage(
         prompt_tokens=number(usage, "prompt_tokens"),
         output_tokens=number(usage, "completion_tokens"),

@@ -23,7 +23,7 @@ BASELINE_FOLDER: Final = "baseline"  # beside an outcome: that of the server tha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class AnsweredQuestion:
     """One answered question; `id` names the question wherever it is asked."""
 
     id: str
@@ -43,7 +43,7 @@ class AskedQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class EvalResult:
     """One evaluation of one served model. `metric` and `task` are the harness's own names."""
 
     schema_version: int
@@ -53,7 +53,7 @@ class Outcome:
     model: str
     harness: str  # its name and version
     command: str
-    items: tuple[Item, ...]
+    items: tuple[AnsweredQuestion, ...]
     limit: int | None = None  # how many questions were asked for; None for all
     most_tokens: int | None = None  # that an answer might have; None where that was not kept
 
@@ -125,7 +125,7 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
     return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
 
-_OUTCOME: Final = TypeAdapter(Outcome)
+_OUTCOME: Final = TypeAdapter(EvalResult)
 
 
 def outcome_file(suite: str) -> FileName:
@@ -133,12 +133,12 @@ def outcome_file(suite: str) -> FileName:
     return FileName(f"eval-{suite}.json")
 
 
-def outcome_to_json(outcome: Outcome) -> str:
+def outcome_to_json(outcome: EvalResult) -> str:
     """The outcome as JSON text."""
     return _OUTCOME.dump_json(outcome, indent=1, exclude_defaults=True).decode() + "\n"
 
 
-def outcome_from_json(text: str, *, where: str) -> Outcome:
+def outcome_from_json(text: str, *, where: str) -> EvalResult:
     """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
     outcome = read_strictly(_OUTCOME, text, what="outcome of `deploy eval`", where=where)
     if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:

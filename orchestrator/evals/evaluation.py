@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.bench.run import MeasuredTarget
+from orchestrator.bench.run import BenchTarget
 from orchestrator.core.paths import Home
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.forecast import EvalForecast, forecast, plan_behind
 from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
@@ -19,13 +19,13 @@ from orchestrator.evals.run import (
     require_room,
     tau2_commands,
 )
-from orchestrator.evals.suite_runs import PUBLISHED, EvalPart, parts_of, tau2_told
+from orchestrator.evals.suite_runs import PUBLISHED, SuiteRun, parts_of, tau2_told
 
-Reach = Callable[[str], MeasuredTarget]  # opens a server by its name, or an endpoint by its URL
+Reach = Callable[[str], BenchTarget]  # opens a server by its name, or an endpoint by its URL
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteRequest:
+class EvalPlan:
     """What the user asked for: who is asked, beside whom, and how. `seeds` None: as was published."""
 
     target: str
@@ -36,7 +36,7 @@ class SuiteRequest:
     prices: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> tuple[EvalPart, ...]:
+    def parts(self) -> tuple[SuiteRun, ...]:
         """What is asked by lm-evaluation-harness. Raises UsageError for a suite that there is not."""
         if self.options.suite == tau2.NAME:
             return ()
@@ -63,7 +63,7 @@ class SuiteRequest:
         return (*(part.suite.name for part in self.parts), *((tau2.NAME,) if with_tau2 else ()))
 
     @property
-    def before(self) -> Mapping[str, Outcome]:
+    def before(self) -> Mapping[str, EvalResult]:
         """The baselines that were asked already, by suite; empty where the baseline is a server."""
         if self.baseline is None:
             return {}
@@ -71,7 +71,7 @@ class SuiteRequest:
         return {suite: outcome for suite, outcome in earlier.items() if outcome is not None}
 
 
-def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
+def expect(request: EvalPlan, home: Home, *, planned: bool) -> EvalForecast:
     """What will be told, taken and paid; `planned` insists on a plan of that name. Raises UsageError, ProfileError."""
     before, to_tell = request.before, request.is_several or (request.wants_commands and planned)
     return forecast(
@@ -85,7 +85,7 @@ def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
     )
 
 
-def score(request: SuiteRequest, home: Home, reach: Reach, say: Callable[[str], None]) -> tuple[SuiteScore, ...]:
+def score(request: EvalPlan, home: Home, reach: Reach, say: Callable[[str], None]) -> tuple[SuiteScore, ...]:
     """Ask every suite of both sides; nobody is asked anything where one of them cannot be asked all.
 
     Raises what `evaluate_beside` and `read_tau2` raise.
@@ -97,7 +97,7 @@ def score(request: SuiteRequest, home: Home, reach: Reach, say: Callable[[str], 
 
 
 def _asked(
-    request: SuiteRequest, before: Mapping[str, Outcome], home: Home, reach: Reach, say: Callable[[str], None]
+    request: EvalPlan, before: Mapping[str, EvalResult], home: Home, reach: Reach, say: Callable[[str], None]
 ) -> list[SuiteScore]:
     """What lm-evaluation-harness asks."""
     candidate, beside, scored = reach(request.target), None, []
@@ -115,7 +115,7 @@ def _asked(
     return scored
 
 
-def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> SuiteScore:
+def _tau2(request: EvalPlan, simulations: Path, before: EvalResult | None) -> SuiteScore:
     compared = before is None and request.baseline is not None
     if compared and request.baseline is not None:
         before = tau2.read_simulations(simulations, request.baseline, "", compared=True).outcome
@@ -123,7 +123,7 @@ def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> S
     return SuiteScore(outcome=outcome, file=file, before=before, against=request.baseline)
 
 
-def commands_of_tau2(request: SuiteRequest, home: Home, reach: Reach) -> str:
+def commands_of_tau2(request: EvalPlan, home: Home, reach: Reach) -> str:
     """The commands that ask a running server tau2's tasks. Raises what `reach` and `tau2_commands` raise."""
     plan = plan_behind(request.target, home, planned=False)
     return tau2_commands(reach(request.target), request.target, plan, request.seeds)

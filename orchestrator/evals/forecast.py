@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator.bench import metrics
-from orchestrator.bench.cost import Bill
+from orchestrator.bench.cost import CostEstimate
 from orchestrator.bench.published import Published, load_all_published, of_kind, split_currency
-from orchestrator.bench.result_files import measured_below
+from orchestrator.bench.result_files import results_under
 from orchestrator.bench.run import is_url
-from orchestrator.core.console import minutes, table
+from orchestrator.core.console import format_duration, table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
-from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.run import expected_score, what_it_can_tell
-from orchestrator.evals.suite_runs import HARNESS, EvalPart, Pace, published_pace
+from orchestrator.evals.suite_runs import HARNESS, EvalPace, SuiteRun, published_pace
 from orchestrator.plan.plan import GREEDY, Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
@@ -24,14 +24,14 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 class EvalForecast:
     """Every part with what it can tell, takes and costs; `left_out` says what is not asked."""
 
-    parts: tuple[EvalPart, ...]
+    parts: tuple[SuiteRun, ...]
     near: Mapping[str, float | None]  # the expected score, by suite
     sides: int  # 2 where a baseline is asked the same
-    pace: Pace
-    bill: Bill
+    pace: EvalPace
+    bill: CostEstimate
     left_out: tuple[str, ...]
 
-    def seconds(self, part: EvalPart) -> float | None:
+    def seconds(self, part: SuiteRun) -> float | None:
         """Of both sides."""
         alone = part.seconds(self.pace)
         return alone * self.sides if alone is not None else None
@@ -46,19 +46,19 @@ class EvalForecast:
         for part in self.parts:
             near, whole = self.near[part.suite.name], self.seconds(replace(part, limit=None))
             told = what_it_can_tell(part.suite, limit=part.limit, near=near, seeds=part.seeds)
-            yield f"{told}, in about {minutes(whole)}" if whole and whole != self.seconds(part) else told
+            yield f"{told}, in about {format_duration(whole)}" if whole and whole != self.seconds(part) else told
 
     def to_table(self) -> str:
         """The parts for people."""
         rows = []
         for part in self.parts:
             about = self.seconds(part)
-            shown = [minutes(about), self.bill.text(about)] if about is not None else ["-", "-"]
+            shown = [format_duration(about), self.bill.text(about)] if about is not None else ["-", "-"]
             asked = f"{part.answers // part.seeds:,}{f' x {part.seeds} seeds' if part.seeds > 1 else ''}"
             rows.append((part.suite.name, asked, f"{part.suite.most_tokens:,}", *shown))
         known = [each for each in map(self.seconds, self.parts) if each is not None]
         if len(known) > 1:
-            rows.append(("total", "", "", minutes(sum(known)), self.bill.text(sum(known))))
+            rows.append(("total", "", "", format_duration(sum(known)), self.bill.text(sum(known))))
         return table(("suite", "questions", "tokens at most", "about", f"about {self.bill.currency}"), rows)
 
     def terms(self) -> Iterator[str]:
@@ -84,12 +84,12 @@ class EvalForecast:
 
 
 def forecast(
-    parts: Sequence[EvalPart],
+    parts: Sequence[SuiteRun],
     *,
     plan: Plan | None,
     results: Path,
     prices: Sequence[str] = (),
-    before: Mapping[str, Outcome] | None = None,
+    before: Mapping[str, EvalResult] | None = None,
     sides: int = 1,
     left_out: tuple[str, ...] = (),
 ) -> EvalForecast:
@@ -99,7 +99,7 @@ def forecast(
     """
     currency, plain = split_currency(prices)
     node = plan.hardware if plan else None
-    bill = Bill.of_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
+    bill = CostEstimate.of_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
     names = [part.suite.name for part in parts]
     return EvalForecast(
         parts=tuple(parts),
@@ -111,7 +111,7 @@ def forecast(
     )
 
 
-def _obstacles(parts: Sequence[EvalPart], plan: Plan | None) -> Iterator[str]:
+def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
     """What would refuse a part at once."""
     greedy = next((hazard for hazard in plan.hazards if hazard.id == GREEDY), None) if plan else None
     for part in parts:
@@ -136,14 +136,14 @@ def plan_behind(name: str, home: Home, *, planned: bool) -> Plan | None:
         return None
 
 
-def pace_of(plan: Plan | None, results: Path) -> Pace:
+def pace_of(plan: Plan | None, results: Path) -> EvalPace:
     """What a server of that plan was measured to give, else what was published for its layout."""
     if plan is None:
-        return Pace(tok_s=None, source="nothing is known of what serves there")
-    measured = [each for each in measured_below(results) if each.run.provenance.plan_digest == plan.digest]
+        return EvalPace(tok_s=None, source="nothing is known of what serves there")
+    measured = [each for each in results_under(results) if each.run.provenance.plan_digest == plan.digest]
     rates = [(metrics.OUTPUT.of(point) or 0.0, each) for each in measured for point in each.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
-        return Pace(tok_s=best[0], source=f"measured: the best of `{best[1].run.workload_name}` below `{results}`")
+        return EvalPace(tok_s=best[0], source=f"measured: the best of `{best[1].run.workload_name}` below `{results}`")
     known = (published_pace(plan, table) for table in of_kind(load_all_published(), Published))
-    nothing = Pace(tok_s=None, source=f"no result of this plan below `{results}`: `deploy bench` measures one")
+    nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`: `deploy bench` measures one")
     return next((pace for pace in known if pace.tok_s is not None), nothing)

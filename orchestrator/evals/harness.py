@@ -10,12 +10,12 @@ from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.core.files import remove_tree, write_whole
+from orchestrator.core.files import atomic_write, remove_tree
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
-from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome
+from orchestrator.evals.eval_result import OUTCOME_SCHEMA, AnsweredQuestion, EvalResult
 from orchestrator.evals.suites import Suite, local_files
 
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
@@ -44,7 +44,7 @@ class EvalRequest:
     seed: int | None = None
 
 
-def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
+def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:
     """Ask every question and score the answers; each line the harness prints goes to `say`.
 
     Raises UsageError where a file is missing, BenchError where the harness fails.
@@ -54,7 +54,7 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
         task = request.suite.task
         if request.data is not None:
             task = LOCAL_TASK
-            write_whole(work / "task.yaml", local_task(request, request.data))
+            atomic_write(work / "task.yaml", local_task(request, request.data))
         _run(argv(request, task=task, work=work), request, say)
         return read_outcome(work, request, task=task)
     finally:
@@ -78,7 +78,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
         model["seed"] = str(request.seed)
     return [
         *("prlimit", f"--data={_MOST_MEMORY}:"),
-        *subprocesses.own("lm_eval", "run", python=str(request.python)),
+        *subprocesses.python_module_argv("lm_eval", "run", python=str(request.python)),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),
         *("--tasks", task),
@@ -106,7 +106,7 @@ def local_task(request: EvalRequest, data: Path) -> str:
     return json.dumps(task, indent=2) + "\n"
 
 
-def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
+def read_outcome(work: Path, request: EvalRequest, *, task: str) -> EvalResult:
     """The answers the harness logged under `work`. Raises BenchError where there are none."""
     samples = sorted((work / "out").rglob(f"samples_{task}_*.jsonl"))
     results = sorted((work / "out").rglob("results_*.json"))
@@ -119,7 +119,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
         seed=request.seed,
     )
     version = parse_json(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
-    return Outcome(
+    return EvalResult(
         schema_version=OUTCOME_SCHEMA,
         suite=request.suite.name,
         task=request.suite.task,
@@ -133,7 +133,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
     )
 
 
-def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[Item, ...]:
+def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
     """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
 
     The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
@@ -142,7 +142,7 @@ def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = No
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
         items = tuple(
-            Item(id=row["doc_hash"], right=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
+            AnsweredQuestion(id=row["doc_hash"], right=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
             for row in rows
             if row["filter"] == filter_
         )

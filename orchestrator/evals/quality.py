@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from orchestrator.bench.published import EvalScore, PublishedEval
 from orchestrator.core.errors import UsageError
-from orchestrator.evals.eval_result import Outcome
-from orchestrator.evals.significance import Judgement, judge_independent, judge_outcomes
+from orchestrator.evals.eval_result import EvalResult
+from orchestrator.evals.significance import SignificanceTest, judge_independent, judge_outcomes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class EvalRow:
     candidate_label: str
     baseline: float
     candidate: float
-    judgement: Judgement | None
+    judgement: SignificanceTest | None
     caveat: str
 
 
@@ -41,7 +41,7 @@ def published_eval(line: PublishedEval) -> EvalRow:
     )
 
 
-def beside_published(line: PublishedEval, score: EvalScore, outcome: Outcome) -> Judgement | None:
+def beside_published(line: PublishedEval, score: EvalScore, outcome: EvalResult) -> SignificanceTest | None:
     """What a measured score says beside a published one; None where no sample size was published.
 
     Several published seeds are taken to be worth as much as the measured ones are, and one each where there are none.
@@ -56,7 +56,7 @@ def beside_published(line: PublishedEval, score: EvalScore, outcome: Outcome) ->
 
 
 def measured_evals(
-    published: tuple[PublishedEval, ...], baseline: Outcome | None, candidate: Outcome
+    published: tuple[PublishedEval, ...], baseline: EvalResult | None, candidate: EvalResult
 ) -> Iterator[EvalRow]:
     """A measured score beside a measured baseline, else beside each published one. Raises UsageError without either."""
     if baseline is not None:
@@ -70,7 +70,7 @@ def measured_evals(
         yield _measured(candidate, judgement, label=f"{score.label}, published", before=score.score)
 
 
-def _measured(candidate: Outcome, judgement: Judgement | None, *, label: str, before: float) -> EvalRow:
+def _measured(candidate: EvalResult, judgement: SignificanceTest | None, *, label: str, before: float) -> EvalRow:
     told = judgement.method if judgement else "no sample size was published"
     return EvalRow(
         title=f"{candidate.suite}, {candidate.metric}",

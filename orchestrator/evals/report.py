@@ -6,21 +6,21 @@ from pathlib import Path
 from statistics import stdev
 
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.run import against_outcome, against_published
-from orchestrator.evals.significance import Interval, Judgement, pass_interval, score_interval
+from orchestrator.evals.significance import Interval, SignificanceTest, pass_interval, score_interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteScore:
     """An outcome in its file, with that of its baseline and what that is called; None: the published scores."""
 
-    outcome: Outcome
+    outcome: EvalResult
     file: Path
-    before: Outcome | None
+    before: EvalResult | None
     against: str | None
 
-    def judged(self) -> tuple[tuple[str, Judgement | None], ...]:
+    def judged(self) -> tuple[tuple[str, SignificanceTest | None], ...]:
         """What stands beside the score, each with what can be told; None where nothing can."""
         if self.before is None:
             return against_published(self.outcome)
@@ -61,7 +61,7 @@ class SuiteScore:
         return said
 
 
-def _asked(outcome: Outcome) -> str:
+def _asked(outcome: EvalResult) -> str:
     """How many questions, by how many seeds, and how sure their score is."""
     if len(outcome.by_seed) < 2:
         return f"{len(outcome.items)} items"

@@ -5,23 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.bench.published import Published, PublishedEval, load_all_published, of_kind
-from orchestrator.bench.run import MeasuredTarget, command_to_resume, is_url
+from orchestrator.bench.run import BenchTarget, is_url, resume_command
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome, outcome_file, outcome_to_json
+from orchestrator.evals.eval_result import BASELINE_FOLDER, EvalResult, outcome_file, outcome_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
 from orchestrator.evals.quality import beside_published
 from orchestrator.evals.result_files import load_outcome
-from orchestrator.evals.significance import Judgement, detectable_difference, judge_outcomes
+from orchestrator.evals.significance import SignificanceTest, judge_outcomes, minimum_detectable_difference
 from orchestrator.evals.suites import Suite, find_suite
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.plan.plan import GREEDY, Plan
 
 
@@ -46,14 +46,14 @@ class EvalOptions:
 
 
 def evaluate_beside(
-    candidate: MeasuredTarget,
-    beside: MeasuredTarget | None,
-    before: Outcome | None,
+    candidate: BenchTarget,
+    beside: BenchTarget | None,
+    before: EvalResult | None,
     options: EvalOptions,
     *,
     home: Home,
     say: Callable[[str], None],
-) -> tuple[Outcome, Outcome | None, Path]:
+) -> tuple[EvalResult, EvalResult | None, Path]:
     """The outcome, that of the baseline, and the outcome's file.
 
     The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
@@ -67,8 +67,8 @@ def evaluate_beside(
 
 
 def _score(
-    target: MeasuredTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
-) -> tuple[Outcome, Path]:
+    target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
+) -> tuple[EvalResult, Path]:
     """Ask what was not asked before, seed by seed; each is kept as soon as it is done."""
     suite, file = options.asked, folder / outcome_file(options.suite)
     outcome = _earlier(file, options)
@@ -80,9 +80,9 @@ def _score(
             answered = run_eval(target, options, home=home, say=say, seed=seed)
         except KeyboardInterrupt as error:
             kept = f"the {len(outcome.items):,} answers in `{file}` are kept; " if outcome else ""
-            again = command_to_resume(options.command, options.output)
+            again = resume_command(options.command, options.output)
             raise Interrupted("interrupted", hint=f"{kept}`{again}` goes on") from error
-        outcome = answered if outcome is None else joined(outcome, answered, where=str(file))
+        outcome = answered if outcome is None else merge_seeds(outcome, answered, where=str(file))
         save_outcome(outcome, folder)
     if outcome is None:
         raise ValueError("a suite without seeds")
@@ -101,7 +101,7 @@ def require_room(options: EvalOptions, *, beside: bool) -> None:
         _earlier(folder / outcome_file(options.suite), options)
 
 
-def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
+def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
     """What was answered before. Raises UsageError where that is not gone on with, or was asked otherwise."""
     if not file.exists():
         return None
@@ -118,7 +118,7 @@ def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
     return there
 
 
-def joined(before: Outcome, more: Outcome, *, where: str) -> Outcome:
+def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResult:
     """The answers of another seed with those before it. Raises BenchError where something else was asked of another."""
     for what, one, other in (
         ("model", before.model, more.model),
@@ -130,7 +130,7 @@ def joined(before: Outcome, more: Outcome, *, where: str) -> Outcome:
     return replace(more, items=(*before.items, *more.items))
 
 
-def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: int | None) -> str:
+def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int | None) -> str:
     """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
     if plan is not None and plan.serving.tool_parser is None:
         warn(
@@ -147,7 +147,7 @@ def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: 
     return tau2.tau2_script(request)
 
 
-def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) -> tuple[Outcome, Path]:
+def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) -> tuple[EvalResult, Path]:
     """What tau2 has left of a server, and its file. Raises what `read_simulations` and `save_outcome` raise."""
     runs = tau2.read_simulations(folder, name, options.command, compared=compared)
     if runs.left_out:
@@ -157,7 +157,7 @@ def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) 
     return runs.outcome, save_outcome(runs.outcome, options.output)
 
 
-def earlier_outcome(baseline: str, suite: str) -> Outcome | None:
+def earlier_outcome(baseline: str, suite: str) -> EvalResult | None:
     """The outcome in a file, or that of the suite in a folder of outcomes; None for a server.
 
     For tau2 it may be its own results too. Raises UsageError where the folder has none.
@@ -176,25 +176,25 @@ def earlier_outcome(baseline: str, suite: str) -> Outcome | None:
     return outcome
 
 
-def served_model(target: MeasuredTarget) -> str:
+def served_model(target: BenchTarget) -> str:
     """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
     try:
         with EngineClient(target.url, key=target.key) as server:
             return next(iter(server.models()))
-    except (NoAnswerError, OddAnswerError) as error:
+    except (NoResponseError, UnexpectedResponseError) as error:
         raise BenchError(f"the endpoint does not say which model it serves: {error}", where=target.url) from error
     except StopIteration as error:
         raise BenchError("the endpoint serves no model", where=target.url) from error
 
 
 def run_eval(
-    target: MeasuredTarget,
+    target: BenchTarget,
     options: EvalOptions,
     *,
     home: Home,
     say: Callable[[str], None],
     seed: int | None = None,
-) -> Outcome:
+) -> EvalResult:
     """Ask a served model the questions of a suite, once.
 
     The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
@@ -203,7 +203,7 @@ def run_eval(
     chosen = options.asked
     require_sampling(target, chosen)
     model = served_model(target)
-    environment = ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
+    environment = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
     request = EvalRequest(
         python=environment.python,
         suite=chosen,
@@ -218,7 +218,7 @@ def run_eval(
     return evaluate(request, say)
 
 
-def require_gsm8k(target: MeasuredTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
+def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
     """Ask a server as many questions of GSM8K as were published, and keep the outcome in `folder`.
 
     Raises SmokeError for a score below `least`, and what `run_eval` raises.
@@ -238,17 +238,17 @@ def require_gsm8k(target: MeasuredTarget, *, least: float, called: str, folder: 
 
 def prepare_harness(home: Home) -> None:
     """Build what asks the questions, before a server is stopped for one that is asked. Raises BuildError."""
-    ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
+    ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
 
 
-def require_askable(suite: Suite, *targets: MeasuredTarget | None, data: Path | None) -> None:
+def require_askable(suite: Suite, *targets: BenchTarget | None, data: Path | None) -> None:
     """Raise BenchError where one of them cannot be asked the suite, UsageError where its questions cannot be had."""
     for target in filter(None, targets):
         require_sampling(target, suite)
     require_questions(suite, data)
 
 
-def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
+def require_sampling(target: BenchTarget, suite: Suite) -> None:
     """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
     greedy = next((hazard for hazard in target.hazards if hazard.id == GREEDY), None)
     if greedy is not None and float(suite.generation["temperature"]) > 0:
@@ -269,11 +269,11 @@ def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None, see
     """
     asked, share = min(limit or suite.size, suite.size), 0.5 if near is None else near
     shown = f"{asked:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''} show a difference of"
-    least, most = (f"{detectable_difference(share, asked * each):.3f}" for each in (seeds, 1))
+    least, most = (f"{minimum_detectable_difference(share, asked * each):.3f}" for each in (seeds, 1))
     told = f"{shown} {f'{least} to {most}' if seeds > 1 else least} or more near {share:.3g} (80 % power)"
     if asked == suite.size:
         return told
-    return f"{told}; all {suite.size:,} show {detectable_difference(share, suite.size):.3f}"
+    return f"{told}; all {suite.size:,} show {minimum_detectable_difference(share, suite.size):.3f}"
 
 
 def published_evals() -> tuple[PublishedEval, ...]:
@@ -282,7 +282,7 @@ def published_evals() -> tuple[PublishedEval, ...]:
     return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
 
 
-def expected_score(suite: str, baseline: Outcome | None) -> float | None:
+def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
     """About what a model may score: as the baseline did, else as was published; None where neither is known."""
     if baseline is not None:
         return baseline.score
@@ -290,15 +290,15 @@ def expected_score(suite: str, baseline: Outcome | None) -> float | None:
     return (line.baseline.score + line.candidate.score) / 2 if line else None
 
 
-def save_outcome(outcome: Outcome, directory: Path) -> Path:
+def save_outcome(outcome: EvalResult, directory: Path) -> Path:
     """Write it where `deploy report` finds it. Raises BenchError where the disk does not take it."""
     try:
-        return write_whole(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
+        return atomic_write(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
     except OSError as error:
         raise BenchError(f"the outcome cannot be written: {error.strerror}", where=str(error.filename)) from error
 
 
-def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgement:
+def against_outcome(outcome: EvalResult, before: EvalResult, *, where: str) -> SignificanceTest:
     """What the outcome says beside another, in pairs. Raises BenchError for one of another suite, metric or task."""
     for what, one, other in (
         ("suite", before.suite, outcome.suite),
@@ -311,7 +311,7 @@ def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgeme
     return judge_outcomes(before, outcome)
 
 
-def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement | None], ...]:
+def against_published(outcome: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
     """What the outcome says beside each published score of its suite, with that score's label; None: not to be told."""
     return tuple(
         (f"{line.model} {score.label} {score.score} published", beside_published(line, score, outcome))

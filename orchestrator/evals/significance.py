@@ -10,7 +10,7 @@ from fractions import Fraction
 from statistics import NormalDist, fmean
 from typing import Final
 
-from orchestrator.evals.eval_result import AskedQuestion, Outcome, effective_items
+from orchestrator.evals.eval_result import AskedQuestion, EvalResult, effective_items
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
@@ -26,7 +26,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class SignificanceTest:
     """What a difference of two scores can tell.
 
     `items` are independent answers, or what the answers of several seeds are worth. `detectable` is the smallest
@@ -79,7 +79,7 @@ def independent_interval(*, baseline: float, candidate: float, items: tuple[floa
     )
 
 
-def score_interval(outcome: Outcome) -> Interval:
+def score_interval(outcome: EvalResult) -> Interval:
     """Interval of a score: Wilson's, of as many independent answers as there are."""
     return wilson(outcome.score, outcome.effective_items)
 
@@ -132,12 +132,12 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     return min(1.0, float(Fraction(2 * tail, 1 << len(sizes))))
 
 
-def detectable_difference(share: float, items: float) -> float:
+def minimum_detectable_difference(share: float, items: float) -> float:
     """The smallest difference from `share` that two independent samples show at 5 % with 80 % power (normal theory)."""
     return _power_z() * math.sqrt(2 * share * (1 - share) / items)
 
 
-def items_to_show(share: float, difference: float) -> int | None:
+def required_sample_size(share: float, difference: float) -> int | None:
     """Questions each of two independent samples needs to show `difference` at 5 % with 80 % power."""
     if difference == 0:
         return None
@@ -148,11 +148,11 @@ def _power_z() -> float:
     return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
 
 
-def judge_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> Judgement:
+def judge_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> SignificanceTest:
     """What two scores of different (or unknown) items can tell; `items` are the sizes of baseline and candidate."""
     interval = independent_interval(baseline=baseline, candidate=candidate, items=items)
     middle, fewer = (baseline + candidate) / 2, min(items)
-    return Judgement(
+    return SignificanceTest(
         baseline=baseline,
         candidate=candidate,
         items=round(fewer),
@@ -162,13 +162,13 @@ def judge_independent(*, baseline: float, candidate: float, items: tuple[float, 
         lost=None,
         gained=None,
         significant=not interval.low <= 0 <= interval.high,
-        detectable=detectable_difference(middle, fewer),
-        items_needed=items_to_show(middle, candidate - baseline),
+        detectable=minimum_detectable_difference(middle, fewer),
+        items_needed=required_sample_size(middle, candidate - baseline),
         method="independent samples, Newcombe's interval",
     )
 
 
-def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
+def judge_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
     """What two outcomes over the same questions can tell. Raises ValueError where the questions differ."""
     before, after = baseline.answers, candidate.answers
     if _times(before) != _times(after):
@@ -182,7 +182,7 @@ def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
     p_value, each = sign_flip(groups), [change for group in groups for change in group]
     middle, fewer = (baseline.score + candidate.score) / 2, min(baseline.effective_items, candidate.effective_items)
     how = "the same items, exact McNemar test, Agresti-Min interval"
-    return Judgement(
+    return SignificanceTest(
         baseline=baseline.score,
         candidate=candidate.score,
         items=round(fewer),
@@ -192,14 +192,14 @@ def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
         lost=sum(change < 0 for change in each),
         gained=sum(change > 0 for change in each),
         significant=p_value < 1 - CONFIDENCE,
-        detectable=detectable_difference(middle, fewer),
-        items_needed=items_to_show(middle, candidate.score - baseline.score),
+        detectable=minimum_detectable_difference(middle, fewer),
+        items_needed=required_sample_size(middle, candidate.score - baseline.score),
         method=how if exact else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
         test="exact McNemar" if exact else "sign-flip",
     )
 
 
-def judge_outcomes(baseline: Outcome, candidate: Outcome) -> Judgement:
+def judge_outcomes(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
     """The paired test where the same questions were asked as often, else two independent samples."""
     if _times(baseline.answers) == _times(candidate.answers):
         return judge_paired(baseline, candidate)

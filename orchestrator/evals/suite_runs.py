@@ -16,7 +16,7 @@ HARNESS: Final = 60.0  # seconds: it starts in some 30, and makes its environmen
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalPart:
+class SuiteRun:
     """One suite of an evaluation: how many questions (None: all of them), and by how many seeds."""
 
     suite: Suite
@@ -28,7 +28,7 @@ class EvalPart:
         """How many are given."""
         return min(self.limit or self.suite.size, self.suite.size) * self.seeds
 
-    def seconds(self, pace: "Pace") -> float | None:
+    def seconds(self, pace: "EvalPace") -> float | None:
         """How long it takes where every answer is as long as it may be; None where no pace is known."""
         if pace.tok_s is None:
             return None
@@ -36,23 +36,23 @@ class EvalPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class EvalPace:
     """Output tokens a second of the whole server under load; None where neither measured nor published."""
 
     tok_s: float | None
     source: str
 
 
-def part_of(suite: str, published: Sequence[PublishedEval]) -> EvalPart:
+def part_of(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     """A suite as it was published, or all of its questions once. Raises UsageError for one that there is not."""
     chosen = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
     items = line.items if line and line.items else chosen.size
     seeds = line.samples // items if line and line.samples else 1
-    return EvalPart(suite=chosen, limit=items if items < chosen.size else None, seeds=seeds)
+    return SuiteRun(suite=chosen, limit=items if items < chosen.size else None, seeds=seeds)
 
 
-def parts_of(suite: str, *, limit: int | None, seeds: int | None) -> tuple[EvalPart, ...]:
+def parts_of(suite: str, *, limit: int | None, seeds: int | None) -> tuple[SuiteRun, ...]:
     """What a suite asks, or the published ones; as was published where neither limit nor seeds are given.
 
     Raises UsageError for a suite that there is not, and for several seeds of a greedy one by itself.
@@ -64,19 +64,19 @@ def parts_of(suite: str, *, limit: int | None, seeds: int | None) -> tuple[EvalP
         return tuple(replace(part, limit=limit or part.limit) for part in drawn)
     chosen, count = find_suite(suite), seeds or 1
     chosen.seeds(count)
-    return (EvalPart(suite=chosen, limit=limit, seeds=count),)
+    return (SuiteRun(suite=chosen, limit=limit, seeds=count),)
 
 
-def published_pace(plan: Plan, published: Published) -> Pace:
+def published_pace(plan: Plan, published: Published) -> EvalPace:
     """The lowest published throughput of a plan's model, machine and layout."""
     models = {load(run.profile).plan.model.name for run in published.reproduce.runs}
     system, layout = f"{len(plan.gpus)}×{plan.hardware.name}".lower(), plan.layout.shown
     rows = [row for row in published.layouts if (row.system.lower(), row.layout) == (system, layout)]
     if plan.model.name not in models or plan.replicas > 1 or not rows:
-        return Pace(tok_s=None, source=f"nothing was published of {plan.model.name}, {layout} on {system}")
+        return EvalPace(tok_s=None, source=f"nothing was published of {plan.model.name}, {layout} on {system}")
     lowest = min(row.output_tok_s for row in rows)
     slower = "" if plan.serving.drafts else ", with MTP, which this plan leaves out: it takes longer"
-    return Pace(tok_s=lowest, source=f"published for {layout} on {rows[0].system} ({published.source}){slower}")
+    return EvalPace(tok_s=lowest, source=f"published for {layout} on {rows[0].system} ({published.source}){slower}")
 
 
 def tau2_told(server: str) -> str:

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.safe_paths import path_named_in
-from orchestrator.core.validation import faults_in
-from orchestrator.evals.eval_result import OUTCOME_SCHEMA, Item, Outcome
+from orchestrator.core.validation import validation_problems
+from orchestrator.evals.eval_result import OUTCOME_SCHEMA, AnsweredQuestion, EvalResult
 
 NAME: Final = "tau2"
 COMMIT: Final = "a2c024725189473d2d7cea3a5cfdbcc67478e41f"
@@ -84,7 +84,7 @@ class _Results(_Read):
 class Tau2Runs:
     """What its files say; `left_out` simulations never ran."""
 
-    outcome: Outcome
+    outcome: EvalResult
     left_out: int
 
 
@@ -124,7 +124,7 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
         raise BenchError("no simulation of tau2 was run", where=str(folder))
     info = found[0].info
     domains = ", ".join(sorted({domain for domain, _ in ran}))
-    outcome = Outcome(
+    outcome = EvalResult(
         schema_version=OUTCOME_SCHEMA,
         suite=NAME,
         task=f"{domains}; user {info.user_info.llm}",
@@ -133,7 +133,7 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
         harness=f"tau2-bench {info.git_commit[:7]}",
         command=command,
         items=tuple(
-            Item(id=one.task_id, right=_succeeded(one), seed=one.trial, group=domain)
+            AnsweredQuestion(id=one.task_id, right=_succeeded(one), seed=one.trial, group=domain)
             for domain, one in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),
     )
@@ -165,7 +165,7 @@ def _read(file: Path) -> _Results:
     except OSError as error:
         raise BenchError(f"the results of tau2 cannot be read: {error.strerror}", where=str(file)) from error
     except ValidationError as error:
-        problems = faults_in(error)[:10]
+        problems = validation_problems(error)[:10]
     raise BenchError("these are no results of tau2, or damaged ones", where=str(file), problems=problems)
 
 

@@ -17,7 +17,7 @@ from orchestrator.bench.result import RESULT_FILE
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
-from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.files import atomic_write, read_file
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
@@ -27,14 +27,14 @@ from orchestrator.evals.eval_result import outcome_file
 from orchestrator.evals.harness import require_questions
 from orchestrator.evals.suite_runs import part_of, published_pace, tau2_told
 from orchestrator.evals.suites import find_suite
-from orchestrator.kernels.coverage import applies_to
-from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.kernels.coverage import uses_tuned_table
+from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.estimate import ABOUT, PULL, starting
+from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 
 STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
@@ -155,9 +155,9 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     """Why a plan does without a stage; None where it needs it."""
     if stage == "stage" and plan.model.source.kind == "generated":
         return "its checkpoint is made on the way up"
-    if stage == "kernels" and not applies_to(plan):
+    if stage == "kernels" and not uses_tuned_table(plan):
         return "its server asks aiter for no MXFP4 experts"
-    if stage == "kernels" and not takes_table(plan):
+    if stage == "kernels" and not needs_table(plan):
         return "its server reads aiter's own tables"
     if stage == "build" and not runtime_class(plan.runtime).contained:
         return "it runs in no container"
@@ -205,7 +205,7 @@ def _serve(
 ) -> Iterator[Step]:
     name, there = server.name, _there(request.host)
     up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)
-    yield _step("up", name, *up, more=starting(server.plan) + (PULL if request.host else 0.0))
+    yield _step("up", name, *up, more=startup_seconds(server.plan) + (PULL if request.host else 0.0))
     yield _step("smoke", name, "smoke", name, *there)
     for workload in server.workloads:
         output = directory / FileName(name) / FileName(workload_name(workload))
@@ -239,7 +239,7 @@ def _eval(
         stage="eval",
         run=server.name,
         argv=(*asked, "--output", str(output), *_there(request.host)),
-        about=part.seconds(published_pace(server.plan, published)) or ABOUT["eval"],
+        about=part.seconds(published_pace(server.plan, published)) or STEP_SECONDS["eval"],
         output=output,
         keeps=outcome_file(suite),
     )
@@ -267,7 +267,7 @@ def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Itera
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
     """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
-    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=ABOUT.get(stage, 0.0) + more)
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=STEP_SECONDS.get(stage, 0.0) + more)
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:
@@ -280,7 +280,7 @@ def bench_seconds(workload: Workload, *, tok_s: float) -> float:
     return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
 
 
-class FinishedSteps:
+class StepLog:
     """Which steps are done, in a file that is replaced whole."""
 
     def __init__(self, file: Path, steps: Sequence[Step]) -> None:
@@ -292,7 +292,7 @@ class FinishedSteps:
     def finish(self, step: Step, now: dt.datetime) -> None:
         """Note that a step is done."""
         self.done[step.id] = now.isoformat(timespec="seconds")
-        write_whole(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
+        atomic_write(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
 
     def _read(self) -> dict[str, str]:
         if not self._file.exists():
@@ -317,7 +317,7 @@ def _times(found: object) -> dict[str, str]:
     raise ValueError("`done` does not say when each step was done")
 
 
-def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
+def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
     """The steps that remain; an `up` that is done comes again while its server has something left to do."""
     left = [step for step in steps if step.id not in done]
     needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
@@ -338,20 +338,20 @@ class StepRunner:
         return self.run(("down", server, *_there(self.host))) if self.may_be_there(server) else 0
 
 
-def may_be_there(servers: Fleet, name: str) -> bool:
+def might_exist(servers: Servers, name: str) -> bool:
     """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
     found = servers.find(name)
     plan = read_plan(latest_run(servers.home, name))
     return bool(found) or (plan is not None and plan.runtime in servers.silent)
 
 
-def reproduce(steps: Sequence[Step], state: FinishedSteps, runner: StepRunner, *, keep: bool) -> None:
+def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:
     """Do what remains.
 
     A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
     Interrupted after Ctrl-C.
     """
-    todo = still_to_do(steps, state.done)
+    todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
         say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
         finished = False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.hosts import gpu_checks, machine_checks
-from orchestrator.hosts.context import Access, Check, Subject
+from orchestrator.hosts.context import Check, CheckContext, HostAccess
 from orchestrator.hosts.gpus import ALL_SECTIONS
 from orchestrator.hosts.machine import read_machine
 from orchestrator.hosts.report import PreflightReport
@@ -12,7 +12,7 @@ from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan.plan import Plan
 
 # Of the machine that serves.
-NODE_CHECKS: Final[Sequence[Check]] = (
+SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.gpus_present,
     gpu_checks.gpu_arch,
     gpu_checks.compute_units,
@@ -27,14 +27,14 @@ NODE_CHECKS: Final[Sequence[Check]] = (
     machine_checks.ports,
 )
 # Of the machine that the server is started from.
-START_CHECKS: Final[Sequence[Check]] = (
+CONTROL_CHECKS: Final[Sequence[Check]] = (
     machine_checks.disk_space,
     machine_checks.checkpoint,
     machine_checks.api_key,
 )
 
 
-def preflight(plan: Plan, access: Access, more: Sequence[Check] = (), *, here: bool = True) -> PreflightReport:
+def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, here: bool = True) -> PreflightReport:
     """Run every check, and `more` that the plan's runtime has, against one look at the machine.
 
     Without `here` the server runs on other machines, and nothing of this one's GPUs, devices and ports matters.
@@ -44,8 +44,8 @@ def preflight(plan: Plan, access: Access, more: Sequence[Check] = (), *, here: b
     directories = [space.directory for space in access.spaces]
     gpus = ALL_SECTIONS if here and plan.hardware.vendor != "cpu" else {}
     look = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
-    subject = Subject(plan=plan, machine=read_machine(look), access=access)
+    subject = CheckContext(plan=plan, machine=read_machine(look), access=access)
     findings = (
-        finding for check in (*(NODE_CHECKS if here else ()), *START_CHECKS, *more) for finding in check(subject)
+        finding for check in (*(SERVING_CHECKS if here else ()), *CONTROL_CHECKS, *more) for finding in check(subject)
     )
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

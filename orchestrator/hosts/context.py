@@ -11,7 +11,7 @@ from orchestrator.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class DiskNeed:
     """Room that a plan needs below a directory, in bytes."""
 
     purpose: str
@@ -20,7 +20,7 @@ class Space:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class HostAccess:
     """How preflight reaches a machine, and what it cannot find out there.
 
     `checkpoint` verifies the plan's checkpoint and describes it, with its size in bytes, or raises WeightsError; None
@@ -31,7 +31,7 @@ class Access:
 
     runner: Runner
     environ: Mapping[str, str]
-    spaces: Sequence[Space]
+    spaces: Sequence[DiskNeed]
     checkpoint: Callable[[], tuple[str, int]] | None
     contained: bool
     interpreter: str | None = None
@@ -40,12 +40,12 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class CheckContext:
     """The plan, the machine it is meant for, and how to learn more."""
 
     plan: Plan
     machine: Machine
-    access: Access
+    access: HostAccess
 
     @property
     def inventory(self) -> GpuInventory | None:
@@ -59,4 +59,4 @@ class Subject:
         return tuple(found[index] for index in self.plan.gpus if index < len(found))
 
 
-Check = Callable[[Subject], Iterator[Finding]]
+Check = Callable[[CheckContext], Iterator[Finding]]

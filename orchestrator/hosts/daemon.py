@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.subprocesses import attempt
+from orchestrator.core.subprocesses import run_or_127
 from orchestrator.core.text import parse_json
-from orchestrator.hosts.ssh import FarHost
+from orchestrator.hosts.ssh import SshHost
 
 DEFAULT: Final = "unix:///var/run/docker.sock"
 
@@ -17,12 +17,12 @@ def docker_endpoint(host: str | None = None, environ: Mapping[str, str] = os.env
     return host or environ.get("DOCKER_HOST") or _of_context(environ) or DEFAULT
 
 
-def far_machine(host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+def remote_host(host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The far machine with the daemon, `ssh://user@node`; None for this one. Raises UsageError for what is neither."""
     url = docker_endpoint(host, environ)
     if url.startswith("unix://"):
         return None
-    FarHost.parse(url)
+    SshHost.parse(url)
     return url
 
 
@@ -31,7 +31,7 @@ def _of_context(environ: Mapping[str, str]) -> str | None:
     name = environ.get("DOCKER_CONTEXT") or _current_context(environ)
     if name in {None, "", "default"}:
         return None
-    told = attempt(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10)
+    told = run_or_127(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10)
     return told.stdout.strip() or None if told.ok else None
 
 

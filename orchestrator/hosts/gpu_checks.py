@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from orchestrator.hosts.context import Subject
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus import VENDORS
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
 from orchestrator.hosts.report import Finding, fail, info, warn
@@ -20,7 +20,7 @@ _ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
 _NEWER, _OLDER = 2, 4
 
 
-def gpus_present(subject: Subject) -> Iterator[Finding]:
+def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     """As many GPUs of the vendor as the layout takes."""
     hardware, inventory = subject.plan.hardware, subject.inventory
     if hardware.vendor == "cpu":
@@ -47,7 +47,7 @@ def gpus_present(subject: Subject) -> Iterator[Finding]:
         yield warn("gpu tool", fault, "all of its output", "run it by hand and see what it says")
 
 
-def gpu_arch(subject: Subject) -> Iterator[Finding]:
+def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
     """The GPUs are what the image was compiled for, by the compiler's name and never by the marketing name."""
     needed = subject.plan.hardware.arch
     if not subject.gpus:
@@ -62,7 +62,7 @@ def gpu_arch(subject: Subject) -> Iterator[Finding]:
         yield fail("gpu arch", found, needed, "choose a profile for these GPUs: `deploy profiles`")
 
 
-def compute_units(subject: Subject) -> Iterator[Finding]:
+def compute_units(subject: CheckContext) -> Iterator[Finding]:
     """The CU count, by which aiter's tuned kernels are chosen; a part of it means a partitioned GPU."""
     needed, known = subject.plan.hardware.compute_units, [gpu for gpu in subject.gpus if gpu.compute_units]
     if not needed or not known:
@@ -75,7 +75,7 @@ def compute_units(subject: Subject) -> Iterator[Finding]:
         yield warn("compute units", found, str(needed), hint)
 
 
-def vram_size(subject: Subject) -> Iterator[Finding]:
+def vram_size(subject: CheckContext) -> Iterator[Finding]:
     """Every GPU has the VRAM that was planned with."""
     needed, known = subject.plan.hardware.vram_bytes, [gpu for gpu in subject.gpus if gpu.vram_bytes]
     if not known:
@@ -87,7 +87,7 @@ def vram_size(subject: Subject) -> Iterator[Finding]:
         yield fail("vram", found, gib(needed), "choose a profile for these GPUs, or undo their partition")
 
 
-def vram_use(subject: Subject) -> Iterator[Finding]:
+def vram_use(subject: CheckContext) -> Iterator[Finding]:
     """What is in use before anything was started: leftovers end in RCCL errors at init."""
     inventory, needed = subject.inventory, f"at most {DRAINED:.0%} a GPU"
     if inventory is None or not subject.gpus:
@@ -104,7 +104,7 @@ def vram_use(subject: Subject) -> Iterator[Finding]:
         yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
 
 
-def driver(subject: Subject) -> Iterator[Finding]:
+def driver(subject: CheckContext) -> Iterator[Finding]:
     """The node's driver can carry the image's ROCm or CUDA."""
     inventory = subject.inventory
     if inventory is None:

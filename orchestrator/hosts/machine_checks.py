@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from orchestrator.core.errors import NoWeightsError, UsageError, WeightsError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, UsageError
 from orchestrator.engine.endpoints import read_key
-from orchestrator.hosts.context import Subject
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, warn
@@ -15,7 +15,7 @@ _SIZE_THAT_MATTERS = 10**8  # or the bytes
 _SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
 
 
-def devices(subject: Subject) -> Iterator[Finding]:
+def devices(subject: CheckContext) -> Iterator[Finding]:
     """/dev/kfd and /dev/dri/renderD* are there."""
     if subject.plan.hardware.vendor != "amd":
         return
@@ -28,7 +28,7 @@ def devices(subject: Subject) -> Iterator[Finding]:
         yield info("devices", listed + more, "/dev/kfd and /dev/dri/renderD*")
 
 
-def shared_memory(subject: Subject) -> Iterator[Finding]:
+def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     """The machine's /dev/shm, which a process and a container with `ipc: host` use."""
     plan, free = subject.plan, subject.machine.shm_free
     own = subject.access.contained and plan.hardware.container.ipc != "host"
@@ -42,7 +42,7 @@ def shared_memory(subject: Subject) -> Iterator[Finding]:
         yield warn("shared memory", f"{gib(free)} free", gib(needed), hint)
 
 
-def numa_balancing(subject: Subject) -> Iterator[Finding]:
+def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
     """Automatic NUMA balancing stalls GPUs (AMD Instinct system optimisation guides; sglang amd_gpu.mdx)."""
     on = subject.machine.numa_balancing
     if subject.plan.hardware.vendor != "amd" or on is None:
@@ -53,7 +53,7 @@ def numa_balancing(subject: Subject) -> Iterator[Finding]:
         yield info("numa balancing", "off", "off")
 
 
-def kernel_options(subject: Subject) -> Iterator[Finding]:
+def kernel_options(subject: CheckContext) -> Iterator[Finding]:
     """`iommu=pt` and `pci=realloc=off` on the kernel's command line (sglang docs, amd_gpu.mdx)."""
     given = subject.machine.kernel_options
     if subject.plan.hardware.vendor != "amd" or not given:
@@ -66,7 +66,7 @@ def kernel_options(subject: Subject) -> Iterator[Finding]:
         yield info("kernel options", "iommu=pt pci=realloc=off", "iommu=pt pci=realloc=off")
 
 
-def cpu_affinity(subject: Subject) -> Iterator[Finding]:
+def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
     """The CPUs sglang binds each rank to are among those it may use.
 
     It divides the machine's cores from CPU 0 on, whatever the cpuset; a rank with none of its own dies at start with
@@ -88,7 +88,7 @@ def cpu_affinity(subject: Subject) -> Iterator[Finding]:
         yield info("cpu affinity", found, "some for each GPU")
 
 
-def disk_space(subject: Subject) -> Iterator[Finding]:
+def disk_space(subject: CheckContext) -> Iterator[Finding]:
     """Room for everything that is still to come, summed over what lands on the same file system."""
     spaces, disks = subject.access.spaces, subject.machine.disks
     known = [space for space in spaces if space.directory in disks]
@@ -104,7 +104,7 @@ def disk_space(subject: Subject) -> Iterator[Finding]:
             yield fail("disk", found, text, hint)
 
 
-def ports(subject: Subject) -> Iterator[Finding]:
+def ports(subject: CheckContext) -> Iterator[Finding]:
     """Nobody listens on a port of the plan."""
     for purpose, port in plan_ports(subject.plan):
         if port not in subject.machine.listening:
@@ -123,13 +123,13 @@ def ports(subject: Subject) -> Iterator[Finding]:
         yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, hint)
 
 
-def _another_port(subject: Subject, purpose: str, port: int) -> str:
+def _another_port(subject: CheckContext, purpose: str, port: int) -> str:
     others = (*range(port + 1, 1 << 16), *range(1024, port))
     free = next(other for other in others if other not in subject.machine.listening)
     return f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
 
 
-def checkpoint(subject: Subject) -> Iterator[Finding]:
+def checkpoint(subject: CheckContext) -> Iterator[Finding]:
     """The checkpoint is whole, or can still be fetched: the way to a server begins with this check, and stages later.
 
     Where its repository is gated, there is a token to fetch it with.
@@ -140,8 +140,8 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
     on_hub = plan.model.source.kind == "hub"
     try:
         found, size = verify()
-    except WeightsError as error:
-        if on_hub and isinstance(error, NoWeightsError):
+    except CheckpointError as error:
+        if on_hub and isinstance(error, CheckpointNotFoundError):
             level, found = warn, "not staged yet"
         else:
             level, found = fail, _first(error)
@@ -157,7 +157,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
         yield info("checkpoint", found, "whole")
 
 
-def api_key(subject: Subject) -> Iterator[Finding]:
+def api_key(subject: CheckContext) -> Iterator[Finding]:
     """Check that the variable that is to hold the API key is set, and that a server can be given what it holds."""
     if not (name := subject.plan.server.api_key_env):
         return
@@ -189,13 +189,13 @@ def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
     return lower | {cpu + cores for cpu in lower} if cpus != cores else lower
 
 
-def _first(error: WeightsError) -> str:
+def _first(error: CheckpointError) -> str:
     """What is wrong, with the first of many problems for all of them."""
     first = error.problems[0].message if error.problems else error.message
     return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
 
 
-def _variable(check: str, name: str, subject: Subject, what: str) -> Finding:
+def _variable(check: str, name: str, subject: CheckContext, what: str) -> Finding:
     if subject.access.environ.get(name, "").strip():
         return info(check, f"{name} is set", what)
     return fail(check, f"{name} is not set", what, f"`export {name}=…`")

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from orchestrator.core.command_hints import as_asked
+from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, Problem
 from orchestrator.core.secrets import redact
@@ -36,12 +36,12 @@ def info(check: str, found: str, needed: str = "") -> Finding:
 
 def warn(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will start, and be slower or less stable than it could."""
-    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=as_asked(hint))
+    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=expand_commands(hint))
 
 
 def fail(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will not start, or not serve."""
-    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=as_asked(hint))
+    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=expand_commands(hint))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.files import open_new
 from orchestrator.core.subprocesses import (
     PIPE,
+    CompletedProgram,
     Program,
     ProgramMissingError,
-    ProgramResult,
-    attempt,
     quote,
     run,
+    run_or_127,
     start,
 )
 
@@ -41,7 +41,7 @@ _FAR_COMMAND: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FarHost:
+class SshHost:
     """`ssh://[user@]host[:port][/socket]`, read as the docker command reads it."""
 
     address: str  # what ssh is given: [user@]host
@@ -49,7 +49,7 @@ class FarHost:
     socket: str  # of the Docker daemon there
 
     @classmethod
-    def parse(cls, url: str) -> "FarHost":
+    def parse(cls, url: str) -> "SshHost":
         """Raises UsageError for what is not one. Case is kept: the name may be an alias of the ssh configuration."""
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
             raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
@@ -63,19 +63,19 @@ class FarHost:
         )
 
 
-def over_ssh(url: str) -> Callable[[Sequence[str]], ProgramResult]:
+def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
     """What runs a program on a far machine, to its end, without asking for a password. Raises UsageError."""
-    far = FarHost.parse(url)
-    return lambda argv: attempt([*_ssh(far), quote(argv)], timeout=150)
+    far = SshHost.parse(url)
+    return lambda argv: run_or_127([*_ssh(far), quote(argv)], timeout=150)
 
 
-def start_over_ssh(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
+def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
     """Start a program on a far machine over a connection of its own; what it reads and prints goes through ours.
 
     It is asked to end with the connection, and that ends with this process. What ssh says goes to `errors`. Raises
     UsageError for what is no URL, HostError where there is no ssh.
     """
-    far = FarHost.parse(url)
+    far = SshHost.parse(url)
     try:
         return start([*_ssh(far, None, *_ALIVE), quote(argv)], stdin=PIPE, output=PIPE, errors=errors, tied=True)
     except ProgramMissingError as error:
@@ -86,7 +86,7 @@ class Tunnel:
     """An open connection to a far host."""
 
     def __init__(
-        self, program: Program, *, far: FarHost, temporary: tempfile.TemporaryDirectory[str], home: str
+        self, program: Program, *, far: SshHost, temporary: tempfile.TemporaryDirectory[str], home: str
     ) -> None:
         folder = Path(temporary.name)
         self.docker_url = f"unix://{folder / 'docker.sock'}"
@@ -97,7 +97,7 @@ class Tunnel:
         self.close = weakref.finalize(self, _close, program, temporary)
 
     @classmethod
-    def open(cls, far: FarHost) -> "Tunnel":
+    def open(cls, far: SshHost) -> "Tunnel":
         """Connect. Raises HostError with what ssh said."""
         temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
         folder = Path(temporary.name)
@@ -141,7 +141,7 @@ class Tunnel:
         number = ["-p", str(self._far.port)] if self._far.port is not None else []
         return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._far.address]
 
-    def run(self, argv: Sequence[str]) -> ProgramResult:
+    def run(self, argv: Sequence[str]) -> CompletedProgram:
         """Run a short program there."""
         return self._ask(command=quote(argv))
 
@@ -152,12 +152,12 @@ class Tunnel:
         if not result.ok:
             raise HostError(f"`{path}` cannot be written on `{self._far.address}`", details=f"  {result.stderr}")
 
-    def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> ProgramResult:
+    def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> CompletedProgram:
         argv = _ssh(self._far, self._folder, *options)
         return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
 
 
-def _ssh(far: FarHost, folder: Path | None = None, *options: str) -> list[str]:
+def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
     """The argv up to the command; with `folder` through the connection whose control socket is kept there."""
     port = ["-p", str(far.port)] if far.port is not None else []
     settings = ("BatchMode=yes", "ExitOnForwardFailure=yes", "ControlPersist=no", "RequestTTY=no", "ConnectTimeout=20")

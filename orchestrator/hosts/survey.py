@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.subprocesses import ProgramResult, attempt
+from orchestrator.core.subprocesses import CompletedProgram, run_or_127
 
-Runner = Callable[[Sequence[str]], ProgramResult]  # runs a program on the machine in question, to its end
+Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the machine in question, to its end
 
 MACHINE_SECTIONS: Mapping[str, str] = {
     "user": "id -u; id -un",
@@ -55,9 +55,9 @@ class Survey:
         return self.sections.get(name, _NOTHING)
 
 
-def local(argv: Sequence[str]) -> ProgramResult:
+def local(argv: Sequence[str]) -> CompletedProgram:
     """The runner of this machine."""
-    return attempt(argv, timeout=150)
+    return run_or_127(argv, timeout=150)
 
 
 def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence[str] = ()) -> Survey:

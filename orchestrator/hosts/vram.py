@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.hosts.gpu_checks import DRAINED, busy_gpus, describe_use
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, holders
 
@@ -13,7 +13,7 @@ LIMIT = 900.0  # seconds (InferenceX benchmark_lib.sh waits as long)
 _PAUSE = 5.0
 
 
-def wait_for_vram(
+def wait_for_vram_release(
     read: Callable[[], GpuInventory | None],
     *,
     gpus: Sequence[int],
@@ -29,7 +29,7 @@ def wait_for_vram(
     HostError after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
     """
     start = clock()
-    use = look_until(
+    use = poll_until(
         lambda use: not use.busy,
         lambda: _vram_in_use(read(), gpus, share),
         within=limit,

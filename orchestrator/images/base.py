@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.registry import Registry
 from orchestrator.plan.plan import Engine
 from orchestrator.render.dockerfile import base_reference, repository
@@ -21,7 +21,7 @@ _MIRROR: Final = Registry(within=10.0)  # seconds that a further name may take t
 _PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
-def ensure_base(docker: Docker, engine: Engine) -> str:
+def ensure_base(docker: DockerCli, engine: Engine) -> str:
     """The id of the engine's base image, pulled where it is missing.
 
     One that is gone is looked for under the engine's other names; where its digest is pinned, the one that has the same
@@ -42,7 +42,7 @@ def ensure_base(docker: Docker, engine: Engine) -> str:
     return found
 
 
-def image_id(docker: Docker, reference: str) -> str | None:
+def image_id(docker: DockerCli, reference: str) -> str | None:
     """The id of an image on the docker host, None where there is none."""
     found = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
     return found.stdout.strip() if found.ok else None
@@ -52,7 +52,7 @@ class _GoneError(BuildError):
     """The registry has no such image (any more)."""
 
 
-def _pull_one(docker: Docker, reference: str, fallbacks: Sequence[str]) -> None:
+def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> None:
     """Pull an image, or the first of its fallbacks that is there, under its name: what is in it is told by content."""
     try:
         pull(docker, reference, "base image", hint=_PIN)
@@ -78,7 +78,7 @@ def _same_elsewhere(engine: Engine, registry: Registry = _MIRROR) -> str | None:
     return None
 
 
-def pull(docker: Docker, reference: str, what: str, *, hint: str) -> None:
+def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
     """Pull an image, `what` it is in words; `hint` is for one that its registry does not have. Raises BuildError."""
     say(f"{what} `{reference}` is not on this docker host: pulling it")
     progress, lines = Progress(), []
@@ -97,13 +97,13 @@ def pull(docker: Docker, reference: str, what: str, *, hint: str) -> None:
     raise BuildError(f"{what} `{reference}` cannot be pulled", details=last, hint="is its registry reachable?")
 
 
-def known_digests(docker: Docker, reference: str) -> tuple[str, ...]:
+def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:
     """The digests that registries know an image on the docker host by, `name@sha256:…`; none for one built there."""
     found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
     return tuple(parse_json(found.stdout) or ()) if found.ok else ()
 
 
-def _warn_of_moved_tag(docker: Docker, engine: Engine) -> None:
+def _warn_of_moved_tag(docker: DockerCli, engine: Engine) -> None:
     """Say so where the tag a digest was pinned from has come to mean another image; the digest is what counts."""
     if engine.image is None or engine.image_digest is None:
         return

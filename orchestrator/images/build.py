@@ -17,9 +17,9 @@ from typing import Final
 
 from orchestrator.core.console import Progress, say
 from orchestrator.core.errors import BuildError, PatchError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.images.base import ensure_base, image_id, known_digests
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.config import ImageConfig, docker_config
 from orchestrator.images.patch_drift import require_version
 from orchestrator.images.receipt import (
@@ -70,7 +70,7 @@ def image_tag(plan: Plan, build: BuildContext) -> str:
 
 
 def build_image(
-    docker: Docker,
+    docker: DockerCli,
     artifacts: Artifacts,
     *,
     secrets: Mapping[str, Path] | None = None,
@@ -85,7 +85,7 @@ def build_image(
     return ensure_image(docker, plan.engine, build, options)
 
 
-def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
+def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
     """The image of `context` under `options.tag`: found where it exists, else built, proved and labelled.
 
     Raises BuildError, or PatchError where a patch neither applies nor is present; no half-made image stays behind.
@@ -108,7 +108,7 @@ def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options:
     return replace(found_image(docker, options.tag), built=fresh, seconds=seconds)
 
 
-def found_image(docker: Docker, reference: str) -> BuiltImage:
+def found_image(docker: DockerCli, reference: str) -> BuiltImage:
     """An image that is on the docker host, as `ensure_image` tells of one. Raises BuildError."""
     return BuiltImage(
         tag=reference,
@@ -121,14 +121,14 @@ def found_image(docker: Docker, reference: str) -> BuiltImage:
     )
 
 
-def tag_image(docker: Docker, image: str, reference: str) -> None:
+def tag_image(docker: DockerCli, image: str, reference: str) -> None:
     """Give `image` a further name. Raises BuildError for a name that docker does not take."""
     done = docker.run("tag", image, reference)
     if not done.ok:
         raise BuildError(f"`{image}` cannot be named `{reference}`", details=done.stderr.strip())
 
 
-def push_image(docker: Docker, reference: str) -> str:
+def push_image(docker: DockerCli, reference: str) -> str:
     """Push an image under its name and return it with its digest, `registry/name@sha256:…`.
 
     Raises BuildError where the registry refuses.
@@ -140,7 +140,7 @@ def push_image(docker: Docker, reference: str) -> str:
     return f"{repository(reference)}@{digest}"
 
 
-def build_arguments(docker: Docker, options: BuildOptions, *, tag: str) -> list[str]:
+def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> list[str]:
     """The argv of the first build, without the program. Raises BuildError for a secret this builder cannot hide."""
     arguments = ["build", "--tag", tag]
     if docker.builder == "buildkit":
@@ -156,7 +156,7 @@ def build_arguments(docker: Docker, options: BuildOptions, *, tag: str) -> list[
     return [*arguments, "-"]
 
 
-def _build(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
+def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
     unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # of its own: another build of this tag may run
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
@@ -183,12 +183,12 @@ def archive(context: BuildContext) -> bytes:
     return buffer.getvalue()
 
 
-def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes, *, image: str) -> None:
+def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, image: str) -> None:
     """Build on that base image. Raises BuildError, or PatchError where a patch does not fit it."""
-    code, log = _follow(docker, arguments, stdin, step_in)
+    code, log = _follow(docker, arguments, stdin, parse_step)
     if code == 0:
         return
-    if refusal := refusal_in(log):
+    if refusal := parse_patch_error(log):
         raise PatchError(
             "a patch does not fit the sources in the base image", details=refusal, hint=_FITS.format(image)
         )
@@ -198,7 +198,7 @@ def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes, *, image:
 
 
 def _follow(
-    docker: Docker, arguments: Sequence[str], stdin: bytes, shown: Callable[[str], str | None]
+    docker: DockerCli, arguments: Sequence[str], stdin: bytes, shown: Callable[[str], str | None]
 ) -> tuple[int, list[str]]:
     """Run a long command under a progress line; its exit code and its output. `shown` picks what is worth a line."""
     log: list[str] = []
@@ -214,7 +214,7 @@ def _follow(
     return code, log
 
 
-def step_in(line: str) -> str | None:
+def parse_step(line: str) -> str | None:
     """The build step that a line of the log begins, `[3/4] RUN …`, else None."""
     step = _STEP.match(line)
     return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
@@ -223,7 +223,7 @@ def step_in(line: str) -> str | None:
 _FITS: Final = "`deploy patches check --image {}` shows every patch; a newer engine may hold the fix"
 
 
-def refusal_in(log: Sequence[str]) -> str | None:
+def parse_patch_error(log: Sequence[str]) -> str | None:
     """What the applier said in a build's log, None where the build failed of something else."""
     lines = [_STAMP.sub("", line) for line in log]
     start = next((at for at, line in enumerate(lines) if line.startswith("error: patch ")), None)
@@ -233,13 +233,13 @@ def refusal_in(log: Sequence[str]) -> str | None:
     return "\n".join(lines[start:end]).removeprefix("error: ").rstrip()
 
 
-def _base_digest(docker: Docker, base: str) -> str:
+def _base_digest(docker: DockerCli, base: str) -> str:
     """The label that names the base by its registry's digest; empty for one built here, in place of the base's own."""
     known = known_digests(docker, base)
     return f"{BASE_DIGEST}={known[0].partition('@')[2] if known else ''}"
 
 
-def verify_inside(docker: Docker, image: str) -> str:
+def verify_inside(docker: DockerCli, image: str) -> str:
     """The receipt, as the applier prints it after it looked again inside the image. Raises PatchError."""
     name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
     command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
@@ -255,6 +255,6 @@ def verify_inside(docker: Docker, image: str) -> str:
 def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:
     """Leave what was built for the next step of a pipeline, as JSON. Raises UsageError where it cannot be written."""
     try:
-        write_whole(path, json.dumps(metadata, indent=2) + "\n")
+        atomic_write(path, json.dumps(metadata, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"`{path}` cannot be written: {error.strerror}") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.subprocesses import ProgramResult, follow, run
+from orchestrator.core.subprocesses import CompletedProgram, follow, run
 from orchestrator.hosts.daemon import docker_endpoint
 
 Line = Callable[[str], None]  # what is done with one line of output
@@ -16,7 +16,7 @@ _CLEAN_UP = 10.0  # seconds the daemon has to drop what was half done
 
 
 @dataclass(frozen=True, kw_only=True)
-class Docker:
+class DockerCli:
     """One docker client and how it builds."""
 
     program: str
@@ -30,7 +30,7 @@ class Docker:
         builder = "1" if self.builder == "buildkit" else "0"
         return {"DOCKER_BUILDKIT": builder, "DOCKER_CLI_HINTS": "false", "DOCKER_HOST": self.host}
 
-    def run(self, *arguments: str, stdin: str | None = None) -> ProgramResult:
+    def run(self, *arguments: str, stdin: str | None = None) -> CompletedProgram:
         """One short docker command."""
         return run([self.program, *arguments], env=self.env, stdin=stdin)
 
@@ -45,7 +45,7 @@ class Docker:
         )
 
 
-def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Docker:
+def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> DockerCli:
     """The first client on the PATH that can do BuildKit, else the first one at all.
 
     A client of version 23 or later needs the buildx plugin for it, an older one does it itself; distributions ship the
@@ -74,10 +74,10 @@ def _programs(environ: Mapping[str, str]) -> Iterator[str]:
             yield str(Path(program))
 
 
-def _client(program: str, host: str) -> Docker | None:
+def _client(program: str, host: str) -> DockerCli | None:
     version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout)
     if version is None:
         return None
     buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
     builder = "buildkit" if buildkit else "classic"
-    return Docker(program=program, version=version[1] + version[2], builder=builder, host=host)
+    return DockerCli(program=program, version=version[1] + version[2], builder=builder, host=host)

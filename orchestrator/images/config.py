@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from orchestrator.core.subprocesses import ProgramResult, attempt
+from orchestrator.core.subprocesses import CompletedProgram, run_or_127
 from orchestrator.core.text import parse_json
 from orchestrator.hosts.daemon import docker_endpoint
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 
 # Prefixes of what steers an engine and its collectives; `PATH` and the like say nothing of it.
 _OF_THE_ENGINE: Final = ("AITER_", "AMD_", "CUDA_", "GPU_", "HIP_", "HSA_", "MIOPEN_", "MORI_", "NCCL_", "NVTE_")
@@ -62,15 +62,15 @@ def local_config(reference: str) -> ImageConfig | None:
     """
     if not docker_endpoint().startswith("unix://"):
         return None
-    return _inspected(reference, attempt(["docker", "image", "inspect", reference], timeout=_LIMIT))
+    return _inspected(reference, run_or_127(["docker", "image", "inspect", reference], timeout=_LIMIT))
 
 
-def docker_config(docker: Docker, reference: str) -> ImageConfig | None:
+def docker_config(docker: DockerCli, reference: str) -> ImageConfig | None:
     """The configuration of an image on the docker host, None where it is not there."""
     return _inspected(reference, docker.run("image", "inspect", reference))
 
 
-def _inspected(reference: str, said: ProgramResult) -> ImageConfig | None:
+def _inspected(reference: str, said: CompletedProgram) -> ImageConfig | None:
     try:
         [image] = parse_json(said.stdout) if said.ok else [None]
         if image is None:

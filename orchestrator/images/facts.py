@@ -7,8 +7,8 @@ from typing import Final
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import data_root
 from orchestrator.core.text import parse_json
-from orchestrator.images.client import Docker
-from orchestrator.images.patch_check import one_text, python_in
+from orchestrator.images.client import DockerCli
+from orchestrator.images.patch_check import inline_modules, python_in
 from orchestrator.images.receipt import SourceRecord
 from orchestrator.images.sources import program_paths
 
@@ -25,10 +25,10 @@ class ImageFacts:
     platform_from: str
 
 
-def read_facts(docker: Docker, image: str) -> ImageFacts:
+def read_facts(docker: DockerCli, image: str) -> ImageFacts:
     """What an image on the docker host serves with. Raises BuildError for one without Python, or without sglang."""
     applier, reader = program_paths()
-    done = python_in(docker, image, one_text(_ASK, reader, applier))
+    done = python_in(docker, image, inline_modules(_ASK, reader, applier))
     if not done.ok:
         raise BuildError(f"`{image}` cannot be asked what it serves with", details=done.stderr.strip())
     said = parse_json(done.stdout)
@@ -44,7 +44,7 @@ def read_facts(docker: Docker, image: str) -> ImageFacts:
     )
 
 
-def copy_package(docker: Docker, image: str, package: str, folder: Path) -> None:
+def copy_package(docker: DockerCli, image: str, package: str, folder: Path) -> None:
     """Copy a package's sources out of an image, into `folder` under the package's own name; nothing is started."""
     created = docker.run("create", "--entrypoint", "true", image)
     if not created.ok:

@@ -17,9 +17,9 @@ from packaging.version import InvalidVersion, Version
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import move, unpack
 from orchestrator.core.safe_paths import UnsafeValueError
-from orchestrator.core.subprocesses import ProgramResult, own, quote, run
+from orchestrator.core.subprocesses import CompletedProgram, python_module_argv, quote, run
 from orchestrator.core.text import parse_json
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
@@ -70,12 +70,12 @@ class SourceChecker:
             _unpack(wheel, self._names(), Path(folder))
             return self.check_directory(Path(folder))
 
-    def check_image(self, docker: Docker, image: str) -> tuple[PatchState, ...]:
+    def check_image(self, docker: DockerCli, image: str) -> tuple[PatchState, ...]:
         """The states inside an image, by its own Python, for the packages that Python would import.
 
         The program comes along as text; nothing is mounted, and the container has no network.
         """
-        return self._states(python_in(docker, image, one_text(*self.programs), *_CHECK, stdin=self._manifest()))
+        return self._states(python_in(docker, image, inline_modules(*self.programs), *_CHECK, stdin=self._manifest()))
 
     def _manifest(self) -> str:
         return manifest(self.patches, self.diffs)
@@ -84,7 +84,7 @@ class SourceChecker:
         probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
         return frozenset(PurePosixPath(probe.file).name for probe in probes)
 
-    def _states(self, done: ProgramResult) -> tuple[PatchState, ...]:
+    def _states(self, done: CompletedProgram) -> tuple[PatchState, ...]:
         if not done.ok:
             raise BuildError("the sources cannot be checked", details=done.stderr.strip())
         return tuple(
@@ -94,13 +94,13 @@ class SourceChecker:
 
 
 def python_in(
-    docker: Docker,
+    docker: DockerCli,
     image: str,
     text: str,
     *arguments: str,
     stdin: str | None = None,
     env: Sequence[tuple[str, str]] = (),
-) -> ProgramResult:
+) -> CompletedProgram:
     """Run a program's text by an image's own Python, in a container that has no network and is gone afterwards."""
     name = f"deploy-ask-{uuid.uuid4().hex[:12]}"
     variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
@@ -115,7 +115,7 @@ def python_in(
     return done
 
 
-def one_text(program: Path, *imported: Path) -> str:
+def inline_modules(program: Path, *imported: Path) -> str:
     """One text that does what the program does: what it imports is made first, in this order."""
     made = "".join(
         f"module = sys.modules[{path.stem!r}] = types.ModuleType({path.stem!r})\n"
@@ -212,7 +212,7 @@ def fetch_wheel(version: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
-        done = run(own("pip", "download", *options, f"sglang=={version}"))
+        done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"))
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if not done.ok or not found:
             raise _no_wheel(version, done.stderr)

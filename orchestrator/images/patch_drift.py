@@ -39,7 +39,7 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
     warn(f"`{engine.image}` holds sglang {found}, between two releases; options are checked as of {engine.version}")
 
 
-def differences(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
+def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
     """Each patch whose state in the image is not what the plan's version let expect."""
     for use in plan.patches:
         state = receipt.state(use.id)

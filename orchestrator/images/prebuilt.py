@@ -8,7 +8,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import BuildError, Problem
 from orchestrator.images.base import image_id, known_digests, pull
 from orchestrator.images.build import verify_inside
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.patch_drift import require_version
 from orchestrator.images.receipt import (
     BASE_DIGEST,
@@ -32,7 +32,7 @@ _ANEW: Final = "build it anew with this version of the tool: `deploy build PROFI
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadyImage:
+class PrebuiltImage:
     """An image as it is on the docker host; `reference` is the one thing that a container is started from."""
 
     reference: str  # name@sha256:…; the engine's own id where no registry knows it
@@ -57,7 +57,7 @@ class ReadyImage:
                 yield apply, record
 
 
-def fetch_ready(docker: Docker, image: str) -> str:
+def pull_prebuilt(docker: DockerCli, image: str) -> str:
     """The reference of `image`, pulled where it is missing: `name@sha256:…`, whatever a tag comes to mean later.
 
     A tag is asked of its registry each time; without an answer what is on the docker host is taken, aloud. One that
@@ -75,12 +75,12 @@ def fetch_ready(docker: Docker, image: str) -> str:
     return _reference(docker, image) or image
 
 
-def may_move(docker: Docker, image: str) -> bool:
+def may_move(docker: DockerCli, image: str) -> bool:
     """Whether an image on the docker host has a name that may mean another one by now: a registry knows it."""
     return "@" not in image and image_id(docker, image) != image and bool(known_digests(docker, image))
 
 
-def _reference(docker: Docker, image: str) -> str | None:
+def _reference(docker: DockerCli, image: str) -> str | None:
     """What an image on the docker host is started by: by its digest, or its own id; None where there is none."""
     here, name, digest = image_id(docker, image), *image.partition("@")[::2]
     if here is None:
@@ -91,15 +91,15 @@ def _reference(docker: Docker, image: str) -> str | None:
     return known[0] if known and here != image else here
 
 
-def find_ready(docker: Docker, image: str) -> ReadyImage | None:
+def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
     """An image that is on the docker host, by its labels alone; None where it is not there yet."""
     reference = _reference(docker, image)
     if reference is None:
         return None
-    return ReadyImage(reference=reference, receipt=read_receipt(docker, image), labels=labels(docker, image) or {})
+    return PrebuiltImage(reference=reference, receipt=read_receipt(docker, image), labels=labels(docker, image) or {})
 
 
-def read_ready(docker: Docker, reference: str) -> ReadyImage:
+def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
     """An image with its receipt, proved: the applier looks again, inside, at what it claims.
 
     Raises BuildError for an image without a receipt, PatchError for one that is not what its receipt says.
@@ -111,10 +111,10 @@ def read_ready(docker: Docker, reference: str) -> ReadyImage:
         same = False
     if not same:
         raise BuildError(f"`{reference}` holds another receipt than its label says", hint="build it anew")
-    return ReadyImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
+    return PrebuiltImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 
 
-def read_table(docker: Docker, image: ReadyImage, name: str) -> str | None:
+def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None:
     """The file that a patch of the image was given under that name, None where it was given none."""
     if (path := image.tables.get(name)) is None:
         return None
@@ -124,7 +124,7 @@ def read_table(docker: Docker, image: ReadyImage, name: str) -> str | None:
     return found.stdout
 
 
-def require_ready(plan: Plan, image: ReadyImage) -> None:
+def require_matches_plan(plan: Plan, image: PrebuiltImage) -> None:
     """Raise BuildError with everything in which an image is not the one that the plan's own build would make.
 
     The plan is decided with the image's own inputs: a table is no difference, whether it serves its coverage says.
@@ -134,7 +134,7 @@ def require_ready(plan: Plan, image: ReadyImage) -> None:
         raise BuildError(f"`{image.reference}` is not an image for `{plan.profile}`", problems=problems)
 
 
-def _differences(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     try:
         require_version(image.receipt, plan.engine)
     except BuildError as error:
@@ -146,7 +146,7 @@ def _differences(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
     yield from _gateway(plan, image)
 
 
-def _aiter(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     source = dict(image.receipt.sources).get("aiter")
     found, wanted = source.commit if source else None, plan.engine.aiter_commit
     if found and wanted and not found.startswith(wanted):
@@ -157,7 +157,7 @@ def _aiter(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
         )
 
 
-def _gateway(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """The gateway runs from its servers' image."""
     held = image.labels.get(GATEWAY_LABEL)
     if plan.gateway is not None and held != plan.gateway.version:
@@ -168,7 +168,7 @@ def _gateway(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
         )
 
 
-def _base(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """The base by name; by digest where the engine pins one and the build knew it."""
     engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
     place = f"engine {engine.name}: image"
@@ -180,7 +180,7 @@ def _base(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
         yield Problem(f"it was built on {digest[:19]}…, the engine pins {engine.image_digest[:19]}…", place, hint)
 
 
-def _patches(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """What the plan carries has been looked for in the image, in this very form; and it holds nothing else."""
     ledger = read_ledger()
     diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
-from orchestrator.images.client import Docker
-from orchestrator.plan.plan import PatchUse
+from orchestrator.images.client import DockerCli
+from orchestrator.plan.plan import PlannedPatch
 
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
@@ -63,7 +63,7 @@ class ImageReceipt:
         """The state of one patch, None for a patch the image was not built with."""
         return next((record.state for record in self.patches if record.id == patch), None)
 
-    def not_at_start(self, patches: Iterable[PatchUse]) -> frozenset[str]:
+    def not_at_start(self, patches: Iterable[PlannedPatch]) -> frozenset[str]:
         """Those of a plan's patches that have nothing to do at a start: they act in the sources, or are not needed."""
         return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
 
@@ -89,13 +89,13 @@ def parse_receipt(text: str | bytes) -> ImageReceipt:
     return ImageReceipt(python=written.python, sources=tuple(sorted(written.sources.items())), patches=written.patches)
 
 
-def labels(docker: Docker, image: str) -> dict[str, str] | None:
+def labels(docker: DockerCli, image: str) -> dict[str, str] | None:
     """The labels of an image on the docker host, None where there is no such image."""
     found = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
     return (parse_json(found.stdout) or {}) if found.ok else None
 
 
-def read_receipt(docker: Docker, image: str) -> ImageReceipt:
+def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
     """The receipt in an image's labels. Raises BuildError where there is no such image, or it holds none."""
     found = labels(docker, image)
     if found is None:

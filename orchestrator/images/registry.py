@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from orchestrator.core.errors import BuildError
-from orchestrator.core.http import Deadline, pieces
+from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
 from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
@@ -115,7 +115,7 @@ class _Repository:
         content, left = b"", max(self.end - self.clock(), 0.01)
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
         with self.client.stream("GET", url, headers=headers, timeout=left, extensions=watch) as answer:
-            for piece in pieces(answer, _MOST):
+            for piece in iter_capped(answer, _MOST):
                 content += piece
                 if self.clock() > self.end:
                     raise httpx.ReadTimeout("it takes too long")

@@ -116,12 +116,12 @@ class Coverage:
         return tuple(key for one in self.keys if one.expected is not False for key in one.missing)
 
 
-def applies_to(plan: Plan) -> bool:
+def uses_tuned_table(plan: Plan) -> bool:
     """Whether the plan's server asks aiter for a fused MXFP4 MoE: the kind that is given a table, tuned and judged."""
-    return looks_up(plan) and is_mxfp4(plan)
+    return queries_aiter_tables(plan) and is_mxfp4(plan)
 
 
-def looks_up(plan: Plan) -> bool:
+def queries_aiter_tables(plan: Plan) -> bool:
     """Whether the plan's server looks a fused MoE up in aiter's tables, by a key that is known here."""
     known = is_mxfp4(plan) or plan.model.quantisation == "fp8"
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
@@ -161,7 +161,7 @@ def coverage_of(
             )
             for shape, fused in shapes.items()
         ),
-        load=load_buckets(plan),
+        load=workload_buckets(plan),
     )
 
 
@@ -170,7 +170,7 @@ def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
     return tuple(key_of(plan, shape, token=token) for token in buckets(_largest_prefill(plan)))
 
 
-def load_buckets(plan: Plan) -> tuple[int, ...]:
+def workload_buckets(plan: Plan) -> tuple[int, ...]:
     """The buckets that the plan's own load meets for certain: a decode step of one to all requests, a full prefill.
 
     A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.

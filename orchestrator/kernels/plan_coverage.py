@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.command_hints import as_asked
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
-from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, looks_up, to_dict, to_text
+from orchestrator.kernels.coverage import (
+    Coverage,
+    coverage_of,
+    queries_aiter_tables,
+    to_dict,
+    to_text,
+    uses_tuned_table,
+)
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import ImageTables, read_image
@@ -20,7 +27,7 @@ from orchestrator.kernels.disk.pins import Pins, read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.keys import rank_shapes
 from orchestrator.kernels.rows import TunedRow
-from orchestrator.kernels.table import own_rows, promised_rows
+from orchestrator.kernels.table import expected_rows, own_rows
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Moe, Plan
 from orchestrator.render.dockerfile import base_reference
@@ -43,7 +50,7 @@ TUNING_HOURS: Final = 12.0  # after which aiter's tuner is stopped; nobody has s
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoveredPlan:
+class PlanCoverage:
     """A coverage, and the tables it was computed from, in words."""
 
     found: Coverage
@@ -70,7 +77,7 @@ class CoveredPlan:
         return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels are {self.look}"
 
 
-def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
+def compute_coverage(plan: Plan, given: RowSources, home: Home) -> PlanCoverage:
     """Coverage of a plan by the tables given, else by the table built for it, else by the one that `up` would build.
 
     What that one would hold is known for the aiter commits this tool knows. The key follows from the checkpoint given,
@@ -96,12 +103,12 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     if not names:
         rows, names = _beforehand(plan, home, pins, checkpoint.moe if checkpoint else None)
     known = pins.names_of(commit)
-    return CoveredPlan(
+    return PlanCoverage(
         found=coverage_of(plan, rows, checkpoint=checkpoint, names=known, aiter_commit=commit),
         tables=", ".join(names) or "no table",
         known=bool(names),
         look=_look(plan),
-        tabled=applies_to(plan),
+        tabled=uses_tuned_table(plan),
     )
 
 
@@ -116,40 +123,40 @@ def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
     names = [] if shipped is None else [f"those of `{image}`, as `deploy onboard engine` read them"]
     rows = shipped or []
-    if not applies_to(plan):
+    if not uses_tuned_table(plan):
         if not names and (own := pins.own_keys(plan)) is not None:
             return [*own_rows(plan, own, moe)], [f"those that come with {_aiter(plan)}, as its repository has them"]
         return rows, names
     if known := pins.names_of(plan.engine.aiter_commit):
-        rows += promised_rows(plan, pins.upstream_keys, known, moe)
+        rows += expected_rows(plan, pins.upstream_keys, known, moe)
     if known or names:
         built = "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
-        return [*Store.of(home, plan).measured(), *rows], [as_asked(built), *names]
+        return [*Store.of(home, plan).measured(), *rows], [expand_commands(built), *names]
     return [], []
 
 
 def _look(plan: Plan) -> str:
     image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
     looking = f"`deploy kernels coverage {plan.profile} --image {image}` looks into its image"
-    on_the_way = ", and `deploy up` does on the way" if takes_table(plan) else ""
+    on_the_way = ", and `deploy up` does on the way" if needs_table(plan) else ""
     return f"not known for {_aiter(plan)}; {looking}{on_the_way}"
 
 
-def takes_table(plan: Plan) -> bool:
+def needs_table(plan: Plan) -> bool:
     """Whether the plan's server is given a table of tuned kernels; one that leaves it out reads aiter's own."""
-    return applies_to(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
+    return uses_tuned_table(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
 
 
-def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
+def report_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
-    if not looks_up(plan):
+    if not queries_aiter_tables(plan):
         return
-    if applies_to(plan) and not takes_table(plan):
+    if uses_tuned_table(plan) and not needs_table(plan):
         note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
         return
-    covered = cover(plan, given, home)
+    covered = compute_coverage(plan, given, home)
     refused = (
-        "; `deploy up` refuses that" if takes_table(plan) and covered.known and covered.found.missed_by_load else ""
+        "; `deploy up` refuses that" if needs_table(plan) and covered.known and covered.found.missed_by_load else ""
     )
     note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else covered.look}{refused}")
 
@@ -159,9 +166,9 @@ def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *
 
     A plan of which only its image can tell passes, and one that leaves the table out: that was meant.
     """
-    if not takes_table(plan):
+    if not needs_table(plan):
         return
-    covered = cover(plan, given, home)
+    covered = compute_coverage(plan, given, home)
     if not covered.known or not (missed := covered.found.missed_by_load):
         return
     covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
@@ -187,13 +194,13 @@ def _tuning_costs(plan: Plan) -> str:
 
 def _covering_engines(plan: Plan) -> Iterator[str]:
     """The engines of the catalogue, of the plan's platform, whose aiter has every kernel that its load meets."""
-    catalogue, pins = Catalogue.from_environment(), read_pins()
-    for name in catalogue.names(Kind.ENGINE):
-        engine = read_file(path := catalogue.path(Kind.ENGINE, name), catalogue.shown(path)).data
+    catalogue, pins = Catalog.from_environment(), read_pins()
+    for name in catalogue.names(EntryKind.ENGINE):
+        engine = read_file(path := catalogue.path(EntryKind.ENGINE, name), catalogue.shown(path)).data
         names = pins.names_of(str(engine.get("aiter_commit")))
         if names is None or engine.get("platform") != plan.engine.platform:
             continue
-        if not coverage_of(plan, promised_rows(plan, pins.upstream_keys, names), names=names).missed_by_load:
+        if not coverage_of(plan, expected_rows(plan, pins.upstream_keys, names), names=names).missed_by_load:
             yield name
 
 
@@ -232,7 +239,7 @@ def tables_in_image(plan: Plan, image: str, far: str | None = None) -> ImageTabl
 
 def require_moe(plan: Plan) -> None:
     """Raise KernelsError for a plan whose server asks aiter for no MXFP4 experts."""
-    if not applies_to(plan):
+    if not uses_tuned_table(plan):
         raise KernelsError(
             f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
             hint="`deploy kernels coverage` without a profile shows the profiles that do",

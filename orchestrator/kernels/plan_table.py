@@ -6,17 +6,17 @@ from pathlib import Path
 
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import BuildError, DeployError, KernelsError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.images.base import ensure_base
 from orchestrator.images.client import find_docker
-from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of
+from orchestrator.kernels.coverage import Coverage, coverage_of, uses_tuned_table
 from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.log_gate import GateReport, gate_report
-from orchestrator.kernels.plan_coverage import RowSources, require_moe, staged_moe, tables_in_image, takes_table
+from orchestrator.kernels.plan_coverage import RowSources, needs_table, require_moe, staged_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import Table, assemble
 from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
@@ -32,7 +32,7 @@ def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, accep
     `build_table`, and what `given` raises, unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
-    if not takes_table(plan) or store.is_fresh(plan):
+    if not needs_table(plan) or store.is_fresh(plan):
         return False
     say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
     try:
@@ -103,7 +103,7 @@ def _own_image(plan: Plan, far: str | None) -> str:
 
 def kernel_report(log: Iterable[str], plan: Plan) -> GateReport | TritonReport | None:
     """What the log says of tuned kernels, aiter's or Triton's; None for a plan that looks none up."""
-    if applies_to(plan):
+    if uses_tuned_table(plan):
         return gate_report(log)
     return triton_report(log) if asks_triton(plan) else None
 
@@ -130,7 +130,7 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
 
 def _untuned(report: GateReport, run: RunDir) -> str:
     """What to do about missed keys, which are written down for the tuner."""
-    untuned = write_whole(run.path / "untuned.csv", report.untuned)
+    untuned = atomic_write(run.path / "untuned.csv", report.untuned)
     return (
         "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels table PROFILE` fills what is known, "
         f"`deploy kernels tune PROFILE` measures the rest; the missed keys: {untuned}"

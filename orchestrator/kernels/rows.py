@@ -220,7 +220,7 @@ def _rank(row: TunedRow) -> tuple[int, float]:
     return _PREFERENCE[row.origin], row.us
 
 
-def rekey(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[TunedRow, ...]:
+def derive_unfused(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[TunedRow, ...]:
     """Rows of the fused shape under the key of the unfused one, e.g. 257/9 → 256/8.
 
     Sound for FlyDSL's two-stage kernels, whose per-expert GEMM does not depend on the number of experts (aiter commit

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.kernels.keys import Key, Shape, buckets, key_of, mxfp4_key, rank_shapes
-from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, rekey
+from orchestrator.kernels.rows import RowOrigin, TunedRow, derive_unfused, merge
 from orchestrator.plan.plan import Moe, Plan
 
 _JUDGED = "flydsl"  # names of other families (CK, assembly) are generated from the row and are not judged
@@ -25,7 +25,7 @@ class NameVerdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeBound:
+class ShapeConstraint:
     """A family of kernels that exists for some shapes only; `prefix` is how its names begin."""
 
     prefix: str
@@ -38,7 +38,7 @@ class KernelNames:
 
     commit: str
     patterns: tuple[re.Pattern[str], ...]
-    bound: tuple[ShapeBound, ...]
+    bound: tuple[ShapeConstraint, ...]
     without: Mapping[int, tuple[int, ...]]  # tokens, by inter_dim, whose upstream rows name kernels that it lacks
 
     def judge(self, name: str, shape: Shape) -> NameVerdict:
@@ -97,7 +97,7 @@ def assemble(plan: Plan, rows: Iterable[TunedRow], *, names: KernelNames | None)
     shapes = {fused: shape for shape, fused in rank_shapes(plan).items()}
     rekeyed: tuple[TunedRow, ...] = ()
     if names and True in shapes:
-        rekeyed = rekey(accepted, fused=shapes[True], unfused=shapes[False])
+        rekeyed = derive_unfused(accepted, fused=shapes[True], unfused=shapes[False])
         rekeyed = tuple(row for row in rekeyed if _runs(row, names))
     merged = merge([*accepted, *rekeyed], gfx=plan.hardware.arch, cu_num=plan.hardware.compute_units)
     return Table(
@@ -117,7 +117,7 @@ class UpstreamKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnKeys:
+class BuiltinKeys:
     """What the tables that come with an aiter answer on one kind of GPU: tokens by shape."""
 
     gfx: str
@@ -125,7 +125,7 @@ class OwnKeys:
     tokens: Mapping[Shape, tuple[int, ...]]
 
 
-def own_rows(plan: Plan, own: Iterable[OwnKeys], moe: Moe | None = None) -> tuple[TunedRow, ...]:
+def own_rows(plan: Plan, own: Iterable[BuiltinKeys], moe: Moe | None = None) -> tuple[TunedRow, ...]:
     """The rows of the aiter's own tables that the plan's server may look up, known without them; without kernels."""
     wanted = rank_shapes(plan, moe)
     return tuple(
@@ -136,7 +136,7 @@ def own_rows(plan: Plan, own: Iterable[OwnKeys], moe: Moe | None = None) -> tupl
     )
 
 
-def promised_rows(
+def expected_rows(
     plan: Plan, upstream: UpstreamKeys, names: KernelNames, moe: Moe | None = None
 ) -> tuple[TunedRow, ...]:
     """What `assemble` will take from the pinned upstream table, known before it is downloaded; rows without kernels.

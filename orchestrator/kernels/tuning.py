@@ -9,19 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.hosts.venvs.venv import engine_python
 from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import read_pins, read_tuner_pins
-from orchestrator.kernels.disk.run_limited import WatchLimits
+from orchestrator.kernels.disk.run_limited import TunerTimeouts
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.triton_tuner import TOKENS, TritonJob, TritonTuned, triton_job, tune_triton
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.keys import Key
-from orchestrator.kernels.plan_coverage import RowSources, cover, require_moe, tables_in_image
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, require_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.plan.plan import Plan
 
@@ -62,7 +62,7 @@ def prepare_tuning(
         keys=tuple(key for key in _to_tune(plan, given, home, rekeyed=rekeyed) if not tokens or key.token in tokens),
         names=read_pins().names_of(commit),
         folder=folder,
-        limits=WatchLimits(total=hours * 3600, shutdown=120, look=5, term=20),
+        limits=TunerTimeouts(total=hours * 3600, shutdown=120, look=5, term=20),
     )
     return Tuning(store=store, job=job, container=container, image=image, aiter_commit=commit or "unknown")
 
@@ -71,7 +71,7 @@ def _to_tune(plan: Plan, given: RowSources, home: Home, *, rekeyed: bool) -> tup
     store = Store.of(home, plan, given.aiter_commit)
     if given.tables or store.table(plan).is_file():  # the table holds the image's rows
         given = replace(given, image=None)
-    found = cover(plan, given, home).found
+    found = compute_coverage(plan, given, home).found
     unmeasured = {
         bucket.key
         for one in found.keys
@@ -110,7 +110,10 @@ def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], ever
         )
     return triton_job(
         plan,
-        program=(interpreter(plan.engine, home), str(Catalogue.of(home).path(Kind.IMAGE_FILE, "tune_fused_moe.py"))),
+        program=(
+            engine_python(plan.engine, home),
+            str(Catalog.of(home).path(EntryKind.IMAGE_FILE, "tune_fused_moe.py")),
+        ),
         model=model,
         kernels=home.kernels,
         tokens=tokens or TOKENS,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.monitoring.series import ACCEPT_LENGTH, HIT_SHARE, RECORDED, TTFT_P95, Monitored
+from orchestrator.monitoring.series import ACCEPT_LENGTH, HIT_SHARE, RECORDED, TTFT_P95, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 _METRIC: Final = re.compile(r"sglang:\w+?(?=_bucket\b|\b)")
@@ -27,7 +27,7 @@ class Rules:
         return frozenset(rule["record"] for group in self.groups for rule in group["rules"] if "record" in rule)
 
 
-def rules_of(server: Monitored) -> Rules:
+def rules_of(server: MonitoredServer) -> Rules:
     """Render the rules, and leave out what cannot be computed."""
     groups = yaml.safe_load(rendered("rules.yaml.j2", server))["groups"]
     series, alerts = (group["rules"] for group in groups)
@@ -52,7 +52,7 @@ def rules_of(server: Monitored) -> Rules:
     return Rules(groups=groups, missing_metrics=missing_metrics, missing_series=missing_series)
 
 
-def omitted(server: Monitored) -> Iterator[str]:
+def skipped_rules(server: MonitoredServer) -> Iterator[str]:
     """What is not recorded or told of, each with the reason."""
     rules = rules_of(server)
     for record, missing in rules.missing_metrics.items():

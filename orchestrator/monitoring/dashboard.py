@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from orchestrator.monitoring.series import RECORDED, Monitored
+from orchestrator.monitoring.series import RECORDED, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 _ACROSS: Final = 3
@@ -11,7 +11,7 @@ _WIDTH: Final = 24 // _ACROSS  # of the 24 columns that a dashboard has
 _HEIGHT: Final = 8
 
 
-def dashboard(server: Monitored, recorded: frozenset[str]) -> str:
+def dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
     """The dashboard as JSON; a series that is not recorded is left out, and a panel without any."""
     shown = json.loads(rendered("dashboard.json.j2", server))
     panels: list[dict[str, Any]] = []

@@ -7,15 +7,15 @@ from typing import Any
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import ESCAPED
-from orchestrator.monitoring.alerts import omitted, rules_of
+from orchestrator.monitoring.alerts import rules_of, skipped_rules
 from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import EVERY, SCRAPED, SCRAPED_GATEWAY, Monitored
-from orchestrator.render.artifacts import ContextFile
+from orchestrator.monitoring.series import EVERY, SCRAPED, SCRAPED_GATEWAY, MonitoredServer
+from orchestrator.render.artifacts import RenderedFile
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runtimes.base import Pods
+from orchestrator.runtimes.base import PodTargets
 
 
-def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
+def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
     """All of them, sorted by path, with what was left out at the head of the rules."""
     name, rules = server.name, rules_of(server)
     texts = {f"{name}.dashboard.json": dashboard(server, rules.recorded)}
@@ -23,16 +23,16 @@ def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
         whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
-        said = (f"what is recorded of `{name}`, and its alerts", *omitted(server))
+        said = (f"what is recorded of `{name}`, and its alerts", *skipped_rules(server))
         texts |= {
             "prometheus.yml": dump_yaml(_scrape(), whole),
             f"{name}.targets.yml": dump_yaml(_targets(server), f"where `{name}` is scraped"),
             f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *said),
         }
-    return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
+    return tuple(RenderedFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
 
 
-def _objects(server: Monitored, pods: Pods, groups: list[dict[str, Any]]) -> str:
+def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, Any]]) -> str:
     """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.93.0, CRDs of both kinds, v1).
 
     A pod's name and address change with each start: its series go on under the server's name.
@@ -58,13 +58,13 @@ def _objects(server: Monitored, pods: Pods, groups: list[dict[str, Any]]) -> str
         f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
         "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
         f"its pods have to be let in by the NetworkPolicy of `{server.name}`: `kubernetes.metrics_from`, in a profile",
-        *omitted(server),
+        *skipped_rules(server),
     )
     return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)
 
 
 def _monitor(
-    server: Monitored, job: str, labels: Mapping[str, str], port: str, replica: str | None
+    server: MonitoredServer, job: str, labels: Mapping[str, str], port: str, replica: str | None
 ) -> dict[str, object]:
     """What is scraped of pods of the monitor's own namespace, as it names no other one; each is its server's series."""
     written, name = ESCAPED
@@ -104,7 +104,7 @@ def _scrape() -> dict[str, object]:
     }
 
 
-def _targets(server: Monitored) -> list[dict[str, object]]:
+def _targets(server: MonitoredServer) -> list[dict[str, object]]:
     """The servers, without a key: metrics are open where the rest asks for one; their gateway; what tells of GPUs."""
     labels = {"server": server.name, "profile": server.plan.profile}
     several = server.servers > 1

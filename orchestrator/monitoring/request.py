@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from orchestrator.bench.workload import load_workload
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note
 from orchestrator.core.errors import ProfileError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.flags import read_flags
 from orchestrator.engine.options import Meaning
-from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
+from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, MonitoredServer
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
-from orchestrator.planner.planning import Valid, load, read_profile
+from orchestrator.planner.planning import LoadedProfile, load, read_profile
 from orchestrator.runs.run_dir import RunDir, latest_run, not_started, read_plan, require_name
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Pods
-from orchestrator.servers.run_history import request_of
+from orchestrator.runtimes.base import PodTargets
+from orchestrator.servers.run_history import read_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class MonitoringRequest:
     gpu_exporter: str | None
 
 
-def monitored(request: MonitoringRequest, home: Home) -> Monitored:
+def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
     """The server that is meant. Raises UsageError, StartError and ProfileError."""
-    catalogue = Catalogue.of(home)
+    catalogue = Catalog.of(home)
     given = _given(request.expected)
     if request.name is None:
         if request.profile is None:
@@ -57,7 +57,7 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
         hint = f"`deploy flags {version}` makes it anew"
         raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
     pods, targets, gateway_target = _reached(request, plan, name)
-    return Monitored(
+    return MonitoredServer(
         name=name,
         plan=plan,
         targets=targets,
@@ -69,7 +69,9 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     )
 
 
-def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | None, tuple[str, ...], str | None]:
+def _reached(
+    request: MonitoringRequest, plan: Plan, name: str
+) -> tuple[PodTargets | None, tuple[str, ...], str | None]:
     """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
     kind = runtime_class(plan.runtime)
     pods = kind.pods(plan, name)
@@ -95,7 +97,7 @@ def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | 
     return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
 
 
-def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tuple[Plan, str | None]:
+def _started(request: MonitoringRequest, home: Home, catalogue: Catalog) -> tuple[Plan, str | None]:
     """The plan of a server's last start, and the load that its profile is meant for."""
     name = request.name or ""
     if request.profile or request.overrides:
@@ -111,9 +113,9 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tu
     return plan, valid.profile.workload if valid else None
 
 
-def _asked(run: RunDir, catalogue: Catalogue) -> Valid | None:
+def _asked(run: RunDir, catalogue: Catalog) -> LoadedProfile | None:
     """The profile that a run was asked for with, as far as it can still be read."""
-    asked = request_of(run)
+    asked = read_request(run)
     try:
         return read_profile(asked.profile, overrides=asked.overrides, catalogue=catalogue) if asked else None
     except ProfileError as error:
@@ -121,7 +123,7 @@ def _asked(run: RunDir, catalogue: Catalogue) -> Valid | None:
         return None
 
 
-def _of_workload(name: str | None, catalogue: Catalogue) -> Mapping[str, Expected]:
+def _of_workload(name: str | None, catalogue: Catalog) -> Mapping[str, Expected]:
     """What a load expects: the limit of a sustained rate, and the share of its prompts that others have too."""
     if name is None:
         return {}

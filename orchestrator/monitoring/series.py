@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes.base import Pods
+from orchestrator.runtimes.base import PodTargets
 
 TTFT_P95: Final = "ttft_p95_s"
 HIT_SHARE: Final = "hit_share"
@@ -27,7 +27,7 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Monitored:
+class MonitoredServer:
     """A server, or several behind a gateway, as Prometheus reaches them.
 
     `exported` are the metrics that their version of sglang has.
@@ -37,7 +37,7 @@ class Monitored:
     plan: Plan
     targets: tuple[str, ...]  # host:port of each server; none: as its cluster finds it
     gateway_target: str | None  # of the gateway's own counters, where it is scraped
-    pods: Pods | None  # of a server that runs in one
+    pods: PodTargets | None  # of a server that runs in one
     gpu_target: str | None  # of the exporter of its GPUs
     exported: frozenset[str]
     expected: Mapping[str, Expected]  # by the names of `EXPECTED`

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from orchestrator.core.safe_paths import FileName
-from orchestrator.monitoring.series import EVERY, EXPECTED, SCRAPED, SCRAPED_GATEWAY, Monitored
+from orchestrator.monitoring.series import EVERY, EXPECTED, SCRAPED, SCRAPED_GATEWAY, MonitoredServer
 
 
-def rendered(template: str, server: Monitored) -> str:
+def rendered(template: str, server: MonitoredServer) -> str:
     """A template's text for a server, rendered in Jinja's sandbox; a value becomes text through `tojson`."""
     from jinja2 import StrictUndefined  # noqa: PLC0415 - 30 ms, and few commands render a template
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core import files
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
@@ -18,21 +18,21 @@ from orchestrator.patches.schema import Diff, Patch
 _MOST_BYTES: Final = 4 << 20  # of a diff
 
 
-def read_ledger(catalogue: Catalogue | None = None) -> tuple[Patch, ...]:
+def read_ledger(catalogue: Catalog | None = None) -> tuple[Patch, ...]:
     """Every patch of the catalogue, sorted by id; by default the user's own and those that are shipped.
 
     Raises ProfileError with all that is wrong in any patch.yaml, each at its line.
     """
-    return _read(catalogue or Catalogue.from_environment())
+    return _read(catalogue or Catalog.from_environment())
 
 
 @cache
-def _read(catalogue: Catalogue) -> tuple[Patch, ...]:
+def _read(catalogue: Catalog) -> tuple[Patch, ...]:
     """Once a process: the plan, its image and the checkpoint's overlay all ask for it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}
-    for path in catalogue.all(Kind.PATCH):
+    for path in catalogue.all(EntryKind.PATCH):
         try:
             document = read_file(path, catalogue.shown(path))
             patch = model_of(document, Patch)
@@ -47,11 +47,11 @@ def _read(catalogue: Catalogue) -> tuple[Patch, ...]:
     return tuple(sorted(patches, key=lambda patch: patch.id))
 
 
-def read_diffs(ledger: Sequence[Patch], catalogue: Catalogue | None = None) -> dict[str, str]:
+def read_diffs(ledger: Sequence[Patch], catalogue: Catalog | None = None) -> dict[str, str]:
     """The texts of the diffs among these patches, by patch id. Raises ProfileError for one that cannot be read."""
-    catalogue = catalogue or Catalogue.from_environment()
+    catalogue = catalogue or Catalog.from_environment()
     diffs = [(patch.id, patch.apply) for patch in ledger if isinstance(patch.apply, Diff)]
-    return {name: _diff(diff, catalogue.path(Kind.PATCH, name)) for name, diff in diffs}
+    return {name: _diff(diff, catalogue.path(EntryKind.PATCH, name)) for name, diff in diffs}
 
 
 def _diff(diff: Diff, beside: Path) -> str:

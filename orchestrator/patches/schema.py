@@ -7,8 +7,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
-from orchestrator.core.text import hidden_in
-from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName
+from orchestrator.core.text import first_control_char
+from orchestrator.core.validation import AbsolutePath, StrictModel, Text, VariableName
 from orchestrator.patches.transforms import TRANSFORMS
 
 
@@ -35,7 +35,7 @@ Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
 def _prose(text: str) -> str:
-    if hidden := hidden_in(text, lines=True):
+    if hidden := first_control_char(text, lines=True):
         raise ValueError(f"a text holds no {hidden!r}")
     return text
 
@@ -167,7 +167,7 @@ class AddedFile(StrictModel):
 
     kind: Literal["file"]
     input: FileName = Field(description="the name under which the file is given to a plan and to a build")
-    destination: InnerPath = Field(description="absolute path inside the image")
+    destination: AbsolutePath = Field(description="absolute path inside the image")
     env: tuple[Variable, ...]
 
 

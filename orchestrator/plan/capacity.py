@@ -14,20 +14,20 @@ from pydantic import Field
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.engine.memory import (
     GIB,
-    CacheNeeds,
-    Heads,
-    Latent,
-    Windows,
-    Working,
+    ActivationSpec,
+    KvCacheSpec,
+    MhaCache,
+    MlaCache,
+    SlidingWindow,
+    activation_bytes,
     cache_type,
-    default_fraction,
+    default_mem_fraction,
     is_raw,
     token_bytes,
-    working_bytes,
 )
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts
-from orchestrator.plan.plan import Hazard
+from orchestrator.plan.plan import PlanWarning
 from orchestrator.profiles.schema import Profile
 
 # Of a GPU, before weights: what its driver and sglang's process take, and with several ranks their collectives. Both
@@ -48,7 +48,7 @@ class Load(StrictModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class LoadFit:
     """How many requests of a load one replica's cache holds at once."""
 
     load: str
@@ -69,7 +69,7 @@ class KvCache:
     held_bytes: float  # that a token really takes
     tokens: int | None
     full_contexts: float | None  # requests of the longest context
-    windows: Windows | None = None  # layers that keep the last tokens alone
+    windows: SlidingWindow | None = None  # layers that keep the last tokens alone
 
     @property
     def window_tokens(self) -> int | None:
@@ -99,7 +99,7 @@ class Capacity:
     gpus: int  # of one replica
     memory: Memory | None  # None on a CPU, whose memory others share
     cache: KvCache | None
-    served: Served | None
+    served: LoadFit | None
     context: int  # the longest that is served
     most_tokens: int | None  # that the profile lets a replica's cache hold
     unknown: tuple[str, ...]
@@ -174,12 +174,12 @@ def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
     return why
 
 
-def _windows(profile: Profile, facts: ServingFacts) -> Windows | None:
+def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
     """The layers with a sliding window, as far as the engine keeps a pool for them."""
     cache = profile.model.cache
     if cache is None or cache.sliding_layers is None or facts.window_ratio is None:
         return None
-    return Windows(
+    return SlidingWindow(
         layers=math.ceil(cache.sliding_layers / facts.stages),
         window=cache.sliding_window or 0,
         ratio=facts.window_ratio,
@@ -203,9 +203,9 @@ def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     working = _working(profile, facts, ranks=ranks)
     fraction, said = facts.memory_fraction, "set"
     if fraction is None or not 0 < fraction < 1:  # that it is none is said by another rule
-        fraction, said = default_fraction(working), "sglang's own"
+        fraction, said = default_mem_fraction(working), "sglang's own"
     moe = model.moe
-    needed = working_bytes(
+    needed = activation_bytes(
         working,
         hidden=moe.hidden_size if moe else None,
         experts=moe.experts_per_token + moe.shared_experts if moe else 0,
@@ -222,9 +222,9 @@ def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     )
 
 
-def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> Working:
+def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> ActivationSpec:
     cache = profile.model.cache
-    return Working(
+    return ActivationSpec(
         vram=profile.hardware.vram,
         ranks=ranks,
         chunk=facts.prefill_batch,
@@ -242,7 +242,7 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
     prefill, decode = facts.sparse_backends
     size = token_bytes(
-        CacheNeeds(
+        KvCacheSpec(
             attention=_attention(profile),
             layers=math.ceil(model.layers / facts.stages),
             draft_layers=1 if facts.drafts is not None and not facts.drafts.by_ngrams else 0,
@@ -274,22 +274,22 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
     )
 
 
-def _attention(profile: Profile) -> Heads | Latent:
+def _attention(profile: Profile) -> MhaCache | MlaCache:
     cache = profile.model.cache
     if cache is None:
         raise ValueError("the model's cache is not known")
     if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
-        return Latent(
+        return MlaCache(
             kv_lora_rank=cache.kv_lora_rank,
             qk_rope_head_dim=cache.qk_rope_head_dim,
             index_head_dim=cache.index_head_dim if profile.model.sparse_attention else None,
         )
     width = cache.head_dim or 0
     heads = profile.model.kv_heads or profile.model.attention_heads or 0
-    return Heads(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
+    return MhaCache(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
 
 
-def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> Served:
+def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
     """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
     drafts = facts.drafts
     prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if facts.prefix_cache else 0
@@ -303,7 +303,7 @@ def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -
     running = facts.running
     if running and profile.layout.dp_attention.value:
         running = max(running // profile.layout.dp.value, 1)
-    return Served(
+    return LoadFit(
         load=load.name,
         tokens=tokens,
         shared_tokens=shared,
@@ -313,14 +313,14 @@ def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -
     )
 
 
-def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
+def capacity_hazards(capacity: Capacity) -> Iterator[PlanWarning]:
     """What does not fit, and is no reason to refuse a start: sglang lets requests wait, or runs out of memory later."""
     served, memory, cache = capacity.served, capacity.memory, capacity.cache
     if served is not None and cache is not None and not served.fits:
         running, fitting = served.running or 1, served.at_once or 0
         needed = running * served.tokens + served.shared_tokens
         capped = capacity.most_tokens is not None and capacity.most_tokens - cache.page < (cache.tokens or 0)
-        yield Hazard(
+        yield PlanWarning(
             id="capacity-requests",
             what=(
                 f"{f'{running:,} requests' if running > 1 else 'a request'} of `{served.load}` "
@@ -331,7 +331,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
             hint=", or ".join(_ways_to_fit(cache, fitting=fitting, capped=capped)),
         )
     if capacity.most_tokens is not None and capacity.most_tokens < capacity.context:
-        yield Hazard(
+        yield PlanWarning(
             id="capacity-context",
             what=(
                 f"`{Meaning.CACHE_TOKENS}` {capacity.most_tokens:,} is less than one context of {capacity.context:,} "
@@ -342,7 +342,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
         )
     if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
         kept = capacity.kept_bytes
-        yield Hazard(
+        yield PlanWarning(
             id="capacity-fraction",
             what=(
                 f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights "

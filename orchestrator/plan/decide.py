@@ -5,38 +5,38 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.engine.flags import FlagTable, flag_words
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Load, capacity_hazards
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
-from orchestrator.plan.known_issues import Reports, hazards, known_bad
-from orchestrator.plan.patches import PatchFacts, environment, select
+from orchestrator.plan.known_issues import KnownIssues, blocking_issues, matching_issues
+from orchestrator.plan.patches import PatchFacts, patch_env, select_patches
 from orchestrator.plan.plan import (
-    ContainerNeeds,
+    ContainerRequirements,
     Engine,
     EnvVar,
     Flag,
     Hardware,
-    Healing,
     Kubernetes,
     Layout,
     Model,
     ModelSource,
     Moe,
-    PatchUse,
     Plan,
-    Question,
+    PlannedPatch,
+    RestartPolicy,
     Server,
     SlurmJob,
+    SmokeQuestion,
+    StartTimeouts,
     Ulimit,
-    Waiting,
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
-from orchestrator.plan.rules import RULES, Case, Rule
+from orchestrator.plan.rules import RULES, Rule, RuleContext
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.layers import Composed
+from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
 
 _LARGEST_CHUNK: Final = (
@@ -56,23 +56,23 @@ class RuntimeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowledge:
+class PlanningContext:
     """What a plan is decided from, apart from the profile and the facts: the catalog as it was read."""
 
     table: FlagTable
     ledger: Sequence[Patch]
-    reports: Reports
+    reports: KnownIssues
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     load: Load | None  # that the profile is meant for
     settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes that have a section in a profile
 
 
-def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge, facts: Facts) -> Plan:
+def decide(name: str, *, profile: Profile, composed: MergedProfile, knowledge: PlanningContext, facts: Facts) -> Plan:
     """Decide the plan of profile `name`, final as far as the facts go. Pure.
 
     Raises ProfileError with everything that its rules refuse.
     """
-    case = Case(
+    case = RuleContext(
         profile=profile,
         composed=composed,
         table=knowledge.table,
@@ -85,22 +85,22 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge, facts=facts)
     plan = with_fusion_flag(plan, facts.experts)
     accepted = profile.accept_known_bad
-    _refuse(name, known_bad(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
+    _refuse(name, blocking_issues(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
     reports = knowledge.reports
     return replace(
         plan,
-        hazards=(*hazards(reports.hazards, plan), *capacity_hazards(case.capacity)),
-        wrong_answers=hazards(reports.wrong_answers, plan),
-        inexact=hazards(reports.inexact, plan),
+        hazards=(*matching_issues(reports.hazards, plan), *capacity_hazards(case.capacity)),
+        wrong_answers=matching_issues(reports.wrong_answers, plan),
+        inexact=matching_issues(reports.inexact, plan),
     )
 
 
 def _refuse(name: str, problems: Iterable[Problem]) -> None:
-    if found := first_of(problems):
+    if found := truncate_problems(problems):
         raise ProfileError(f"profile `{name}` cannot be planned", problems=found)
 
 
-def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge, facts: Facts) -> Plan:
+def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: PlanningContext, facts: Facts) -> Plan:
     uses = _patches(profile, knowledge, facts)
     decided = knowledge.settings.get(profile.runtime)
     settings = decided(profile) if decided else RuntimeSettings()
@@ -121,20 +121,20 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),
         server=_server(profile),
         flags=_flags(profile),
-        env=_env(profile, environment(knowledge.ledger, uses)),
+        env=_env(profile, patch_env(knowledge.ledger, uses)),
         patches=uses,
         hazards=(),  # these three are looked for in the plan itself
         wrong_answers=(),
         inexact=(),
-        waiting=Waiting(**profile.waiting.model_dump()),
-        healing=Healing(**profile.healing.model_dump()),
+        waiting=StartTimeouts(**profile.waiting.model_dump()),
+        healing=RestartPolicy(**profile.healing.model_dump()),
         kubernetes=settings.kubernetes,
         slurm=settings.slurm,
         ready_image=facts.image,
     )
 
 
-def _patches(profile: Profile, knowledge: Knowledge, facts: Facts) -> tuple[PatchUse, ...]:
+def _patches(profile: Profile, knowledge: PlanningContext, facts: Facts) -> tuple[PlannedPatch, ...]:
     drafts = profile_serving(profile).drafts
     known = PatchFacts(
         engine_version=profile.engine.version,
@@ -144,7 +144,7 @@ def _patches(profile: Profile, knowledge: Knowledge, facts: Facts) -> tuple[Patc
         speculative_steps=drafts.steps if drafts else None,
         inputs=facts.inputs,
     )
-    return tuple(use for use in select(knowledge.ledger, known) if use.id not in profile.without_patches)
+    return tuple(use for use in select_patches(knowledge.ledger, known) if use.id not in profile.without_patches)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:
@@ -170,7 +170,7 @@ def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
     return tuple(variables[name] for name in sorted(variables))
 
 
-def _hardware(profile: Profile, composed: Composed) -> Hardware:
+def _hardware(profile: Profile, composed: MergedProfile) -> Hardware:
     hardware = profile.hardware
     return Hardware(
         name=composed.names["hardware"],
@@ -184,9 +184,9 @@ def _hardware(profile: Profile, composed: Composed) -> Hardware:
     )
 
 
-def _container(container: ContainerSection) -> ContainerNeeds:
+def _container(container: ContainerSection) -> ContainerRequirements:
     limits = sorted(container.ulimits.items())
-    return ContainerNeeds(
+    return ContainerRequirements(
         devices=tuple(container.devices),
         all_gpus=container.all_gpus,
         groups=tuple(container.groups),
@@ -198,7 +198,7 @@ def _container(container: ContainerSection) -> ContainerNeeds:
     )
 
 
-def model_of(profile: Profile, composed: Composed) -> Model:
+def model_of(profile: Profile, composed: MergedProfile) -> Model:
     """Decide what a plan says of the model: the profile alone says it."""
     model = profile.model
     return Model(
@@ -219,7 +219,7 @@ def model_of(profile: Profile, composed: Composed) -> Model:
     )
 
 
-def _questions(profile: Profile) -> Iterator[Question]:
+def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
     """The questions that fit into the context and the cache, their filler counted in words.
 
     A word is at least one token: as many words as a chunk of prefill has tokens are more than one chunk.
@@ -231,7 +231,7 @@ def _questions(profile: Profile) -> Iterator[Question]:
         by_chunk = section.filler == "chunk"
         words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
         if by_chunk or words <= most:
-            yield Question(
+            yield SmokeQuestion(
                 question=section.question,
                 answer=section.answer,
                 filler_words=min(words, most),
@@ -241,5 +241,5 @@ def _questions(profile: Profile) -> Iterator[Question]:
             )
 
 
-def _engine(profile: Profile, composed: Composed) -> Engine:
+def _engine(profile: Profile, composed: MergedProfile) -> Engine:
     return Engine(name=composed.names["engine"], **profile.engine.model_dump(exclude={"source"}))

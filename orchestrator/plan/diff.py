@@ -25,9 +25,9 @@ def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
     )
 
 
-def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+def render_diff(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`; or that no value differs."""
-    sides = (flat(old), flat(new))
+    sides = (flatten(old), flatten(new))
     told = "\n".join(
         f"{sign} {each.key}: {side[each.key]}"
         for each in differences(sides)
@@ -37,7 +37,7 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     return told or (_SAME_VALUES if old != new else "")
 
 
-def flat(data: Mapping[str, object]) -> dict[str, str]:
+def flatten(data: Mapping[str, object]) -> dict[str, str]:
     """Plan data by the dotted key of each value, as a profile would have it."""
     return dict(_flat(data, ""))
 

@@ -56,7 +56,7 @@ def inferred_fusion_flag(plan: Plan) -> Flag | None:
     return next((flag for flag in plan.flags if flag.name == _OFF and flag.origin is Origin.INFERRED), None)
 
 
-def may_fuse(plan: Plan) -> bool:
+def might_fuse(plan: Plan) -> bool:
     """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
     return plan.model.moe is not None and would_fuse(plan, plan.model.moe)
 

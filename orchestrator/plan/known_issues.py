@@ -14,7 +14,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.patches.schema import VersionRange
-from orchestrator.plan.plan import Hazard, Plan
+from orchestrator.plan.plan import Plan, PlanWarning
 
 _COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -26,7 +26,7 @@ _COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
 _COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
 
 
-class When(StrictModel):
+class IssueConditions(StrictModel):
     """What a plan must show; what is left out is no condition, and all that is given must hold."""
 
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
@@ -55,31 +55,31 @@ class When(StrictModel):
         return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
 
 
-class KnownBad(StrictModel):
+class KnownIssue(StrictModel):
     """One report: what breaks, where it was reported, what repairs it."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     what: Text = Field(description="what happens, as a user sees it")
     source: Text = Field(description="repository and number, or the public file that says so")
     hint: Text = Field(description="what to do instead")
-    when: When
+    when: IssueConditions
 
 
-class Reports(StrictModel):
+class KnownIssues(StrictModel):
     """A file of reports: of what is broken, and refused; of hazards, which are told; of what the smoke test finds."""
 
-    known_bad: tuple[KnownBad, ...] = ()
-    hazards: tuple[KnownBad, ...] = ()
-    wrong_answers: tuple[KnownBad, ...] = Field(default=(), description="what makes answers wrong")
-    inexact: tuple[KnownBad, ...] = Field(default=(), description="why two greedy answers may rightly differ")
+    known_bad: tuple[KnownIssue, ...] = ()
+    hazards: tuple[KnownIssue, ...] = ()
+    wrong_answers: tuple[KnownIssue, ...] = Field(default=(), description="what makes answers wrong")
+    inexact: tuple[KnownIssue, ...] = Field(default=(), description="why two greedy answers may rightly differ")
 
-    def __add__(self, other: "Reports") -> "Reports":
+    def __add__(self, other: "KnownIssues") -> "KnownIssues":
         """What both say."""
-        return Reports(**{name: getattr(self, name) + getattr(other, name) for name in Reports.model_fields})
+        return KnownIssues(**{name: getattr(self, name) + getattr(other, name) for name in KnownIssues.model_fields})
 
 
-def known_bad(
-    entries: Sequence[KnownBad],
+def blocking_issues(
+    entries: Sequence[KnownIssue],
     plan: Plan,
     *,
     accepted: Collection[str] = (),
@@ -97,18 +97,18 @@ def known_bad(
     )
 
 
-def hazards(
-    entries: Sequence[KnownBad], plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Hazard, ...]:
+def matching_issues(
+    entries: Sequence[KnownIssue], plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})
+) -> tuple[PlanWarning, ...]:
     """What is reported of a plan without being a reason to refuse it; `image_env` is what its image sets."""
     return tuple(
-        Hazard(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
+        PlanWarning(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
         for entry in entries
         if matches(entry.when, plan, image_env=image_env)
     )
 
 
-def matches(when: When, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
+def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Whether every condition that is given holds for the plan."""
     engine, values = plan.engine, {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (

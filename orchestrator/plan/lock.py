@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from orchestrator.core.catalog import can_be_named
-from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.core.catalog import is_valid_name
+from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.yaml_document import Document, dump_yaml
-from orchestrator.plan.diff import differences, flat
+from orchestrator.plan.diff import differences, flatten
 from orchestrator.plan.plan import Plan
 
 FORMAT: Final = 1
@@ -59,7 +59,7 @@ class Lock:
 
 def plan_lines(plan: Plan) -> dict[str, str]:
     """A plan by dotted key, as a lock holds it."""
-    found = flat(plan.to_dict())
+    found = flatten(plan.to_dict())
     return {key: value for key, value in sorted(found.items()) if not key.startswith(_SAID)}
 
 
@@ -78,7 +78,7 @@ def lock_of(document: Document, tool: str) -> Lock:
             where=document.place(("tool",)),
             hint="`deploy lock PROFILE` writes it anew; `deploy diff LOCK PROFILE` shows what that changes",
         )
-    if edited := first_of(_edited(document)):
+    if edited := truncate_problems(_edited(document)):
         hint = "`deploy lock` writes one anew"
         raise ProfileError(f"`{name}` is not as it was written", problems=edited, hint=hint)
     try:
@@ -93,7 +93,7 @@ def _lock(data: Mapping[str, object]) -> Lock:
         name: {str(key): str(value) for key, value in dict(known[name]).items()}  # type: ignore[call-overload]
         for name in ("checkpoint", "patches", "files", "unknown", "plan")
     }
-    if odd := [name for name in texts["files"] if not can_be_named(name)]:
+    if odd := [name for name in texts["files"] if not is_valid_name(name)]:
         raise ValueError(f"`{odd[0]}` is not the name of a file")
     overrides = tuple(str(each) for each in known["overrides"])  # type: ignore[attr-defined]
     return Lock(tool=str(known["tool"]), profile=str(known["profile"]), overrides=overrides, **texts)
@@ -136,7 +136,7 @@ def _short_digest(entry: tuple[str | int, object]) -> str:
     return _digest(list(entry))[:_SHORT]
 
 
-def changed(document: Document, section: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Problem]:
+def drift(document: Document, section: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Problem]:
     """Each line of a section that is another one now."""
     for each in differences([then, now]):
         was, found = (value or "nothing" for value in each.values)

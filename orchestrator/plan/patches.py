@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 
 from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
-from orchestrator.plan.plan import EnvVar, FoundPatches, PatchUse
+from orchestrator.plan.plan import EnvVar, FoundPatches, PlannedPatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,24 +25,24 @@ class PatchFacts:
     inputs: Mapping[str, str]  # files a user gave, name -> sha256 in hex
 
 
-def select(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PatchUse, ...]:
+def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedPatch, ...]:
     """The patches for this platform and model, sorted by id; each with whether the version calls for it, and why."""
     chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
-def environment(ledger: Sequence[Patch], uses: Iterable[PatchUse]) -> tuple[EnvVar, ...]:
+def patch_env(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
     """The variables of expected patches of kind environment, and those of a file patch whose file was given."""
     return _variables(ledger, (use for use in uses if use.expected))
 
 
-def found_patches(ledger: Sequence[Patch], uses: Iterable[PatchUse], at_start: Collection[str]) -> FoundPatches:
+def found_patches(ledger: Sequence[Patch], uses: Iterable[PlannedPatch], at_start: Collection[str]) -> FoundPatches:
     """Those of the unexpected patches that a receipt says to act at a start, with their variables."""
     found = [use for use in uses if not use.expected and use.id in at_start]
     return FoundPatches(ids=frozenset(use.id for use in found), env=_variables(ledger, found))
 
 
-def _variables(ledger: Sequence[Patch], uses: Iterable[PatchUse]) -> tuple[EnvVar, ...]:
+def _variables(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
     by_id = {patch.id: patch.apply for patch in ledger}
     found: list[EnvVar] = []
     for use in uses:
@@ -65,9 +65,9 @@ def _applies(conditions: Applies, facts: PatchFacts) -> bool:
     )
 
 
-def _use(patch: Patch, facts: PatchFacts) -> PatchUse:
+def _use(patch: Patch, facts: PatchFacts) -> PlannedPatch:
     given = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
-    return PatchUse(
+    return PlannedPatch(
         id=patch.id,
         kind=patch.apply.kind,
         expected=_expected(patch, facts),

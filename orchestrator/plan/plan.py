@@ -57,7 +57,7 @@ class Ulimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerNeeds:
+class ContainerRequirements:
     """What a container on this hardware has to be given to see its GPUs."""
 
     devices: tuple[str, ...]
@@ -81,7 +81,7 @@ class Hardware:
     gpus: int
     compute_units: int  # of one GPU
     vram_bytes: int  # of one GPU
-    container: ContainerNeeds
+    container: ContainerRequirements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Moe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SmokeQuestion:
     """What the smoke test asks, and the one right answer; `filler_words` stand where the question says `{filler}`."""
 
     question: str
@@ -137,7 +137,7 @@ class Model:
     mtp_layer: int | None  # index of the next-token-prediction layer in the checkpoint
     gated: bool  # needs a token to download
     moe: Moe | None
-    questions: tuple[Question, ...]
+    questions: tuple[SmokeQuestion, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class Gateway:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchUse:
+class PlannedPatch:
     """One patch this plan carries; `kind` is how it acts (diff, config, environment, file).
 
     One that is not `expected` travels into the build all the same: what stands in the sources decides, not the version
@@ -238,7 +238,7 @@ AS_PLANNED: Final = FoundPatches()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hazard:
+class PlanWarning:
     """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
 
     id: str
@@ -248,7 +248,7 @@ class Hazard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class StartTimeouts:
     """When to give up on a start: not on a fixed deadline, but when nothing has moved for `silence` seconds."""
 
     silence: int
@@ -257,7 +257,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Healing:
+class RestartPolicy:
     """What `deploy watch` does for a server that no longer serves."""
 
     unhealthy_after: int  # seconds a rank may neither answer nor get on
@@ -326,12 +326,12 @@ class Plan:
     server: Server
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
-    patches: tuple[PatchUse, ...]
-    hazards: tuple[Hazard, ...]
-    wrong_answers: tuple[Hazard, ...]  # what makes answers of plans like this one wrong, told where they are
-    inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
-    waiting: Waiting
-    healing: Healing
+    patches: tuple[PlannedPatch, ...]
+    hazards: tuple[PlanWarning, ...]
+    wrong_answers: tuple[PlanWarning, ...]  # what makes answers of plans like this one wrong, told where they are
+    inexact: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
+    waiting: StartTimeouts
+    healing: RestartPolicy
     kubernetes: Kubernetes | None  # None for other runtimes
     slurm: SlurmJob | None  # None for other runtimes
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built

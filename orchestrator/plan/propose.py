@@ -11,14 +11,14 @@ from orchestrator.profiles.schema import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class ContextNeed:
     """What one replica has to hold: a request of so many tokens."""
 
     context: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class LayoutAttempt:
     """A layout, and what came of it: its capacity, or what its rules refuse."""
 
     tp: int
@@ -31,7 +31,7 @@ def layouts(gpus: int) -> Iterator[int]:
     yield from (count for count in range(1, max(gpus, 1) + 1) if max(gpus, 1) % count == 0)
 
 
-def shortfall(tried: Tried, need: Need) -> str:
+def shortfall(tried: LayoutAttempt, need: ContextNeed) -> str:
     """Why a layout does not hold what is needed, with figures; empty where it does, as far as is known."""
     if tried.refused:
         return "; ".join(problem.message for problem in tried.refused)
@@ -52,18 +52,20 @@ def _held(memory: Memory | None, cache: KvCache) -> str:
     return f"{weights}a cache of {cache.tokens:,} tokens"
 
 
-def refused_by_all(tried: Sequence[Tried]) -> tuple[Problem, ...]:
+def refused_by_all(tried: Sequence[LayoutAttempt]) -> tuple[Problem, ...]:
     """What the rules refuse in every layout, and so not for its size."""
     return tuple(problem for problem in tried[0].refused if all(problem in each.refused for each in tried))
 
 
-def longest(tried: Iterable[Tried]) -> int:
+def longest(tried: Iterable[LayoutAttempt]) -> int:
     """The longest request that any of these layouts holds."""
     caches = [each.capacity.cache for each in tried if each.capacity and not each.refused]
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
 
 
-def adopted(profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]) -> Mapping[str, str]:
+def inherited_flags(
+    profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]
+) -> Mapping[str, str]:
     """Of another profile's options those that are left out for this `model`, each with the reason."""
     sized = model.hardware.vendor != "cpu"
     own = profile_serving(profile).drafts

@@ -50,7 +50,7 @@ def replica_ports(profile: "Profile") -> tuple[int, ...]:
     return tuple(profile.server.port + _APART * number for number in range(1, profile.replicas + 1))
 
 
-def gpus_of_a_replica(profile: "Profile") -> int:
+def gpus_per_replica(profile: "Profile") -> int:
     """GPUs that one replica takes, with its stages of a pipeline."""
     layout = profile.layout
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
@@ -73,7 +73,7 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
     )
 
 
-def why_all_at_once(old: Plan, new: Plan) -> str:
+def rolling_update_blocker(old: Plan, new: Plan) -> str:
     """Why servers of one plan cannot give way to those of another one after the other; "" where they can.
 
     What they have in common has to stay: their gateway, and the GPUs of each.

@@ -11,29 +11,29 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.flag_checks import Arguments, argument_problems, name_problem, port_problem
+from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
-from orchestrator.plan.known_issues import KnownBad
-from orchestrator.plan.replicas import LOOPBACK, gpus_of_a_replica, replica_ports
+from orchestrator.plan.known_issues import KnownIssue
+from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica, replica_ports
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.layers import Composed
+from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class RuleContext:
     """What a rule may look at."""
 
     profile: Profile
-    composed: Composed
+    composed: MergedProfile
     table: FlagTable
     ledger: Sequence[Patch]
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
-    known_bad: Sequence[KnownBad]
+    known_bad: Sequence[KnownIssue]
     load: Load | None  # that the profile is meant for
 
     def place(self, *path: str | int) -> str:
@@ -47,7 +47,7 @@ class Case:
         return profile_serving(self.profile)
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> ServerArgs:
         """The flags that are set, and what they are judged by."""
         return arguments(self.profile, self.table)
 
@@ -57,9 +57,9 @@ class Case:
         return capacity_of(self.profile, self.serving, self.load)
 
 
-def arguments(profile: Profile, table: FlagTable) -> Arguments:
+def arguments(profile: Profile, table: FlagTable) -> ServerArgs:
     """The flags that a profile sets, and what they are judged by."""
-    return Arguments(
+    return ServerArgs(
         table=table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
         tp=profile.layout.tp.value,
@@ -83,7 +83,7 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
     )
 
 
-Rule = Callable[[Case], Iterator[Problem]]
+Rule = Callable[[RuleContext], Iterator[Problem]]
 
 _LAST_PORT: Final = 65535
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
@@ -103,7 +103,7 @@ def release_in_name(image: str) -> str | None:
     return found and found[1]
 
 
-def layout_fits(case: Case) -> Iterator[Problem]:
+def layout_fits(case: RuleContext) -> Iterator[Problem]:
     """The last GPU that the ranks take is one of the node's; ep divides tp (sglang: `tp_size % ep_size`).
 
     The flags that move or multiply the ranks count (0.5.14, data_parallel_controller.py:271-298, engine.py:
@@ -129,10 +129,10 @@ def layout_fits(case: Case) -> Iterator[Problem]:
         yield Problem(f"with dp-attention dp {dp} must divide tp {tp}", case.place("layout", "dp"))
 
 
-def replicas_share_the_node(case: Case) -> Iterator[Problem]:
+def replicas_share_the_node(case: RuleContext) -> Iterator[Problem]:
     """The GPUs of all replicas are the node's, for a runtime that starts all of them on one."""
     profile, facts = case.profile, case.serving
-    count, gpus = profile.replicas, gpus_of_a_replica(profile)
+    count, gpus = profile.replicas, gpus_per_replica(profile)
     used = facts.first_gpu + (count * gpus - 1) * facts.gpu_step + 1
     if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
         yield Problem(
@@ -142,13 +142,13 @@ def replicas_share_the_node(case: Case) -> Iterator[Problem]:
         )
 
 
-def gateway_is_known(case: Case) -> Iterator[Problem]:
+def gateway_is_known(case: RuleContext) -> Iterator[Problem]:
     """The gateway takes its options, also where one replica has none yet."""
     for name, setting in case.profile.gateway.items():
         yield from gateway_problems(name, setting.value, case.place("gateway", name))
 
 
-def replicas_have_ports(case: Case) -> Iterator[Problem]:
+def replicas_have_ports(case: RuleContext) -> Iterator[Problem]:
     """Each replica has ports of its own; an option that fixes one would give it to all of them."""
     profile = case.profile
     if profile.replicas == 1:
@@ -165,7 +165,7 @@ def replicas_have_ports(case: Case) -> Iterator[Problem]:
         )
 
 
-def heads_divide(case: Case) -> Iterator[Problem]:
+def heads_divide(case: RuleContext) -> Iterator[Problem]:
     """Each rank of a replica has as many attention heads as the others; with dp-attention a replica has tp / dp ranks.
 
     sglang asserts both (0.5.14: srt/models/llama.py `total_num_heads % tp_size`, srt/models/deepseek_v2.py
@@ -186,7 +186,7 @@ def heads_divide(case: Case) -> Iterator[Problem]:
         )
 
 
-def weights_fit(case: Case) -> Iterator[Problem]:
+def weights_fit(case: RuleContext) -> Iterator[Problem]:
     """One rank's share of the weights leaves room for a cache, within what sglang plans with.
 
     sglang raises `Loaded weights leave no GPU memory for the KV cache` after loading them (0.5.16,
@@ -194,7 +194,7 @@ def weights_fit(case: Case) -> Iterator[Problem]:
     """
     memory, fraction = case.capacity.memory, case.serving.memory_fraction
     if memory is None or (fraction is not None and not 0 < fraction < 1):
-        return  # `values_are_taken` says so
+        return  # `flag_values_are_valid` says so
     if memory.cache_bytes <= 0:
         room = memory.free_bytes * memory.fraction
         yield Problem(
@@ -206,7 +206,7 @@ def weights_fit(case: Case) -> Iterator[Problem]:
         )
 
 
-def engine_fits_hardware(case: Case) -> Iterator[Problem]:
+def engine_fits_hardware(case: RuleContext) -> Iterator[Problem]:
     """The image was built for this vendor and this GPU family."""
     engine, hardware = case.profile.engine, case.profile.hardware
     if VENDOR_OF[engine.platform] != hardware.vendor:
@@ -224,7 +224,7 @@ def engine_fits_hardware(case: Case) -> Iterator[Problem]:
         )
 
 
-def image_is_of_version(case: Case) -> Iterator[Problem]:
+def image_is_of_version(case: RuleContext) -> Iterator[Problem]:
     """What the engine is made from is of its version, as far as its name says: options and patches follow from it.
 
     Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
@@ -240,7 +240,7 @@ def image_is_of_version(case: Case) -> Iterator[Problem]:
             )
 
 
-def runtime_can_start(case: Case) -> Iterator[Problem]:
+def runtime_can_start(case: RuleContext) -> Iterator[Problem]:
     """There is such a runtime, and what it needs of a profile is there."""
     rules = case.runtimes.get(case.profile.runtime)
     if rules is None:
@@ -250,13 +250,13 @@ def runtime_can_start(case: Case) -> Iterator[Problem]:
         yield from rule(case)
 
 
-def flags_are_known(case: Case) -> Iterator[Problem]:
+def flags_are_known(case: RuleContext) -> Iterator[Problem]:
     """sglang's own parser of that version accepts every flag."""
     for name, setting in case.profile.flags.items():
         yield from flag_problems(name, setting.value, case.table, case.place("flags", name))
 
 
-def values_are_taken(case: Case) -> Iterator[Problem]:
+def flag_values_are_valid(case: RuleContext) -> Iterator[Problem]:
     """sglang takes the values after parsing them, too, and runs what they say."""
     for found in argument_problems(case.arguments):
         yield Problem(found.message, case.place("flags", found.name), found.hint)
@@ -266,7 +266,7 @@ def values_are_taken(case: Case) -> Iterator[Problem]:
         yield Problem(message, case.place("server", "port"))
 
 
-def secrets_stay_out(case: Case) -> Iterator[Problem]:
+def secrets_stay_out(case: RuleContext) -> Iterator[Problem]:
     """No secret stands in a profile: it would be rendered, labelled and hashed."""
     for name in case.profile.env:
         if is_secret_name(name):
@@ -282,7 +282,7 @@ def secrets_stay_out(case: Case) -> Iterator[Problem]:
                 yield Problem(what, case.place(section, name), "leave it out: plan, scripts and argv would show it")
 
 
-def address_is_meant(case: Case) -> Iterator[Problem]:
+def public_address_is_allowed(case: RuleContext) -> Iterator[Problem]:
     """Listening beyond this machine takes an API key, or an explicit word."""
     server = case.profile.server
     try:
@@ -301,7 +301,7 @@ def address_is_meant(case: Case) -> Iterator[Problem]:
         )
 
 
-def patches_exist(case: Case) -> Iterator[Problem]:
+def patches_exist(case: RuleContext) -> Iterator[Problem]:
     """A patch that is left out is one the ledger has."""
     known = [patch.id for patch in case.ledger]
     for index, name in enumerate(case.profile.without_patches):
@@ -310,7 +310,7 @@ def patches_exist(case: Case) -> Iterator[Problem]:
             yield Problem(f"the ledger has no patch `{name}`", place, did_you_mean(name, known))
 
 
-def reports_exist(case: Case) -> Iterator[Problem]:
+def reports_exist(case: RuleContext) -> Iterator[Problem]:
     """A report that is accepted is one that was made."""
     known = [report.id for report in case.known_bad]
     for index, name in enumerate(case.profile.accept_known_bad):
@@ -329,9 +329,9 @@ RULES: Final[Sequence[Rule]] = (
     weights_fit,
     runtime_can_start,
     flags_are_known,
-    values_are_taken,
+    flag_values_are_valid,
     secrets_stay_out,
-    address_is_meant,
+    public_address_is_allowed,
     patches_exist,
     reports_exist,
 )

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
 from orchestrator.engine.options import Meaning
-from orchestrator.plan.capacity import Capacity, KvCache, Served
-from orchestrator.plan.plan import Hazard, Plan
+from orchestrator.plan.capacity import Capacity, KvCache, LoadFit
+from orchestrator.plan.plan import Plan, PlanWarning
 
 _HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
 
@@ -23,7 +23,7 @@ def note_capacity(plan: Plan, found: Capacity) -> None:
     note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
 
 
-def unfit(plan: Plan) -> tuple[Hazard, ...]:
+def unfit(plan: Plan) -> tuple[PlanWarning, ...]:
     """What does not fit."""
     return tuple(hazard for hazard in plan.hazards if hazard.id.startswith(_HAZARDS))
 
@@ -92,7 +92,7 @@ def _token_from(cache: KvCache) -> str:
     return f"{cache.kind}, all layers and those that draft{share}{held}"
 
 
-def _served(served: Served | None) -> Iterator[tuple[str, str, str]]:
+def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
     if served is None:
         return
     limit = "no limit is set" if served.running is None else f"{served.running} may run"

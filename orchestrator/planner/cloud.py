@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.estimate import ABOUT, DOWNLOAD_MB_S, PULL, starting
-from orchestrator.planner.planning import Loaded, is_path, load
-from orchestrator.render.artifacts import ContextFile
-from orchestrator.render.cloud.launchers import BROKERS
-from orchestrator.render.cloud.task import Rental
+from orchestrator.planner.estimate import DOWNLOAD_MB_S, PULL, STEP_SECONDS, startup_seconds
+from orchestrator.planner.planning import ResolvedProfile, is_path, load
+from orchestrator.render.artifacts import RenderedFile
+from orchestrator.render.cloud.launchers import LAUNCHERS
+from orchestrator.render.cloud.task import CloudTask
 from orchestrator.render.dockerfile import base_reference
 
 KEY: Final = "DEPLOY_API_KEY"  # holds the server's key, where the profile names no variable
@@ -28,7 +28,7 @@ _PARTS: Final = ("hardware", "model", "engine", "workload")  # that a profile na
 
 def rental_files(
     broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None = None
-) -> tuple[Plan, tuple[ContextFile, ...]]:
+) -> tuple[Plan, tuple[RenderedFile, ...]]:
     """The plan of the server on its rented machine, and the broker's files. Raises ProfileError and UsageError.
 
     It listens beyond its container, behind a key, and runs from the engine's own image, or from an environment where
@@ -38,15 +38,15 @@ def rental_files(
         if is_path(named):
             hint = f"put it into `{home.root / 'profiles'}` and name it: that folder is brought along"
             raise UsageError(f"`{named}` is a file of this machine", hint=hint)
-    asked = load(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    asked = load(profile, overrides=overrides, catalogue=Catalog.of(home))
     _refuse_unfit(asked)
     there = (*overrides, *_there(asked.plan))
-    plan = load(profile, overrides=there, catalogue=Catalogue.of(home)).plan
+    plan = load(profile, overrides=there, catalogue=Catalog.of(home)).plan
     brought = {**_own_files(home), **_own_tool(tool)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
-    load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + starting(plan)
-    rental = Rental(
+    load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
+    rental = CloudTask(
         plan=plan,
         up=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
         tool=next(iter(_own_tool(tool)), tool or _TOOL),
@@ -54,9 +54,9 @@ def rental_files(
         image=image,
         secrets=secrets,
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
-        ready_seconds=load_seconds + ABOUT["kernels"] + ABOUT["smoke"] + (PULL if image else 0.0),
+        ready_seconds=load_seconds + STEP_SECONDS["kernels"] + STEP_SECONDS["smoke"] + (PULL if image else 0.0),
     )
-    return plan, BROKERS[broker](rental)
+    return plan, LAUNCHERS[broker](rental)
 
 
 def _there(plan: Plan) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _part_files(overrides: Sequence[str]) -> Iterator[str]:
             yield value
 
 
-def _refuse_unfit(asked: Loaded) -> None:
+def _refuse_unfit(asked: ResolvedProfile) -> None:
     """Raises ProfileError for what no broker has: a GPU without a name, a checkpoint that lies on this machine.
 
     And for several servers: `deploy watch`, which stays there as long as the server is up, looks after one.
@@ -101,9 +101,9 @@ def _refuse_unfit(asked: Loaded) -> None:
 
 def _own_files(home: Home) -> Mapping[str, str]:
     """The folders of the user's own profiles, patches and templates, by their path over there."""
-    own = Catalogue((home.root,))
+    own = Catalog((home.root,))
     said = ".json"  # what registries said of images stands beside the user's templates
-    kinds = [kind for kind in Kind if any(not name.endswith(said) for name in own.names(kind))]
+    kinds = [kind for kind in EntryKind if any(not name.endswith(said) for name in own.names(kind))]
     folders = sorted({kind.value.partition("/")[0] for kind in kinds})
     return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 

@@ -5,26 +5,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.checkpoints.generate import is_made
-from orchestrator.checkpoints.receipt import bytes_here
+from orchestrator.checkpoints.generate import is_generated
+from orchestrator.checkpoints.receipt import bytes_present
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.console import minutes, table, terminal_width
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.console import format_duration, table, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.images.build import image_tag
 from orchestrator.images.config import local_config
 from orchestrator.kernels.disk.store import Store
-from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 
 # How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
 # downloaded. `down` waits until VRAM is given back.
-ABOUT: Final[Mapping[str, float]] = {
+STEP_SECONDS: Final[Mapping[str, float]] = {
     "preflight": 5.0,
     "stage": 5.0,
     "kernels": 15.0,
@@ -41,7 +41,7 @@ _GPUS, _CPU = 420.0, 20.0  # kernels compiled and graphs captured; on a CPU ther
 _LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 
 
-def starting(plan: Plan) -> float:
+def startup_seconds(plan: Plan) -> float:
     """From the start of a plan's server until it serves: load, compile, capture."""
     return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
 
@@ -55,7 +55,7 @@ class UpStep:
     about: float
 
 
-def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
+def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
     if runtime_class(plan.runtime).elsewhere:
@@ -67,19 +67,19 @@ def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     return (checkpoint, *table, *image, _start(plan))
 
 
-def steps_text(artifacts: Artifacts, place: Place) -> str:
+def steps_text(artifacts: Artifacts, place: HostRef) -> str:
     """The steps as a table."""
     steps = steps_of(artifacts, place)
-    rows = [(step.name, step.what, minutes(step.about) if step.about else "done") for step in steps]
+    rows = [(step.name, step.what, format_duration(step.about) if step.about else "done") for step in steps]
     total = sum(step.about for step in steps)
     return table(
         ("step", "what", "about"),
-        [*rows, ("total", "estimates, not promises", minutes(total))],
+        [*rows, ("total", "estimates, not promises", format_duration(total))],
         width=terminal_width(sys.stderr),
     )
 
 
-def _checkpoint(plan: Plan, place: Place) -> UpStep:
+def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
     if place.far is not None and model.source.kind == "hub":
         what = f"{model.weight_bytes / 1e9:.1f} GB of {model.source.location} on {place.far}: what is missing of it"
@@ -89,53 +89,55 @@ def _checkpoint(plan: Plan, place: Place) -> UpStep:
             about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
         )
     if place.far is not None:
-        return UpStep(name="checkpoint", what=f"verified on {place.far}", about=ABOUT["stage"])
+        return UpStep(name="checkpoint", what=f"verified on {place.far}", about=STEP_SECONDS["stage"])
     if model.source.kind == "generated":
-        generator = Catalogue.of(place.home).path(Kind.IMAGE_FILE, model.source.location)
-        done = is_made(directory, generator)
+        generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.source.location)
+        done = is_generated(directory, generator)
         what = str(directory) if done else f"{directory}: made here"
-        return UpStep(name="checkpoint", what=what, about=0.0 if done else ABOUT["stage"])
-    missing = max(model.weight_bytes - bytes_here(directory), 0)
+        return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
+    missing = max(model.weight_bytes - bytes_present(directory), 0)
     if missing == 0 or model.source.kind != "hub":
-        return UpStep(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
+        return UpStep(name="checkpoint", what=f"{directory}: verified", about=STEP_SECONDS["stage"])
     left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
     what = f"{missing / 1e9:.1f} GB{left} of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
     return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
 
 
 def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
-    if not takes_table(plan):
+    if not needs_table(plan):
         return
     store = Store.of(home, plan)
     if store.is_fresh(plan):
         yield UpStep(name="table", what=str(store.table(plan)), about=0.0)
     else:
         yield UpStep(
-            name="table", what="of tuned kernels: those of its aiter, and aiter's newer ones", about=ABOUT["kernels"]
+            name="table",
+            what="of tuned kernels: those of its aiter, and aiter's newer ones",
+            about=STEP_SECONDS["kernels"],
         )
 
 
-def _image(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if build is None:
         if patches := ", ".join(patch.id for patch in plan.patches):
             what = f"a copy of the interpreter's, for {patches}, where that was not made before"
-            yield UpStep(name="sglang", what=what, about=ABOUT["copy"])
+            yield UpStep(name="sglang", what=what, about=STEP_SECONDS["copy"])
         return
     base, tag = base_reference(plan.engine), image_tag(plan, build)
     room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
     if place.far is not None:
         what = f"{base} pulled and patched on {place.far}, where that was not done before: {room}"
-        yield UpStep(name="image", what=what, about=PULL + ABOUT["build"])
+        yield UpStep(name="image", what=what, about=PULL + STEP_SECONDS["build"])
     elif local_config(tag) is not None:
         yield UpStep(name="image", what=tag, about=0.0)
     elif local_config(base) is not None:
-        yield UpStep(name="image", what=f"{base} patched", about=ABOUT["build"])
+        yield UpStep(name="image", what=f"{base} patched", about=STEP_SECONDS["build"])
     else:
-        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + ABOUT["build"])
+        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + STEP_SECONDS["build"])
 
 
-def _engine(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+def _engine(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
     if artifacts.plan.ready_image:
         yield _ready_image(artifacts.plan.ready_image)
     else:
@@ -149,4 +151,4 @@ def _ready_image(image: str) -> UpStep:
 
 def _start(plan: Plan) -> UpStep:
     what = f"{plan.model.weight_bytes / 1e9:.1f} GB loaded, kernels compiled, graphs captured, smoke test"
-    return UpStep(name="start", what=what, about=starting(plan))
+    return UpStep(name="start", what=what, about=startup_seconds(plan))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from orchestrator.core.console import table
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import Data, KeyPath
-from orchestrator.planner.planning import Loaded
+from orchestrator.planner.planning import ResolvedProfile
 from orchestrator.profiles.layers import PARTS, is_setting
 
 _QUESTIONS = ("model", "questions")
@@ -29,7 +29,7 @@ class Explained:
         return asdict(self)
 
 
-def explained(loaded: Loaded) -> tuple[Explained, ...]:
+def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
     """Every value of the composed profile, in the order of the layers."""
     return tuple(_walk(loaded.composed.data, (), loaded))
 
@@ -51,7 +51,7 @@ def _paragraph(row: Explained, width: int) -> Iterator[str]:
         yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
+def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Explained]:
     if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
             if (*path, key) not in {(part, "source") for part in PARTS}:  # it stands beside every fact of its file
@@ -73,7 +73,7 @@ def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
     )
 
 
-def _question(value: Data, path: KeyPath, loaded: Loaded) -> Explained:
+def _question(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Explained:
     question = value if isinstance(value, dict) else {}
     return Explained(
         key=".".join(str(step) for step in path),
@@ -84,7 +84,7 @@ def _question(value: Data, path: KeyPath, loaded: Loaded) -> Explained:
     )
 
 
-def _source_of_fact(path: KeyPath, loaded: Loaded) -> dict[str, Data]:
+def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
     """The source that a part's file names for all its facts; what was set on the command line is the user's own."""
     if loaded.composed.given(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}

@@ -6,15 +6,15 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.catalog import Kind
+from orchestrator.core.catalog import EntryKind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.files import unpack, write_whole
+from orchestrator.core.files import atomic_write, unpack
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import run
 from orchestrator.engine.flags import parse_flags
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.images.patch_check import fetch_wheel
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
@@ -36,7 +36,7 @@ def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, pyt
     with tempfile.TemporaryDirectory() as folder:
         unpack_package(wheel, Path(folder))
         text = flag_table(version, Path(folder), home, python=python)
-    return write_whole(table_path(version, home), text)
+    return atomic_write(table_path(version, home), text)
 
 
 def is_version(text: str) -> bool:
@@ -46,7 +46,7 @@ def is_version(text: str) -> bool:
 
 def table_path(version: str, home: Home) -> Path:
     """Where the table of a version lies in the home's catalogue."""
-    return home.root / Kind.FLAGS.file(version)
+    return home.root / EntryKind.FLAGS.file(version)
 
 
 def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
@@ -73,4 +73,4 @@ def unpack_package(wheel: Path, folder: Path) -> None:
 
 def _cpu_python(home: Home) -> Path:
     images = data_root() / "images"
-    return ensure(images / _REQUIREMENTS, home=home, progress=Progress()).python
+    return ensure_venv(images / _REQUIREMENTS, home=home, progress=Progress()).python

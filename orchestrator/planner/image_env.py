@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import read_own, write_whole
+from orchestrator.core.files import atomic_write, read_private
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.images.client import find_docker
 from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.registry import Registry
-from orchestrator.plan.known_issues import hazards
-from orchestrator.plan.plan import EnvVar, Hazard, Plan
+from orchestrator.plan.known_issues import matching_issues
+from orchestrator.plan.plan import EnvVar, Plan, PlanWarning
 from orchestrator.planner.planning import read_reports
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
@@ -47,7 +47,7 @@ def known_config(image: str, home: Home) -> ImageConfig | None:
     if (found := local_config(image)) is not None:
         return found
     try:
-        return ImageConfig.from_json(read_own(_kept(image, home)).decode())
+        return ImageConfig.from_json(read_private(_kept(image, home)).decode())
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -71,7 +71,7 @@ def asked_config(image: str, home: Home, registry: Registry, host: str | None = 
 def keep_config(config: ImageConfig, home: Home) -> None:
     """Keep what is known of an image; a home that takes no file does not matter here."""
     try:
-        write_whole(_kept(config.reference, home), config.to_json())
+        atomic_write(_kept(config.reference, home), config.to_json())
     except OSError as error:
         note(f"what is known of `{config.reference}` is not kept: {error.strerror}")
 
@@ -83,10 +83,10 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[ImageVariable]:
         yield ImageVariable(name=name, image=value, plan=own.get(name))
 
 
-def image_hazards(plan: Plan, config: ImageConfig) -> tuple[Hazard, ...]:
+def image_hazards(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
     """What is reported of the plan with the image's own variables, and not of the plan alone."""
     known = {hazard.id for hazard in plan.hazards}
-    found = hazards(read_reports(Catalogue.from_environment()).hazards, plan, image_env=config.env)
+    found = matching_issues(read_reports(Catalog.from_environment()).hazards, plan, image_env=config.env)
     return tuple(hazard for hazard in found if hazard.id not in known)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.validation import read_model
 from orchestrator.plan.plan import Plan
@@ -14,13 +14,13 @@ Entry: TypeAlias = dict[str, object]
 """The name and what there is to say; or the name and `problems`, one text each."""
 
 
-def listing(catalogue: Catalogue) -> dict[str, list[Entry]]:
+def catalog_listing(catalogue: Catalog) -> dict[str, list[Entry]]:
     """Profiles, hardware, models and engines by name."""
-    about: Mapping[str, tuple[Kind, Callable[[str, Catalogue], Entry]]] = {
-        "profiles": (Kind.PROFILE, _profile),
-        "hardware": (Kind.HARDWARE, _hardware),
-        "models": (Kind.MODEL, _model),
-        "engines": (Kind.ENGINE, _engine),
+    about: Mapping[str, tuple[EntryKind, Callable[[str, Catalog], Entry]]] = {
+        "profiles": (EntryKind.PROFILE, _profile),
+        "hardware": (EntryKind.HARDWARE, _hardware),
+        "models": (EntryKind.MODEL, _model),
+        "engines": (EntryKind.ENGINE, _engine),
     }
     return {
         group: [_entry(name, describe, catalogue) for name in catalogue.names(kind)]
@@ -43,14 +43,14 @@ def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
     return (str(entry["name"]), *cells)
 
 
-def _entry(name: str, describe: Callable[[str, Catalogue], Entry], catalogue: Catalogue) -> Entry:
+def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalogue: Catalog) -> Entry:
     try:
         return {"name": name, **describe(name, catalogue)}
     except ProfileError as error:
         return {"name": name, "problems": [f"{each.message} ({each.where})" for each in error.each()]}
 
 
-def _profile(name: str, catalogue: Catalogue) -> Entry:
+def _profile(name: str, catalogue: Catalog) -> Entry:
     plan = load(name, catalogue=catalogue).plan
     return {
         "hardware": plan.hardware.name,
@@ -68,8 +68,8 @@ def _layout(plan: Plan) -> str:
     return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
 
 
-def _hardware(name: str, catalogue: Catalogue) -> Entry:
-    path = catalogue.path(Kind.HARDWARE, name)
+def _hardware(name: str, catalogue: Catalog) -> Entry:
+    path = catalogue.path(EntryKind.HARDWARE, name)
     hardware = read_model(path, HardwareFile, catalogue.shown(path))
     return {
         "vendor": hardware.vendor,
@@ -79,8 +79,8 @@ def _hardware(name: str, catalogue: Catalogue) -> Entry:
     }
 
 
-def _model(name: str, catalogue: Catalogue) -> Entry:
-    path = catalogue.path(Kind.MODEL, name)
+def _model(name: str, catalogue: Catalog) -> Entry:
+    path = catalogue.path(EntryKind.MODEL, name)
     model = read_model(path, ModelFile, catalogue.shown(path))
     return {
         "quantisation": model.quantisation,
@@ -90,8 +90,8 @@ def _model(name: str, catalogue: Catalogue) -> Entry:
     }
 
 
-def _engine(name: str, catalogue: Catalogue) -> Entry:
-    path = catalogue.path(Kind.ENGINE, name)
+def _engine(name: str, catalogue: Catalog) -> Entry:
+    path = catalogue.path(EntryKind.ENGINE, name)
     engine = read_model(path, EngineFile, catalogue.shown(path))
     return {
         "version": engine.version,

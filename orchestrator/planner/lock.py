@@ -9,12 +9,12 @@ from typing import ClassVar, Final
 
 from orchestrator import __version__
 from orchestrator.checkpoints.hub import Listing, list_files
-from orchestrator.checkpoints.receipt import read_receipt, stamps
+from orchestrator.checkpoints.receipt import file_stamps, read_receipt
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note
-from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
+from orchestrator.core.errors import BuildError, CheckpointError, DeployError, Problem, ProfileError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, path_named_in
@@ -27,15 +27,15 @@ from orchestrator.images.sources import carried_patches
 from orchestrator.patches.ledger import patch_digest, read_diffs
 from orchestrator.plan.diff import differences
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
+from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, drift, plan_lines
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import is_path, read_profile
 from orchestrator.planner.source import ProfileSource, profile_source
-from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.artifacts import RenderedFile
 from orchestrator.render.dockerfile import repository
 from orchestrator.runs.run_dir import load_lock, write_files
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import TakenImage
+from orchestrator.runtimes.base import ExternalImage
 
 _MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
 _KEPT: Final = "kept"  # in a run directory: files of the catalogue that it was made from
@@ -78,7 +78,7 @@ def _digest_of(plan: Plan) -> str:
     return digest
 
 
-def _pin_of(taken: TakenImage) -> str:
+def _pin_of(taken: ExternalImage) -> str:
     """The setting that pins it to what its registry gives now. Raises BuildError."""
     if not taken.reference:
         raise BuildError(taken.unpinned)
@@ -93,7 +93,7 @@ def _listed(listing: Listing | None) -> dict[str, str]:
     return {COMMIT: listing.commit, **files}
 
 
-def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> ContextFile:
+def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> RenderedFile:
     """What a run directory keeps: as `resolve`, but nobody is asked, so that it takes no time."""
     unknown: dict[str, str] = {}
     if runtime_class(plan.runtime).contained and plan.engine.image_digest is None:
@@ -104,7 +104,7 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
         unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
     profile = _seen_from(run, profile) if is_path(profile) else profile
     lock = _lock(plan, profile, overrides, home, checkpoint=_received(plan, home), unknown=unknown)
-    return ContextFile(path=LOCK_FILE, content=lock.text.encode(), executable=False)
+    return RenderedFile(path=LOCK_FILE, content=lock.text.encode(), executable=False)
 
 
 def _received(plan: Plan, home: Home) -> dict[str, str]:
@@ -141,7 +141,7 @@ def _lock(
     )
 
 
-def moved_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
+def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
     """What a run was made from and is another one now, as its own lock tells; nothing where that cannot be read."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
@@ -152,7 +152,7 @@ def moved_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
 
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:
-    catalogue = Catalogue.of(home)
+    catalogue = Catalog.of(home)
     patches = carried_patches(plan, catalogue)
     diffs = read_diffs(patches, catalogue)
     return {patch.id: patch_digest(patch, diffs) for patch in patches}
@@ -164,7 +164,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
-    catalogue, source = Catalogue.of(home), plan.model.source
+    catalogue, source = Catalog.of(home), plan.model.source
     contained = runtime_class(plan.runtime).contained
     named = [
         *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
@@ -172,22 +172,22 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
         f"{plan.engine.template}.Dockerfile.j2" if contained else None,
         source.location if source.kind == "generated" else None,
     ]
-    paths = {name: catalogue.find(Kind.IMAGE_FILE, name) for name in named if name}
+    paths = {name: catalogue.find(EntryKind.IMAGE_FILE, name) for name in named if name}
     return {name: path for name, path in paths.items() if path}
 
 
-def kept_files(plan: Plan, home: Home) -> tuple[ContextFile, ...]:
+def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
     """Copies of them for a run directory, by which it can be repeated when they are others."""
     found = _made_from(plan, home).items()
-    paths = ((f"{_KEPT}/{Kind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
-    return tuple(ContextFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
+    paths = ((f"{_KEPT}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
+    return tuple(RenderedFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
 
 
 def home_of_run(run: Path, home: Home) -> Home:
     """A home that has what a run keeps, where all of that is as its own lock has it."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
-        kept = {name: run / _KEPT / Kind.IMAGE_FILE.file(name) for name in then.files}
+        kept = {name: run / _KEPT / EntryKind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
             hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
@@ -216,7 +216,7 @@ def write_lock(path: Path, lock: Lock) -> None:
     """Write a lock; its profile, where that is a file, is named as it is seen from there. Raises HostError."""
     if is_path(lock.profile):
         lock = replace(lock, profile=_seen_from(path.absolute().parent, lock.profile))
-    write_files(path.parent, [ContextFile(path=path.name, content=lock.text.encode(), executable=False)])
+    write_files(path.parent, [RenderedFile(path=path.name, content=lock.text.encode(), executable=False)])
 
 
 def _seen_from(folder: Path, profile: str) -> str:
@@ -260,13 +260,13 @@ class LockSource(ProfileSource):
         plan = super().decide(facts)
         lock, document, home = self.lock, self.document, self.home
         built = [
-            *changed(document, "patches", lock.patches, _patches(plan, home)),
-            *changed(document, "files", lock.files, _files(plan, home)),
+            *drift(document, "patches", lock.patches, _patches(plan, home)),
+            *drift(document, "files", lock.files, _files(plan, home)),
         ]
         found: list[tuple[type[DeployError], Sequence[Problem]]] = [
-            (ProfileError, tuple(changed(document, "plan", lock.plan, plan_lines(plan)))),
+            (ProfileError, tuple(drift(document, "plan", lock.plan, plan_lines(plan)))),
             (BuildError, built),
-            (WeightsError, tuple(_other_weights(lock, document, plan, home))),
+            (CheckpointError, tuple(_other_weights(lock, document, plan, home))),
         ]
         problems = [problem for _, each in found for problem in each]
         if problems:
@@ -283,7 +283,7 @@ class LockSource(ProfileSource):
 def lock_source(path: Path, home: Home) -> LockSource:
     """Read a lock and its profile, and say what it does not hold. Raises ProfileError."""
     lock, document = read_lock(path)
-    valid = read_profile(lock.profile, overrides=lock.overrides, catalogue=Catalogue.of(home))
+    valid = read_profile(lock.profile, overrides=lock.overrides, catalogue=Catalog.of(home))
     for what, why in lock.unknown.items():
         note(f"the lock does not hold `{what}`: {why}")
     return LockSource(valid=valid, home=home, path=path, lock=lock, document=document)
@@ -297,8 +297,8 @@ def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> It
         return  # of one that is still on its way, what is not whole is fetched
     commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
-        yield from changed(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
-    here = stamps(directory)
+        yield from drift(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
+    here = file_stamps(directory)
     for path, said in lock.checkpoint.items():
         size = said.partition(" ")[0]
         if path != COMMIT and path in here and str(here[path][0]) != size:

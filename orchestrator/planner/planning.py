@@ -5,39 +5,47 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator.core.catalog import Catalogue, Kind, can_be_named
+from orchestrator.core.catalog import Catalog, EntryKind, is_valid_name
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.core.validation import checked, read_file, read_model, without_unknown
+from orchestrator.core.validation import drop_unknown_keys, read_file, read_model, validate
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
-from orchestrator.plan.decide import Knowledge, decide
+from orchestrator.plan.decide import PlanningContext, decide
 from orchestrator.plan.facts import NOTHING_KNOWN, Facts
-from orchestrator.plan.known_issues import Reports
+from orchestrator.plan.known_issues import KnownIssues
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.layers import EXTENDS, USE, Composed, Override, PartChoice, choose_parts, compose
+from orchestrator.profiles.layers import (
+    EXTENDS,
+    USE,
+    EntryChoice,
+    MergedProfile,
+    Override,
+    merge_layers,
+    select_entries,
+)
 from orchestrator.profiles.schema import Profile
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import files
 from orchestrator.runtimes import REGISTRY, runtime_class
 
-_KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
+_KINDS: Mapping[str, EntryKind] = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Valid:
+class LoadedProfile:
     """A profile that is composed and valid, and of which nothing has been decided."""
 
     name: str
-    composed: Composed
+    composed: MergedProfile
     profile: Profile
-    catalogue: Catalogue
+    catalogue: Catalog
 
     @cached_property
     def table(self) -> FlagTable:
@@ -56,10 +64,10 @@ class Valid:
         return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
     @cached_property
-    def knowledge(self) -> Knowledge:
+    def knowledge(self) -> PlanningContext:
         """What the catalog says, read once for every decision. Raises ProfileError."""
         kinds = {name: runtime_class(name) for name in REGISTRY}
-        return Knowledge(
+        return PlanningContext(
             table=self.table,
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
@@ -82,14 +90,14 @@ class Valid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class ResolvedProfile:
     """A profile in its three forms: as composed, as validated, as planned."""
 
-    valid: Valid
+    valid: LoadedProfile
     plan: Plan
 
     @property
-    def composed(self) -> Composed:
+    def composed(self) -> MergedProfile:
         """The layers put together."""
         return self.valid.composed
 
@@ -99,15 +107,15 @@ class Loaded:
         return self.valid.profile
 
 
-def read_reports(catalogue: Catalogue) -> Reports:
+def read_reports(catalogue: Catalog) -> KnownIssues:
     """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
-    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
-    return sum(files, Reports())
+    files = [read_model(path, KnownIssues, catalogue.shown(path)) for path in catalogue.all(EntryKind.REPORTS)]
+    return sum(files, KnownIssues())
 
 
-def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:
+def profile_names(catalogue: Catalog | None = None) -> tuple[str, ...]:
     """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
-    return (catalogue or Catalogue.from_environment()).names(Kind.PROFILE)
+    return (catalogue or Catalog.from_environment()).names(EntryKind.PROFILE)
 
 
 def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
@@ -125,14 +133,14 @@ def load(
     *,
     overrides: Sequence[str] = (),
     facts: Facts = NOTHING_KNOWN,
-    catalogue: Catalogue | None = None,
-) -> Loaded:
+    catalogue: Catalog | None = None,
+) -> ResolvedProfile:
     """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
 
     Raises ProfileError with every fault and its place.
     """
     valid = read_profile(name, overrides=overrides, catalogue=catalogue)
-    loaded = Loaded(valid=valid, plan=valid.decide(facts))
+    loaded = ResolvedProfile(valid=valid, plan=valid.decide(facts))
     valid.note_deprecated()
     return loaded
 
@@ -142,18 +150,18 @@ def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> A
     return runtime_class(plan.runtime).render(plan, inputs or {})
 
 
-def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
+def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[RenderedFile, ...]:
     """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
     own = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
     return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 
-def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalogue | None = None) -> Valid:
+def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog | None = None) -> LoadedProfile:
     """The profile of that name, or in that file, with `--set` overrides applied, valid and undecided.
 
     Raises ProfileError with every fault and its place.
     """
-    catalogue = catalogue or Catalogue.from_environment()
+    catalogue = catalogue or Catalog.from_environment()
     given = tuple(Override.parse(text) for text in overrides)
     path = _profile_path(name, catalogue)
     if not NAME.match(path.stem):
@@ -162,35 +170,35 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     return _composed(path, _read_layers(path, catalogue), given, catalogue)
 
 
-def read_draft(text: str, path: Path, catalogue: Catalogue) -> Valid:
+def read_draft(text: str, path: Path, catalogue: Catalog) -> LoadedProfile:
     """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
     return _composed(path, _layers(path, read_document(text, str(path)), catalogue), (), catalogue)
 
 
-def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
+def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalog) -> LoadedProfile:
     profiles = tuple(layers.values())
-    choices = choose_parts(profiles, given)
+    choices = select_entries(profiles, given)
     files = _part_files(choices, layers, catalogue)
     parts = {part: read_file(file, catalogue.shown(file)) for part, file in files.items()}
     names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
-    composed = compose(choices, parts=parts, names=names, profiles=profiles, overrides=given)
+    composed = merge_layers(choices, parts=parts, names=names, profiles=profiles, overrides=given)
     try:
         return _valid(path.stem, composed, catalogue)
     except ProfileError as error:
-        known = replace(composed, data=without_unknown(composed.data, Profile))
+        known = replace(composed, data=drop_unknown_keys(composed.data, Profile))
         if known.data != composed.data:
-            error.problems = first_of((*error.problems, *_further_faults(path.stem, known, catalogue)))
+            error.problems = truncate_problems((*error.problems, *_further_faults(path.stem, known, catalogue)))
         raise
 
 
-def _valid(name: str, composed: Composed, catalogue: Catalogue) -> Valid:
+def _valid(name: str, composed: MergedProfile, catalogue: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
-    profile = checked(composed.data, Profile, place=composed.place, message=message)
+    profile = validate(composed.data, Profile, place=composed.place, message=message)
     register_env_secret(profile.server.api_key_env)
-    return Valid(name=name, composed=composed, profile=profile, catalogue=catalogue)
+    return LoadedProfile(name=name, composed=composed, profile=profile, catalogue=catalogue)
 
 
-def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[Problem, ...]:
+def _further_faults(name: str, known: MergedProfile, catalogue: Catalog) -> tuple[Problem, ...]:
     """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
     try:
         _valid(name, known, catalogue).decide()
@@ -199,12 +207,12 @@ def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[P
     return ()
 
 
-def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:
+def _read_layers(path: Path, catalogue: Catalog) -> dict[Path, Document]:
     """A profile's own file last, before it the one it extends, and so on down."""
     return _layers(path, read_file(path, catalogue.shown(path)), catalogue)
 
 
-def _layers(path: Path, document: Document, catalogue: Catalogue) -> dict[Path, Document]:
+def _layers(path: Path, document: Document, catalogue: Catalog) -> dict[Path, Document]:
     layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:
@@ -221,38 +229,38 @@ def _layers(path: Path, document: Document, catalogue: Catalogue) -> dict[Path, 
             raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
         found = _extended(base, path.parent, catalogue)
         if found is None:
-            hint = did_you_mean(base, catalogue.names(Kind.PROFILE))
+            hint = did_you_mean(base, catalogue.names(EntryKind.PROFILE))
             raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
         names.append(base)
         path, document = found, read_file(found, catalogue.shown(found))
 
 
-def _extended(base: str, folder: Path, catalogue: Catalogue) -> Path | None:
+def _extended(base: str, folder: Path, catalogue: Catalog) -> Path | None:
     """The profile of that name; a path counts from the profile that says it."""
     if not is_path(base):
-        return catalogue.find(Kind.PROFILE, base)
+        return catalogue.find(EntryKind.PROFILE, base)
     path = path_named_in(folder, base)
     return path if path.is_file() else None
 
 
-def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
+def _read_load(name: str, catalogue: Catalog, place: str) -> Load:
     """The lengths of a workload: all that planning needs of it. What measures reads the whole file, strictly."""
-    path = catalogue.find(Kind.WORKLOAD, name)
+    path = catalogue.find(EntryKind.WORKLOAD, name)
     if path is None:
-        hint = did_you_mean(name, catalogue.names(Kind.WORKLOAD))
+        hint = did_you_mean(name, catalogue.names(EntryKind.WORKLOAD))
         raise ProfileError(f"there is no workload `{name}`", where=place, hint=hint)
     document = read_file(path, catalogue.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
-    return checked({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
+    return validate({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
 
 
-def _profile_path(name: str, catalogue: Catalogue) -> Path:
+def _profile_path(name: str, catalogue: Catalog) -> Path:
     if is_path(name):
         path = Path(name)
         if path.is_file():
             return path
         raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
-    return catalogue.path(Kind.PROFILE, name)
+    return catalogue.path(EntryKind.PROFILE, name)
 
 
 def is_path(name: str) -> bool:
@@ -260,7 +268,7 @@ def is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
-def _part_name(choice: PartChoice, file: Path | None, profile: str) -> str:
+def _part_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
     """What a part is called: its name in the catalogue, its file without the ending, or the profile that holds it."""
     if choice.file is None or file is None:
         return profile
@@ -268,7 +276,7 @@ def _part_name(choice: PartChoice, file: Path | None, profile: str) -> str:
 
 
 def _part_files(
-    choices: Mapping[str, PartChoice], layers: Mapping[Path, Document], catalogue: Catalogue
+    choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalogue: Catalog
 ) -> dict[str, Path]:
     """The files of the parts that are named; a path counts from the profile that says it, or from here for `--set`."""
     folders = {id(document): path.parent for path, document in layers.items()}
@@ -289,12 +297,12 @@ def _part_files(
     return files
 
 
-def _part_file(part: str, named: str, folder: Path, catalogue: Catalogue) -> Path:
+def _part_file(part: str, named: str, folder: Path, catalogue: Catalog) -> Path:
     if is_path(named):
         file = path_named_in(folder, named)
         if not file.is_file():
             raise ProfileError(f"there is no file `{file}`")
-        if not can_be_named(file.stem):
+        if not is_valid_name(file.stem):
             raise ProfileError(f"`{file.stem}` cannot be the name of a part", hint="rename its file")
         return file
     if (found := catalogue.find(_KINDS[part], named)) is None:

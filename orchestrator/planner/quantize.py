@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.quantize.assemble import MadeOf, finish, others_size
+from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
 from orchestrator.checkpoints.quantize.source import Source, read_source
-from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import (
     QuantisationProgress,
     WorkerPool,
@@ -25,15 +25,15 @@ from orchestrator.checkpoints.quantize.workers import (
     memory_free,
     run_workers,
 )
-from orchestrator.checkpoints.receipt import read_receipt, stamps
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.console import Progress, minutes, note, warn
+from orchestrator.checkpoints.receipt import file_stamps, read_receipt
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.console import Progress, format_duration, note, warn
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.add.file import OnboardedFile, free_name
+from orchestrator.planner.add.file import CatalogFile, free_name
 from orchestrator.planner.add.model import onboard_model
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
@@ -67,7 +67,7 @@ class QuantisedCheckpoint:
     shards: int
     size: int
     source_size: int
-    model: OnboardedFile | None
+    model: CatalogFile | None
 
 
 def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
@@ -76,7 +76,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
     Raises as `forecast`, UsageError where there is no recipe for it.
     """
     kind = source.outline.config.model_type
-    recipes = recipes_for(kind, Catalogue.of(home))
+    recipes = recipes_for(kind, Catalog.of(home))
     if not recipes:
         raise UsageError(
             f"there is no recipe for `{kind}`",
@@ -110,13 +110,13 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     """
     _require_new(request.target)
     source = read_source(request.source)
-    recipe = load_recipe(request.recipe, Catalogue.of(home))
+    recipe = load_recipe(request.recipe, Catalog.of(home))
     foreseen = forecast(source, recipe)
     name = request.name or request.target.name.lower()
     _require_free(name, home)
     _require_apart(source, request.target)
-    folder = WorkFolder(request.target)
-    _require_room(request.target, foreseen, others_size(request.source), folder)
+    folder = WorkDir(request.target)
+    _require_room(request.target, foreseen, copied_size(request.source), folder)
     progress = Progress()
     with folder.held(progress):
         _require_new(request.target)  # another command may have made it while this one waited
@@ -124,8 +124,8 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
         _make(request, source, foreseen, folder, home)
         note(f"verifying {len(foreseen.shards)} shards")
         folder.require_whole(foreseen)
-        of = MadeOf(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
-        receipt = finish(folder, request.target, of)
+        of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
+        receipt = assemble(folder, request.target, of)
     return QuantisedCheckpoint(
         target=request.target,
         shards=receipt.shards,
@@ -135,7 +135,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     )
 
 
-def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, folder: WorkFolder, home: Home) -> None:
+def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
     """Let workers do what is left, and say what is kept where they do not come to its end."""
     done = folder.take_up(foreseen)
     if done:
@@ -154,12 +154,12 @@ def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, fold
 
 
 @contextmanager
-def _told(folder: WorkFolder, foreseen: Forecast) -> Iterator[Callable[[QuantisationProgress], None]]:
+def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantisationProgress], None]]:
     """A function that shows how far it is; what is kept is said where the block is left by an exception."""
     progress = Progress()
 
     def show(seen: QuantisationProgress) -> None:
-        left = f"about {minutes(seen.eta)} to go" if seen.eta else ""
+        left = f"about {format_duration(seen.eta)} to go" if seen.eta else ""
         text = f"quantising: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
         progress.update(text, transient=left)
 
@@ -180,7 +180,7 @@ def _size(size: int) -> str:
 def _job(request: QuantisationRequest, source: Source, recipe: Recipe) -> QuantisationJob:
     return QuantisationJob(
         source=str(source.directory),
-        files={name: (*stamp,) for name, stamp in stamps(source.directory).items()},
+        files={name: (*stamp,) for name, stamp in file_stamps(source.directory).items()},
         shards=tuple(source.shards),
         model_type=source.outline.config.model_type,
         scheme=recipe.scheme,
@@ -200,9 +200,9 @@ def _image(request: QuantisationRequest) -> str:
     return image
 
 
-def _pool(request: QuantisationRequest, source: Source, folder: WorkFolder, home: Home, *, left: int) -> WorkerPool:
+def _pool(request: QuantisationRequest, source: Source, folder: WorkDir, home: Home, *, left: int) -> WorkerPool:
     """The workers for so many shards. Raises HostError where the machine cannot have them, BuildError."""
-    program = Catalogue.of(home).path(Kind.IMAGE_FILE, PROGRAM)
+    program = Catalog.of(home).path(EntryKind.IMAGE_FILE, PROGRAM)
     if request.plan is not None:
         needs, image = request.plan.hardware.container, _image(request)
         note(f"amd-quark {image_quark(image)} of `{image}`")
@@ -214,8 +214,8 @@ def _pool(request: QuantisationRequest, source: Source, folder: WorkFolder, home
         raise HostError("there is no C++ compiler, by which Quark compiles its kernels", hint="install g++")
     cores = len(os.sched_getaffinity(0))
     workers = _workers(request, source, cores=cores, left=left)
-    requirements = Catalogue.of(home).path(Kind.IMAGE_FILE, REQUIREMENTS)
-    environment = ensure(requirements, home=home, progress=Progress())
+    requirements = Catalog.of(home).path(EntryKind.IMAGE_FILE, REQUIREMENTS)
+    environment = ensure_venv(requirements, home=home, progress=Progress())
     note(f"{workers} {'worker' if workers == 1 else 'workers'} on {cores} cores")
     return local_command(environment.python, program, folder, workers=workers, cores=cores)
 
@@ -237,7 +237,7 @@ def _workers(request: QuantisationRequest, source: Source, *, cores: int, left: 
 def _require_free(name: str, home: Home) -> None:
     """Raise UsageError for a name that the model's file cannot have."""
     try:
-        free_name(Kind.MODEL, name, home, replace=False)
+        free_name(EntryKind.MODEL, name, home, replace=False)
     except UsageError as error:
         hint = "give the model's file another: `--name NAME`"
         raise UsageError(error.message, where=error.where, hint=hint) from error
@@ -257,13 +257,13 @@ def _require_new(target: Path) -> None:
 
 
 def _hint_of_what_exists(target: Path) -> str:
-    if target.name and read_receipt(target) and (left := WorkFolder(target)).is_begun():
+    if target.name and read_receipt(target) and (left := WorkDir(target)).is_begun():
         folder = shlex.quote(str(left.root))
         return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
     return "name a new one: nothing is written over"
 
 
-def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkFolder) -> None:
+def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
     """Raise HostError where the disk does not hold what is to come."""
     done = sum(map(foreseen.size_of, folder.done([*foreseen.shards])))
     missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
@@ -275,7 +275,7 @@ def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkFol
         )
 
 
-def _onboarded(target: Path, name: str, home: Home) -> OnboardedFile | None:
+def _onboarded(target: Path, name: str, home: Home) -> CatalogFile | None:
     """The model's file; what hinders it does not make the checkpoint worse."""
     try:
         return onboard_model(str(target), home, name=name)

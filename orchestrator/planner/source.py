@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import Problem, ProfileError, StartError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
@@ -16,9 +16,9 @@ from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.schema import MOE_TABLE, AddedFile
 from orchestrator.plan.decide import model_of
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.fusion import decide_fusion, may_fuse
+from orchestrator.plan.fusion import decide_fusion, might_fuse
 from orchestrator.plan.plan import Model, Plan
-from orchestrator.planner.planning import Valid, read_profile
+from orchestrator.planner.planning import LoadedProfile, read_profile
 from orchestrator.planner.prebuilt import require_image
 from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan
@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has s
 class ProfileSource:
     """A profile with overrides, the files that the user gives to patches, and the prebuilt image that he names."""
 
-    valid: Valid
+    valid: LoadedProfile
     home: Home
     given: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
@@ -91,7 +91,7 @@ def profile_source(
     image: str | None = None,
 ) -> ProfileSource:
     """Read a profile. Raises ProfileError with every fault and its place, UsageError for an `image` it cannot start."""
-    valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    valid = read_profile(profile, overrides=overrides, catalogue=Catalog.of(home))
     if image is not None:
         require_image(valid.profile.runtime, image)
     return ProfileSource(valid=valid, home=home, given=given or {}, image=image)
@@ -121,7 +121,7 @@ class RunSource:
     @property
     def may_fuse(self) -> bool:
         """Whether its server fuses its shared expert, unless its checkpoint is against it."""
-        return may_fuse(self.plan)
+        return might_fuse(self.plan)
 
     def files(self) -> dict[str, bytes]:
         """The files that its patches were given."""
@@ -129,7 +129,7 @@ class RunSource:
 
     def decide(self, facts: Facts) -> Plan:
         """Return its plan. Raises ProfileError where the checkpoint contradicts it."""
-        fusion = decide_fusion(self.plan, facts.experts) if facts.experts and may_fuse(self.plan) else None
+        fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.demanded:
             raise ProfileError(
                 f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.validation import Image, InnerPath, StrictModel, Word
+from orchestrator.core.validation import AbsolutePath, Image, StrictModel, Word
 from orchestrator.profiles.sizes import Size
 
 # Names and labels as the API server takes them (apimachinery, pkg/util/validation/validation.go).
@@ -27,7 +27,7 @@ class KubernetesWeights(StrictModel):
     """Where the pods find the checkpoint, `MODEL` in there, and who brings it."""
 
     claim: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
-    host_path: InnerPath | None = Field(
+    host_path: AbsolutePath | None = Field(
         default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
     )
     stage_image: Image | None = Field(

@@ -14,7 +14,7 @@ from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
-from orchestrator.core.yaml_document import DEEPEST, Data, Document, KeyPath, read_scalar
+from orchestrator.core.yaml_document import MAX_DEPTH, Data, Document, KeyPath, read_scalar
 
 EXTENDS: Final = "extends"  # in a profile: the name or path of another, of which it says what differs
 PARTS: Final = ("hardware", "model", "engine")
@@ -33,7 +33,7 @@ def is_setting(path: KeyPath) -> bool:
 
 
 @dataclass(frozen=True)
-class Composed:
+class MergedProfile:
     """The one document, `file:line` for each key path, and the names of the parts it was put together from."""
 
     data: dict[str, Data]
@@ -69,7 +69,7 @@ class Override:
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise UsageError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
-        if len(path) > DEEPEST:
+        if len(path) > MAX_DEPTH:
             raise ProfileError(f"`--set {key[:60]}…` names no key of a profile")
         if value.startswith("[") and value.endswith("]"):
             return cls(path, [read_scalar(item.strip()) for item in value[1:-1].split(",") if item.strip()])
@@ -77,7 +77,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class PartChoice:
+class EntryChoice:
     """Where one part comes from: the file that is named, and the profiles that say something over it, or in its place.
 
     `by` is the profile that names the file, None where an option of the command line does.
@@ -88,13 +88,13 @@ class PartChoice:
     over: tuple[Document, ...]
 
 
-def choose_parts(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, PartChoice]:
+def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, EntryChoice]:
     """How the profile chooses its hardware, model and engine: itself, the one it extends, or a `--set`.
 
     `profiles` are the layers of the profile, its own last. Raises ProfileError with every part that is missing or
     neither a name nor a mapping.
     """
-    choices: dict[str, PartChoice] = {}
+    choices: dict[str, EntryChoice] = {}
     problems: list[Problem] = []
     for part in PARTS:
         try:
@@ -106,14 +106,14 @@ def choose_parts(profiles: Sequence[Document], overrides: Sequence[Override]) ->
     return choices
 
 
-def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> PartChoice:
-    choice = PartChoice(None, None, ())
+def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> EntryChoice:
+    choice = EntryChoice(None, None, ())
     for profile in profiles:
         if part in profile.data:
             choice = _chosen(part, profile, choice)
     for override in overrides:
         if override.path == (part,):
-            choice = PartChoice(_file(part, override.value, _OPTION + part), None, ())
+            choice = EntryChoice(_file(part, override.value, _OPTION + part), None, ())
         elif override.path == (part, USE):
             choice = replace(choice, file=_file(part, override.value, f"{_OPTION}{part}.{USE}"), by=None)
     if choice.file is None and not choice.over:
@@ -121,13 +121,13 @@ def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Overrid
     return choice
 
 
-def _chosen(part: str, profile: Document, below: PartChoice) -> PartChoice:
+def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
     """The choice after one more layer: a name starts anew, a mapping is laid over what lower layers say."""
     said = profile.data[part]
     if not isinstance(said, dict):
-        return PartChoice(_file(part, said, profile.place((part,))), profile, ())
+        return EntryChoice(_file(part, said, profile.place((part,))), profile, ())
     if USE in said:
-        return PartChoice(_file(part, said[USE], profile.place((part, USE))), profile, (profile,))
+        return EntryChoice(_file(part, said[USE], profile.place((part, USE))), profile, (profile,))
     return replace(below, over=(*below.over, profile))
 
 
@@ -138,14 +138,14 @@ def _file(part: str, chosen: Data, place: str) -> str:
     raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", where=place, hint=hint)
 
 
-def compose(
-    choices: Mapping[str, PartChoice],
+def merge_layers(
+    choices: Mapping[str, EntryChoice],
     *,
     parts: Mapping[str, Document],
     names: Mapping[str, str],
     profiles: Sequence[Document],
     overrides: Sequence[Override],
-) -> Composed:
+) -> MergedProfile:
     """Put the layers together. `choices` and `names` hold an entry for each part, `parts` the files that are named.
 
     `profiles` are the layers of the profile itself, the one that is extended before the one that extends it.
@@ -170,7 +170,7 @@ def compose(
             _apply_override(data, places, override)
     for part in PARTS:
         places.setdefault((part,), _naming(part, profiles).place((part,)))
-    return Composed(data, places, names, overlaid)
+    return MergedProfile(data, places, names, overlaid)
 
 
 @contextmanager

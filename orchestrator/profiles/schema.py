@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from orchestrator.core.catalog import can_be_named
+from orchestrator.core.catalog import is_valid_name
 from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
-from orchestrator.core.validation import Image, ImageName, InnerPath, StrictModel, Text, VariableName, Word
+from orchestrator.core.validation import AbsolutePath, Image, ImageName, StrictModel, Text, VariableName, Word
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.sizes import Size
 from orchestrator.profiles.slurm import SlurmSection
@@ -22,7 +22,7 @@ _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
 _GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
 FILLER: Final = "{filler}"  # stands in a question where its filler goes
-MOST_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
+MAX_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
 _WEEK: Final = 7 * 86_400  # seconds
 
 
@@ -127,7 +127,7 @@ class HardwareSection(StrictModel):
 
 
 def _named_in_a_catalogue(name: str) -> str:
-    if not can_be_named(name):
+    if not is_valid_name(name):
         raise ValueError("expected the name of a file under images/: letters, digits, `_`, `.`, `+`, `-`, and `/`")
     return name
 
@@ -135,7 +135,7 @@ def _named_in_a_catalogue(name: str) -> str:
 CatalogueName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalogue)]
 
 
-class ModelOrigin(StrictModel):
+class CheckpointSection(StrictModel):
     """Where the checkpoint comes from."""
 
     kind: Literal["hub", "generated", "directory"] = Field(description="hub, generated or directory")
@@ -148,7 +148,7 @@ class ModelOrigin(StrictModel):
     @classmethod
     def _is_of_its_kind(cls, location: str, info: ValidationInfo) -> str:
         kind = info.data.get("kind")
-        if kind == "generated" and not can_be_named(location):
+        if kind == "generated" and not is_valid_name(location):
             raise ValueError("expected the name of a script under images/")
         if kind == "directory" and not location.startswith("/"):
             raise ValueError("expected an absolute path: a server is started in another directory")
@@ -168,8 +168,8 @@ class MoeSection(StrictModel):
 
 
 def _filler(value: object) -> object:
-    if value != "chunk" and (type(value) is not int or not 0 <= value <= MOST_FILLER):
-        raise ValueError(f"expected `chunk`, or a number of words up to {MOST_FILLER}")
+    if value != "chunk" and (type(value) is not int or not 0 <= value <= MAX_FILLER):
+        raise ValueError(f"expected `chunk`, or a number of words up to {MAX_FILLER}")
     return value
 
 
@@ -225,7 +225,7 @@ class CacheSection(StrictModel):
 class ModelSection(StrictModel):
     """The checkpoint."""
 
-    origin: ModelOrigin = Field(description="where it comes from")
+    origin: CheckpointSection = Field(description="where it comes from")
     served_name: Word = Field(description="the name clients ask for")
     weights: Size = Field(ge=1, description="size of all weights")
     quantisation: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
@@ -279,10 +279,10 @@ class EngineSection(StrictModel):
     template: CatalogueName = Field(description="Dockerfile template under images/")
     requirements: CatalogueName | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
-    source_dir: InnerPath = Field(
+    source_dir: AbsolutePath = Field(
         default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"
     )
-    aiter_dir: InnerPath | None = Field(default=None, description="where the image keeps aiter")
+    aiter_dir: AbsolutePath | None = Field(default=None, description="where the image keeps aiter")
     aiter_commit: Word | None = Field(default=None, description="the aiter commit the image was built with")
     source: Text = Field(default="", description="where these facts are published")
 
@@ -332,7 +332,7 @@ class ServerSection(StrictModel):
     )
 
 
-class WaitingSection(StrictModel):
+class TimeoutsSection(StrictModel):
     """When to give up."""
 
     silence: int = Field(
@@ -344,7 +344,7 @@ class WaitingSection(StrictModel):
     )
 
 
-class HealingSection(StrictModel):
+class RestartPolicySection(StrictModel):
     """What `deploy watch` does for a server that no longer serves."""
 
     unhealthy_after: int = (
@@ -377,8 +377,8 @@ class Profile(StrictModel):
     without_patches: list[Text] = Field(
         default=[], description="patches to leave out although the ledger calls for them"
     )
-    waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
-    healing: HealingSection = Field(default=HealingSection(), description="what `deploy watch` does")
+    waiting: TimeoutsSection = Field(default=TimeoutsSection(), description="when to give up")
+    healing: RestartPolicySection = Field(default=RestartPolicySection(), description="what `deploy watch` does")
     kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="how a cluster runs it")
     slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
     accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodSearch, gateway_argv
+from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv
 from orchestrator.engine.launch import Launch, launch_argv
-from orchestrator.plan.plan import AS_PLANNED, ContainerNeeds, FoundPatches, Plan
+from orchestrator.plan.plan import AS_PLANNED, ContainerRequirements, FoundPatches, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 
@@ -21,7 +21,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextFile:
+class RenderedFile:
     """One file of a build context; `path` is relative with forward slashes."""
 
     path: str
@@ -33,7 +33,7 @@ class ContextFile:
 class BuildContext:
     """A Dockerfile with everything it copies, sorted by path."""
 
-    files: tuple[ContextFile, ...]
+    files: tuple[RenderedFile, ...]
 
     @property
     def digest(self) -> str:
@@ -95,7 +95,7 @@ def gateway_command(
     launcher: str = LAUNCHER,
     host: str | None = None,
     metrics_host: str | None = None,
-    pods: PodSearch | None = None,
+    pods: PodDiscovery | None = None,
 ) -> Command:
     """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway.
 
@@ -116,7 +116,7 @@ def gateway_command(
     return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
 
 
-def needs_options(needs: ContainerNeeds, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
+def needs_options(needs: ContainerRequirements, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
     """What a container on this hardware is given, as options of `docker run` for servers and for the tuner, not quoted.
 
     `group` gives the id of a group by its name: docker looks a name up inside the image, which need not know it. A

@@ -1,8 +1,8 @@
 """A plan's image: the Dockerfile and everything it copies. The same plan and sources give the same bytes.
 
 Templates run in Jinja's sandbox: rendering one touches nothing, whoever wrote it. What a plan says becomes a part of an
-instruction and never one more: a value is `quoted`, a path or a reference is a `word`, what stands in an exec form goes
-through `tojson`, a text after `#` is a `comment`.
+instruction and never one more: a value is `quoted`, a path or a reference is a `dockerfile_word`, what
+stands in an exec form goes through `tojson`, a text after `#` is a `comment`.
 """
 
 import json
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import BuildError
-from orchestrator.core.text import hidden_in
-from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES
+from orchestrator.core.text import first_control_char
+from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
 from orchestrator.patches.ledger import manifest
 from orchestrator.patches.schema import AddedFile, Patch
-from orchestrator.plan.patches import environment
+from orchestrator.plan.patches import patch_env
 from orchestrator.plan.plan import Engine, Plan
-from orchestrator.render.artifacts import BuildContext, ContextFile
+from orchestrator.render.artifacts import BuildContext, RenderedFile
 
 GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg that an image holds
 GATEWAY_FOLDER: Final = "gateway"  # in the context
@@ -30,7 +30,7 @@ def quoted(text: str) -> str:
     return '"' + re.sub(r'(["\\$])', r"\\\1", comment(text)) + '"'
 
 
-def word(text: str) -> str:
+def dockerfile_word(text: str) -> str:
     """What FROM and COPY take as it stands. Raises BuildError for what would be more than one word, or a pattern."""
     if not _WORD.fullmatch(text):
         raise BuildError(f"`{text}` is not allowed in a Dockerfile")
@@ -39,7 +39,7 @@ def word(text: str) -> str:
 
 def comment(text: str) -> str:
     """A text after `#`. Raises BuildError for what would not end with the line."""
-    if hidden_in(text):
+    if first_control_char(text):
         raise BuildError(f"{text!r} is not allowed in a Dockerfile")
     return text
 
@@ -71,7 +71,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    jinja.filters |= {"quoted": quoted, "word": word, "comment": comment}
+    jinja.filters |= {"quoted": quoted, "word": dockerfile_word, "comment": comment}
     tables = _tables(plan, sources)
     try:
         dockerfile = jinja.from_string(sources.template).render(
@@ -79,7 +79,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
             base=base_reference(plan.engine),
             tag=plan.engine.image if plan.engine.image_digest else None,
             tables=[{"source": path, "destination": destination} for path, destination, _ in tables],
-            env=environment(sources.patches, plan.patches),
+            env=patch_env(sources.patches, plan.patches),
             labels=_label_instruction(plan),
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -91,7 +91,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     contents |= sources.files
     contents |= {path: content for path, _, content in tables}
     return BuildContext(
-        files=tuple(ContextFile(path=path, content=contents[path], executable=False) for path in sorted(contents))
+        files=tuple(RenderedFile(path=path, content=contents[path], executable=False) for path in sorted(contents))
     )
 
 
@@ -133,10 +133,10 @@ def _gateway_instructions(plan: Plan) -> str:
     if plan.gateway is None:
         return ""
     words = ["pip", "install", "--no-cache-dir", "--no-deps", "--only-binary", ":all:"]
-    words += ["--target", IN_IMAGE_PACKAGES, "--requirement", f"{IN_IMAGE}/{plan.gateway.requirements}"]
+    words += ["--target", IN_IMAGE_PACKAGES, "--requirement", f"{IMAGE_DIR}/{plan.gateway.requirements}"]
     return f"""
 # SGLang's gateway, which stands before several of these servers, by a complete and pinned list.
-COPY {GATEWAY_FOLDER} {IN_IMAGE}
+COPY {GATEWAY_FOLDER} {IMAGE_DIR}
 RUN {json.dumps(words)}
 LABEL {GATEWAY_LABEL}={quoted(plan.gateway.version)}
 """

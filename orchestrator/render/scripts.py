@@ -10,7 +10,7 @@ from orchestrator.core.text import printable
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 
 IMAGE_FOLDER: Final = "image"  # the build context
 _WIDTH: Final = 120
@@ -19,7 +19,7 @@ SHELL_HOME: Final = (
 )
 
 
-def files(artifacts: Artifacts) -> tuple[ContextFile, ...]:
+def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
     """The plan, the server's command, and the build context; each runtime adds what is its own.
 
     Of several servers each has a folder with its own, and the command beside those is that of their gateway.
@@ -41,14 +41,14 @@ def replica_folder(number: int) -> str:
     return f"replica-{number}"
 
 
-def text_file(path: str, text: str) -> ContextFile:
+def text_file(path: str, text: str) -> RenderedFile:
     """A file that is read."""
-    return ContextFile(path=path, content=text.encode(), executable=False)
+    return RenderedFile(path=path, content=text.encode(), executable=False)
 
 
-def script_file(path: str, text: str) -> ContextFile:
+def script_file(path: str, text: str) -> RenderedFile:
     """A file that is run."""
-    return ContextFile(path=path, content=text.encode(), executable=True)
+    return RenderedFile(path=path, content=text.encode(), executable=True)
 
 
 def server_script(artifacts: Artifacts) -> str:
@@ -85,7 +85,7 @@ def _addressed(plan: Plan, text: str) -> str:
 
 def _executed(artifacts: Artifacts) -> Iterator[str]:
     """The last lines of a script; without its key a server would answer everyone who reaches it."""
-    command = wrapped(artifacts.command.argv)
+    command = wrap_argv(artifacts.command.argv)
     if artifacts.plan.server.api_key_env is not None:
         key = Meaning.API_KEY
         yield f': "${{API_KEY_FILE:?the absolute path of a .yaml file with the line {key}: KEY}}"'
@@ -122,7 +122,7 @@ def hazard_lines(plan: Plan) -> Iterator[str]:
             yield from textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
 
 
-def wrapped(argv: Sequence[str]) -> str:
+def wrap_argv(argv: Sequence[str]) -> str:
     """An argv as shell text, one option a line."""
     lines: list[str] = []
     for word in argv:

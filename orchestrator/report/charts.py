@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.metrics import Figure
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PublishedRate
 from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.document import Report
@@ -25,7 +25,7 @@ class _Against:
     id: str
     title: str
     unit: str
-    figure: Figure
+    figure: ReportMetric
     says: str
     log: bool = False
     limited: bool = False  # shows the workload's limit of TTFT p95
@@ -123,7 +123,7 @@ def _frontier(report: Report) -> Chart:
     )
 
 
-def _spots(rows: tuple[RateRow, ...], output: Figure) -> tuple[tuple[tuple[float, float], ...], tuple[str, ...]]:
+def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple[float, float], ...], tuple[str, ...]]:
     found = [
         ((user, tok_s), row.load)
         for row in rows
@@ -166,7 +166,7 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
     )
 
 
-def _says(what: str, lines: tuple[Line, ...], figure: Figure) -> str:
+def _says(what: str, lines: tuple[Line, ...], figure: ReportMetric) -> str:
     """What a plot shows, with both ends of its first series."""
     told = [_ends(line, figure, alone=len(lines) == 1) for line in lines[:_NAMED]]
     more = f"; {len(lines) - _NAMED} more in the plot" if len(lines) > _NAMED else ""
@@ -177,7 +177,7 @@ def _limit(limits: list[float]) -> str:
     return f" The limit is {' or '.join(f'{limit:g}' for limit in limits)} s." if limits else ""
 
 
-def _ends(line: Line, figure: Figure, *, alone: bool) -> str:
+def _ends(line: Line, figure: ReportMetric, *, alone: bool) -> str:
     whose = "" if alone else f"{line.label.removesuffix(' †')} "
     unit = f" {figure.unit}" if figure.unit in {"s", "ms"} else ""
     ends = (line.points[0], line.points[-1])[: len(line.points)]
@@ -202,7 +202,7 @@ def _bar(row: LayoutRow) -> Bar:
     )
 
 
-def _lines(report: Report, measured: Figure) -> tuple[Line, ...]:
+def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """The published series and one a result; where none measured the published workload, those of other workloads."""
     drawn = _drawn(report)
     rates = report.published.rates if report.published and any(_is_published(each, report) for each, _ in drawn) else ()
@@ -239,7 +239,7 @@ def _short(comparison: Comparison, report: Report) -> str:
     return f"{name}{gpu}{'' if comparison.comparable else ' †'}"
 
 
-def _published(line: PublishedRate, measured: Figure, usd_per_hour: float | None) -> float | None:
+def _published(line: PublishedRate, measured: ReportMetric, usd_per_hour: float | None) -> float | None:
     """What was published of that figure; a cost is that of the published throughput, at the published price."""
     if measured is metrics.USD:
         return metrics.usd_per_million_tokens(usd_per_hour, line.output_tok_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.bench import metrics
-from orchestrator.bench.metrics import Figure
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
 from orchestrator.bench.result import BenchResult, MarkKind, Point
 
@@ -73,7 +73,7 @@ class RateRow:
         """What was offered, in words."""
         return f"{metrics.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
-    def of(self, figure: Figure) -> ComparedFigure:
+    def of(self, figure: ReportMetric) -> ComparedFigure:
         """That figure, measured and published."""
         return self.figures[figure.key]
 
@@ -176,10 +176,10 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reas
     """
     told = (mark for mark in result.marks if published or mark.kind is not MarkKind.CHANGED_WORKLOAD)
     marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in told)
-    return (*marks, *(foreign(result, published) if published else ()))
+    return (*marks, *(mismatch_reasons(result, published) if published else ()))
 
 
-def foreign(result: BenchResult, published: Published) -> Iterator[Reason]:
+def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[Reason]:
     """What makes a result another matter than what was published: another workload, another machine."""
     if not _is_of(result, published.workload.name, published.single_stream.workload):
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
@@ -323,7 +323,7 @@ def _row(
             higher_is_better=figure.higher_is_better,
             exact=figure.exact,
         )
-        for figure in metrics.FIGURES
+        for figure in metrics.METRICS
     }
     found[metrics.OUTPUT.key] = _against_load(found[metrics.OUTPUT.key], load_tok_s, terms.tolerance)
     return RateRow(

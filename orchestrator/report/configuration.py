@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
-from orchestrator.plan.diff import Difference, differences, flat
+from orchestrator.plan.diff import Difference, differences, flatten
 from orchestrator.report.compare import Comparison
 
 # Of a plan and a workload: names, places and the draw of random prompts, which say nothing of what was measured.
@@ -101,7 +101,7 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
 
 def flat_known(data: Mapping[str, object]) -> dict[str, str]:
     """The same by dotted key, without what is not known."""
-    return {key: value for key, value in flat(data).items() if value != "none"}
+    return {key: value for key, value in flatten(data).items() if value != "none"}
 
 
 def _found(host: Mapping[str, object] | None) -> dict[str, str]:
@@ -128,7 +128,7 @@ def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:
 
 def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     run, stood = comparison.result.run, comparison.result.run.provenance
-    plan = flat(stood.plan or {})
+    plan = flatten(stood.plan or {})
     yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantisation"))))
     yield "Engine", f"{run.endpoint.engine or ''} {run.endpoint.engine_version or ''}".strip()
     yield "Hardware", comparison.system

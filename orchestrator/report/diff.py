@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
 from orchestrator.bench.result_files import load_result, provenance_of
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
@@ -17,12 +17,12 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.diff import Difference, differences
 from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.report.configuration import configuration_of, started_with
-from orchestrator.report.history import PastStart, past_start
+from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock
 
 if TYPE_CHECKING:
-    from orchestrator.planner.planning import Loaded
+    from orchestrator.planner.planning import ResolvedProfile
 
 _AREAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
@@ -36,7 +36,7 @@ _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome"
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 _SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")  # which follow from the rest
-_FIGURES: Final = {figure.key: figure for figure in metrics.FIGURES}
+_FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Differences:
         return {**asdict(self), "differences": told}
 
 
-def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
+def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
     """What a word of the command line means.
 
     A result, a lock, a run directory, `NAME/RUN`, a profile, or a server's last run.
@@ -114,8 +114,8 @@ def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffS
         return _of_lock(path)
     if (run := find_run(home, text)) is not None:
         return _of_run(run, results)
-    catalogue = Catalogue.of(home)
-    if path.is_file() or catalogue.find(Kind.PROFILE, text) is not None:
+    catalogue = Catalog.of(home)
+    if path.is_file() or catalogue.find(EntryKind.PROFILE, text) is not None:
         from orchestrator.planner.planning import load  # noqa: PLC0415 - as long as all else that two runs need
 
         loaded = load(text, catalogue=catalogue)
@@ -125,7 +125,7 @@ def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffS
         return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
         return _of_run(last, results)
-    near = did_you_mean(text, {*catalogue.names(Kind.PROFILE), *known_names(home)})
+    near = did_you_mean(text, {*catalogue.names(EntryKind.PROFILE), *known_names(home)})
     where = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
     raise UsageError(f"`{text}` is nothing that can be set beside another", hint=near or where)
 
@@ -233,7 +233,7 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _of_parts(loaded: "Loaded") -> dict[str, str]:
+def _of_parts(loaded: "ResolvedProfile") -> dict[str, str]:
     """The same of the other keys of a profile; of a part as a whole, what its file names."""
     from orchestrator.planner.explain import explained  # noqa: PLC0415 - as `load`
     from orchestrator.profiles.layers import PARTS  # noqa: PLC0415
@@ -268,7 +268,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     plan = run.read("plan.json")  # also one of another version: values that are there can be compared
     if not plan:
         raise StartError("the plan of this run cannot be read", where=str(run.path / "plan.json"))
-    start, measured = past_start(run, results)
+    start, measured = summarize_run(run, results)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
     stood = replace(provenance_of(run, None), plan=plan)
     values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
@@ -283,7 +283,7 @@ def _locked(run: RunDir) -> dict[str, str]:
         return {}
 
 
-def _outcome(start: PastStart) -> Iterator[tuple[str, str]]:
+def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
     if start.ready_seconds is not None:
         yield "ready", f"{start.ready_seconds:.0f} s"
     for verdict, count in start.smoke.items():

@@ -8,7 +8,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Prices, Published, Reference, of_kind
 from orchestrator.bench.requests import RequestTimes
 from orchestrator.bench.result import BenchResult, Point
-from orchestrator.evals.eval_result import Outcome
+from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.quality import EvalRow, measured_evals, published_eval
 from orchestrator.plan.diff import Difference
 from orchestrator.report.compare import Comparison, compare
@@ -66,7 +66,7 @@ class Details:
     title: str = ""
     directories: tuple[str, ...] = ()  # what each result is called where its user gave it no name
     requests: Mapping[int, tuple[Point, Sequence[RequestTimes]]] = field(default_factory=dict)  # by result, from 0
-    evals: tuple[tuple[Outcome | None, Outcome], ...] = ()  # baseline (None: the published one) and candidate
+    evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()  # baseline (None: the published one) and candidate
     power: NodePower = _UNKNOWN
 
 

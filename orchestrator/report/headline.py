@@ -7,7 +7,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import Reference
 from orchestrator.report.acceptance import accepted_text
 from orchestrator.report.compare import Comparison, RateRow
-from orchestrator.report.side_by_side import Side, SideBySide, change_text, estimate_text
+from orchestrator.report.side_by_side import ConfigurationGroup, SideBySide, change_text, estimate_text
 
 _OF_A_CHANGE = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
@@ -67,7 +67,7 @@ def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
     return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{accepted_text(comparison, references)}."
 
 
-def _own_side(side: Side, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
+def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
     """What was found of one configuration, without anything beside it."""
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:

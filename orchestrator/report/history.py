@@ -14,8 +14,8 @@ from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, not_started, require_name, runs_of
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.exit_record import ENDING_FILE, kept_state
-from orchestrator.servers.servers import PARTS_FILE, Fleet
+from orchestrator.servers.exit_record import ENDING_FILE, saved_state
+from orchestrator.servers.servers import PARTS_FILE, Servers
 
 _FAILED: Final = "failed"  # `prove.Verdict`, which takes long to import
 _FIGURES: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
@@ -37,7 +37,7 @@ class BestFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastStart:
+class RunSummary:
     """One start. What was not kept of it, as by an older version, is None or empty."""
 
     name: str
@@ -60,7 +60,7 @@ class PastStart:
         return asdict(self)
 
 
-def history(servers: Fleet, name: str | None, measured: Sequence[BenchResult]) -> tuple[PastStart, ...]:
+def history(servers: Servers, name: str | None, measured: Sequence[BenchResult]) -> tuple[RunSummary, ...]:
     """The starts from this home (of that name), each name's newest first, with those of the measurements that are its.
 
     Raises StartError where nothing was started under the name.
@@ -75,7 +75,7 @@ def history(servers: Fleet, name: str | None, measured: Sequence[BenchResult]) -
     return tuple(start for each in names for start in _starts(servers, each, measured, states))
 
 
-def history_table(starts: Iterable[PastStart], *, width: int | None = None) -> str:
+def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> str:
     """The starts for people."""
     header = ("run", "profile", "ready", "smoke test", "kernels", "best", "ended")
     rows = [
@@ -93,17 +93,17 @@ def history_table(starts: Iterable[PastStart], *, width: int | None = None) -> s
     return table(header, rows, width=width)
 
 
-def _smoke_text(start: PastStart) -> str:
+def _smoke_text(start: RunSummary) -> str:
     counted = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
     return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
 
 
 def _starts(
-    servers: Fleet, name: str, measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
-) -> Iterator[PastStart]:
+    servers: Servers, name: str, measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
+) -> Iterator[RunSummary]:
     for run in runs_of(servers.home, name):
         if run.started is not None and run.digest:
-            start, _ = past_start(run, measured)
+            start, _ = summarize_run(run, measured)
             status, running = states.get(_real(run.path), ("", ""))
             runtime = run.read("plan.json").get("runtime")
             if not status and not start.ended and runtime in servers.silent:
@@ -113,7 +113,7 @@ def _starts(
             yield start
 
 
-def past_start(run: RunDir, measured: Sequence[BenchResult]) -> tuple[PastStart, tuple[BenchResult, ...]]:
+def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSummary, tuple[BenchResult, ...]]:
     """A start as its run directory tells, without asking for its server; and those of the measurements that are its."""
     name = run.path.parent.name
     later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
@@ -124,7 +124,7 @@ def past_start(run: RunDir, measured: Sequence[BenchResult]) -> tuple[PastStart,
     seconds, request = parts.get("ready_seconds"), up.get("request")
     ended, ended_at = _ending(run)
     verdicts = tuple(_verdicts(smoke.get("checks")))
-    start = PastStart(
+    start = RunSummary(
         name=name,
         run=run.path.name,
         profile=str(request.get("profile", "")) if isinstance(request, dict) else "",
@@ -174,13 +174,13 @@ def _ending(run: RunDir) -> tuple[str, str | None]:
     kept = run.read(ENDING_FILE)
     how, at = kept.get("how"), kept.get("ended_at")
     if not isinstance(how, str):
-        state = kept_state(run)
+        state = saved_state(run)
         how, at = (state.detail, state.ended_at) if state else ("", None)
     moment = _moment(at)
     return how, moment.isoformat() if moment else None
 
 
-def _states(servers: Fleet, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
+def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
     """Of each server that there is, by the run it was started as: its status, and that in words."""
     for handle in servers.find(name):
         try:

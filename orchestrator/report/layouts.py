@@ -7,7 +7,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Published, PublishedLayout
 from orchestrator.report.compare import Comparison
 
-_FIGURES = metrics.shown_in(metrics.Shown.LAYOUT)
+_FIGURES = metrics.shown_in(metrics.DisplayIn.LAYOUT)
 
 
 @dataclass(frozen=True, kw_only=True)

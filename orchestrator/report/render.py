@@ -14,7 +14,7 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from orchestrator.bench import metrics
-from orchestrator.bench.metrics import Figure
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.core.text import printable, printable_json
 from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
 from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow, Reason
@@ -55,12 +55,12 @@ def _shown(report: Report) -> dict[str, object]:
     Without anything published the figures that no result has are left out.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    known = {each.key for each in metrics.FIGURES if any(row.of(each).measured is not None for row in rows)}
+    known = {each.key for each in metrics.METRICS if any(row.of(each).measured is not None for row in rows)}
     places = {
-        "by_rate": metrics.Shown.RATE,
-        "by_wait": metrics.Shown.WAIT,
-        "by_layout": metrics.Shown.LAYOUT,
-        "cards": metrics.Shown.CARD,
+        "by_rate": metrics.DisplayIn.RATE,
+        "by_wait": metrics.DisplayIn.WAIT,
+        "by_layout": metrics.DisplayIn.LAYOUT,
+        "cards": metrics.DisplayIn.CARD,
     }
     shown: dict[str, object] = {
         name: [figure for figure in metrics.shown_in(place) if report.published or figure.key in known]
@@ -96,7 +96,7 @@ def environment(*, markdown: bool) -> Environment:
         "OUTPUT": metrics.OUTPUT,
         "absent": metrics.ABSENT,
         "plain": metrics.plain,
-        "figure_of": {figure.key: figure for figure in metrics.FIGURES},
+        "figure_of": {figure.key: figure for figure in metrics.METRICS},
         "legend_mark": legend_mark,
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
@@ -115,7 +115,7 @@ def environment(*, markdown: bool) -> Environment:
         "beside": beside,
         "errors": errors,
         "known_in": known_in,
-        "alarms": alarms,
+        "alarms": not_comparable,
         "change_text": change_text,
         "estimate_text": estimate_text,
     }
@@ -127,7 +127,7 @@ def change(figure: ComparedFigure) -> str:
     return "" if figure.change is None else signed(figure.change)
 
 
-def alarms(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
+def not_comparable(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
     """What must not be compared, and why; results with the same reasons together."""
     found: dict[tuple[Reason, ...], list[str]] = {}
     for comparison in report.comparisons:
@@ -136,13 +136,13 @@ def alarms(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
     return [(labels, reasons) for reasons, labels in found.items()]
 
 
-def known_in(columns: list[Figure], comparison: Comparison, published: object) -> list[Figure]:
+def known_in(columns: list[ReportMetric], comparison: Comparison, published: object) -> list[ReportMetric]:
     """The figures that this result has; beside published ones all, as there an empty place says something."""
     rows = comparison.rows
     return [each for each in columns if published or any(row.of(each).measured is not None for row in rows)]
 
 
-def beside(row: RateRow, figure: Figure, comparison: Comparison) -> str:
+def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
     """What stands below a figure at the head of the page: what it is measured by, where there is such a thing."""
     if figure is metrics.OUTPUT and row.load_tok_s is not None:
         return f"{metrics.count(row.load_tok_s)} is the load offered"

@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.confidence import Change, Estimate, change, estimate
-from orchestrator.bench.metrics import Figure
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook
 from orchestrator.bench.result import BenchResult
 from orchestrator.report.compare import Comparison, RateRow, compare
@@ -18,7 +18,7 @@ _PAIR: Final = 2  # whose interval would be twelve times as wide as their differ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class ConfigurationGroup:
     """One configuration; `runs` says which results are of it, counted from 0."""
 
     name: str
@@ -42,7 +42,7 @@ class SideRow:
 class SideBySide:
     """All configurations of a report, and every figure that is shown side by side."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[ConfigurationGroup, ...]
     rows: tuple[SideRow, ...]
     alike: bool = False  # two runs of one configuration, beside each other
 
@@ -86,13 +86,13 @@ def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]
     return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
 
 
-def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
+def _side(runs: tuple[int, ...], members: list[Comparison]) -> ConfigurationGroup:
     first = members[0]
     name, label = first.name, first.label
     if len(members) > 1:
         name = _beginning([each.name for each in members]) or name
         label = f"{name}, {len(members)} runs"
-    return Side(
+    return ConfigurationGroup(
         name=name,
         label=label,
         workload=first.result.run.workload_name,
@@ -116,7 +116,7 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
         row.load: (row.rate_rps or 0.0, row.concurrency or 0) for group in members for c in group for row in c.rows
     }
     loads = sorted(order, key=lambda load: order[load])
-    for figure in metrics.shown_in(metrics.Shown.COMPARE):
+    for figure in metrics.shown_in(metrics.DisplayIn.COMPARE):
         for load in loads:
             found = tuple(_estimate(runs, load, figure) for runs in at)
             if any(each is not None for each in found):
@@ -124,7 +124,7 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
                 yield SideRow(figure=figure.key, load=load, estimates=found, changes=changes)
 
 
-def _estimate(runs: list[dict[str, RateRow]], load: str, figure: Figure) -> Estimate | None:
+def _estimate(runs: list[dict[str, RateRow]], load: str, figure: ReportMetric) -> Estimate | None:
     values = [rows[load].of(figure).measured for rows in runs if load in rows]
     return estimate([value for value in values if value is not None])
 
@@ -152,7 +152,7 @@ def change_text(found: Change) -> str:
     return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
 
 
-def estimate_text(figure: Figure, found: Estimate | None, absent: str = "-") -> str:
+def estimate_text(figure: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
     """A figure with half of its interval, where it comes from several runs."""
     if found is None or found.half is None or figure.show(found.half) == figure.show(0.0):
         return figure.text(found.mean if found else None, absent)

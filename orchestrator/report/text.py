@@ -9,10 +9,10 @@ from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison
 from orchestrator.report.document import Report
 from orchestrator.report.layouts import LayoutRow
-from orchestrator.report.side_by_side import Side, SideRow, change_text, estimate_text
+from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
 _WIDEST: Final = 40  # characters of a value that differs
-_FIGURES: Final = {figure.key: figure for figure in metrics.FIGURES}
+_FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 def comparison_text(report: Report) -> str:
@@ -36,7 +36,7 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"#{index + 1}"
 
 
-def _header(index: int, side: Side, report: Report) -> str:
+def _header(index: int, side: ConfigurationGroup, report: Report) -> str:
     lines = [f"{_letter(index)}: {side.label}, {side.workload}"]
     members = [report.comparisons[run] for run in side.runs]
     if not side.comparable:
@@ -109,7 +109,7 @@ def _short(value: str) -> str:
 
 def _layouts(report: Report) -> str:
     rows = report.layouts
-    shown = metrics.shown_in(metrics.Shown.LAYOUT)
+    shown = metrics.shown_in(metrics.DisplayIn.LAYOUT)
     known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
     lines = [
         (

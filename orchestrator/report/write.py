@@ -16,11 +16,11 @@ from orchestrator.bench.requests import RequestTimes, requests_file
 from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
 from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
-from orchestrator.evals.eval_result import BASELINE_FOLDER, Outcome
+from orchestrator.evals.eval_result import BASELINE_FOLDER, EvalResult
 from orchestrator.evals.result_files import load_outcome
-from orchestrator.report.compare import foreign
+from orchestrator.report.compare import mismatch_reasons
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.timeline import point_to_draw
@@ -44,7 +44,7 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
     return tuple(dict.fromkeys(found))
 
 
-def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcome | None, Outcome], ...]:
+def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
     """The outcomes of `deploy eval` below a directory, each with the baseline that was named for its suite, or kept."""
     known = {(outcome := load_outcome(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
@@ -111,10 +111,10 @@ def _named(published: str) -> Published | None:
 
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
     known = of_kind(load_all_published(), Published)
-    return next((each for each in known if any(not [*foreign(result, each)] for result in measured)), None)
+    return next((each for each in known if any(not [*mismatch_reasons(result, each)] for result in measured)), None)
 
 
-def _of_suites(evals: Sequence[tuple[Outcome | None, Outcome]]) -> Published | None:
+def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
     """Those that scored a suite which has no measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
     known = of_kind(load_all_published(), Published)
@@ -128,4 +128,4 @@ def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
         "report.md": render_markdown(report),
         "report.json": render_json(report),
     }
-    return tuple(write_whole(directory / FileName(name), text) for name, text in texts.items())
+    return tuple(atomic_write(directory / FileName(name), text) for name, text in texts.items())

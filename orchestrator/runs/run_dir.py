@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
-from orchestrator.core.command_hints import note_profile
+from orchestrator.core.command_hints import set_profile
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
-from orchestrator.core.files import read_file, read_own, write_whole
+from orchestrator.core.files import atomic_write, read_file, read_private
 from orchestrator.core.locks import LockHeldError, hold, is_held
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
@@ -28,7 +28,7 @@ from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.plan.lock import Lock, lock_of
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.artifacts import RenderedFile
 
 SMOKE_FILE: Final = "smoke.json"
 FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
@@ -61,14 +61,14 @@ class RunDir:
         named = _RUN.fullmatch(self.path.name)
         return named[1] if named else ""
 
-    def write(self, files: Iterable[ContextFile]) -> None:
+    def write(self, files: Iterable[RenderedFile]) -> None:
         """Write rendered files, each whole or not at all."""
         write_files(self.path, files)
 
     def read(self, name: str) -> dict[str, object]:
         """A JSON file of this run; empty where it was never written."""
         try:
-            data = parse_json(read_own(self.path / FileName(name)))
+            data = parse_json(read_private(self.path / FileName(name)))
         except (OSError, ValueError):
             return {}
         return data if isinstance(data, dict) else {}
@@ -83,15 +83,15 @@ class RunDir:
         A key may be a word of a command or the name of a profile: with that removed, the command could not be repeated.
         """
         text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
-        self.write([ContextFile(path=name, content=text.encode(), executable=False)])
+        self.write([RenderedFile(path=name, content=text.encode(), executable=False)])
         return self.path / FileName(name)
 
 
-def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
+def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
     """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
     try:
         for file in files:
-            write_whole(folder / RelativePath(file.path), file.content, mode=0o755 if file.executable else 0o644)
+            atomic_write(folder / RelativePath(file.path), file.content, mode=0o755 if file.executable else 0o644)
     except OSError as error:
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
@@ -108,7 +108,7 @@ def require_name(name: str) -> None:
 
 
 @contextlib.contextmanager
-def claim(home: Home, name: str) -> Iterator[None]:
+def name_lock(home: Home, name: str) -> Iterator[None]:
     """Be the only command that works on `name`.
 
     Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
@@ -117,7 +117,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
     try:
         lock = hold(home.make_runs(name) / ".lock")
     except OSError as error:
-        raise unwritable(home, error) from error
+        raise write_error(home, error) from error
     except LockHeldError as error:
         raise NameTakenError(
             f"another `deploy` command is working on `{name}` (pid {error.holder})",
@@ -127,7 +127,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
         yield
 
 
-def is_claimed(home: Home, name: str) -> bool:
+def is_locked(home: Home, name: str) -> bool:
     """Return whether a command works on `name`."""
     return is_held(home.runs / FileName(name) / ".lock")
 
@@ -138,7 +138,7 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         first = home.make_runs(name) / FileName(f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}")
         return RunDir(_make_folder(first))
     except OSError as error:
-        raise unwritable(home, error) from error
+        raise write_error(home, error) from error
 
 
 def _make_folder(first: Path) -> Path:
@@ -154,7 +154,7 @@ def _make_folder(first: Path) -> Path:
             return path
 
 
-def unwritable(home: Home, error: OSError) -> HostError:
+def write_error(home: Home, error: OSError) -> HostError:
     """What is raised where nothing can be kept of a start."""
     why = f"cannot write below `{home.root}`: {error.strerror}"
     return HostError(why, where=str(error.filename or home.root), hint="set DEPLOY_HOME")
@@ -176,7 +176,7 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     return tuple(map(RunDir, sorted(found, reverse=True)))
 
 
-def that_came_up(home: Home, name: str) -> Iterator[RunDir]:
+def runs_with_smoke(home: Home, name: str) -> Iterator[RunDir]:
     """Those of them that were asked to prove themselves."""
     return (run for run in runs_of(home, name) if run.read(SMOKE_FILE))
 
@@ -197,7 +197,7 @@ def read_plan(run: RunDir | None) -> Plan | None:
     if run is None:
         return None
     try:
-        return Plan.from_json(read_own(run.path / "plan.json"))
+        return Plan.from_json(read_private(run.path / "plan.json"))
     except (OSError, ValueError):
         return None
 
@@ -221,7 +221,7 @@ def note_request(run: RunDir) -> None:
     """Let the commands in messages name the profile that a start was asked for with, and what was set."""
     asked = run.read("up.json").get("request")
     if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
-        note_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
+        set_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
 
 
 def load_lock(path: Path) -> tuple[Lock, Document]:

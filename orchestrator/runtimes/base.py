@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core.errors import HostError, UsageError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import Secret
-    from orchestrator.core.subprocesses import ProgramResult
+    from orchestrator.core.subprocesses import CompletedProgram
     from orchestrator.engine.server_args import ArgumentRefusal
-    from orchestrator.hosts.context import Check, Space
+    from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.plan.plan import FoundPatches, Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
-    from orchestrator.render.artifacts import Artifacts, ContextFile
+    from orchestrator.render.artifacts import Artifacts, RenderedFile
 
 LOG: Final = "server.log"  # in the run directory
 ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
@@ -103,7 +103,7 @@ class Unit:
     state: ServerState = field(default=UNSEEN, compare=False)  # when it was listed
 
 
-def since_then(
+def lines_since(
     lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None
 ) -> Iterator[str]:
     """What a server wrote from a moment on, by the times in its log, of that zone (None: this machine's).
@@ -117,7 +117,7 @@ def since_then(
     return written_since(lines, since.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"))
 
 
-class UnansweredError(HostError):
+class PartialResultError(HostError):
     """Some of the places that were asked for servers did not answer; `found` are those of the others."""
 
     def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
@@ -143,7 +143,7 @@ class Cache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostRef:
     """Where a server is to run: the tool's home on this machine, or the far machine, `ssh://user@node`."""
 
     home: Home
@@ -155,11 +155,13 @@ class EnginePython:
     """A Python that has the engine as the server will run it, without GPUs. `identity` is None where it may change."""
 
     identity: str | None
-    run: Callable[[str, str], ProgramResult]  # a program's text and its stdin; raises HostError where it cannot be run
+    run: Callable[
+        [str, str], CompletedProgram
+    ]  # a program's text and its stdin; raises HostError where it cannot be run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """What a start needs is there: the artifacts as they will run, and what the run directory keeps of the way here."""
 
     artifacts: Artifacts
@@ -171,7 +173,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenImage:
+class ExternalImage:
     """An image that a runtime takes as it is, and does not pin."""
 
     key: str  # of the profile, that names it
@@ -181,7 +183,7 @@ class TakenImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pods:
+class PodTargets:
     """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
 
     namespace: str
@@ -250,7 +252,7 @@ class Runtime(ABC):
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
-    def spaces(cls, _plan: Plan, _runner: Runner) -> Iterator[Space]:
+    def spaces(cls, _plan: Plan, _runner: Runner) -> Iterator[DiskNeed]:
         """The room that a server takes on disks, beside its checkpoint's."""
         return iter(())
 
@@ -260,13 +262,13 @@ class Runtime(ABC):
         """What a server is started from; `inputs` are files given to patches, by input name."""
 
     @classmethod
-    def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+    def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
         """The files for a server of that name, beside those of every plan."""
         return ()
 
     @classmethod
     @abstractmethod
-    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
         """Make what a server runs in, while whatever runs goes on running. Raises BuildError, PatchError."""
 
     @classmethod
@@ -275,12 +277,12 @@ class Runtime(ABC):
         return ()
 
     @classmethod
-    def takes(cls, _plan: Plan) -> TakenImage | None:
+    def takes(cls, _plan: Plan) -> ExternalImage | None:
         """The image that a lock pins beside the engine's own."""
         return None
 
     @classmethod
-    def pods(cls, _plan: Plan, _name: str) -> Pods | None:
+    def pods(cls, _plan: Plan, _name: str) -> PodTargets | None:
         """The pods of a server of that name, where others of its cluster watch it."""
         return None
 
@@ -352,7 +354,7 @@ class Runtime(ABC):
         for unit in units:
             with suppress(HostError):  # `stop` says so
                 self.ask_to_end(unit)
-        look_until(
+        poll_until(
             lambda running: not running,
             lambda: any(self.state(unit).status is Status.RUNNING for unit in units),
             within=grace,

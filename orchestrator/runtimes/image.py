@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.core.errors import Problem
 from orchestrator.images.build import image_tag
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.patch_check import python_in
 from orchestrator.images.sources import image_sources
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import RuleContext
 from orchestrator.render.artifacts import Artifacts, BuildContext
 from orchestrator.render.dockerfile import build_context
 from orchestrator.runtimes.base import EnginePython
 
 
-def has_image(case: Case) -> Iterator[Problem]:
+def has_image(case: RuleContext) -> Iterator[Problem]:
     """There is an image to build on."""
     if case.profile.engine.image is None:
         what = f"the {case.profile.runtime} runtime needs `engine.image`"
@@ -29,7 +29,7 @@ def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | No
     return build, image_tag(plan, build)
 
 
-def engine_in(docker: Docker, image: str, artifacts: Artifacts) -> EnginePython:
+def engine_in(docker: DockerCli, image: str, artifacts: Artifacts) -> EnginePython:
     """The Python of an image on the docker host, with the variables of the server; `image` is its id."""
     env = next(iter(artifacts.replicas), artifacts).command.env
     return EnginePython(

@@ -8,7 +8,12 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.requests import completion_body
-from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError, read_completion_event
+from orchestrator.engine.responses import (
+    NoResponseError,
+    UnauthorizedError,
+    UnexpectedResponseError,
+    read_completion_event,
+)
 
 # The first request after a start may compile kernels; a long answer takes its time.
 _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
@@ -25,9 +30,9 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
     try:
         with EngineClient(url, key=key, limits=_LIMITS) as server:
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
-    except (NoAnswerError, OddAnswerError) as error:
+    except (NoResponseError, UnexpectedResponseError) as error:
         hint = "`deploy status --health` asks every server whether it generates"
-        if isinstance(error, KeyRefusedError):
+        if isinstance(error, UnauthorizedError):
             hint = "another server listens there: this one was started without a key"
             if key is not None:
                 hint = "the variable that holds its key has another value in this shell than it was started with"
@@ -40,10 +45,10 @@ def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
         ending = reason or ending
         pieces += bool(text)
         if pieces > tokens:
-            raise OddAnswerError(f"it goes on after {tokens} tokens")
+            raise UnexpectedResponseError(f"it goes on after {tokens} tokens")
         if text:
             yield text
     if ending is None:
-        raise OddAnswerError("it does not say how it ended")
+        raise UnexpectedResponseError("it does not say how it ended")
     if not pieces:
-        raise OddAnswerError("it holds no text")
+        raise UnexpectedResponseError("it holds no text")

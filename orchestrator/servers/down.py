@@ -6,24 +6,24 @@ from typing import Final
 
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
-from orchestrator.runs.run_dir import claim, latest_run, read_plan
+from orchestrator.runs.run_dir import latest_run, name_lock, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
-from orchestrator.servers.start.host import place_of, wait_until_free
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start.host import host_ref, wait_until_released
 
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
 
-def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True, grace: float | None = None) -> None:
+def down(servers: Servers, name: str, *, host: str | None, everyones: bool = True, grace: float | None = None) -> None:
     """Stop the server of a name within `grace`, by default its plan's, and return when its port and VRAM are free.
 
     Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
     the port or the VRAM, with who does.
     """
     servers.one(name)
-    with claim(servers.home, name):
+    with name_lock(servers.home, name):
         for handle in servers.find(name):
             if everyones or _is_ours(servers, handle):
                 within = grace_of(servers, name) if grace is None else grace
@@ -31,11 +31,11 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True,
                     say(f"stopping `{name}`: its requests have {within:g} s to end")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_free(plan, place_of(plan.runtime, servers.home, host))
+            wait_until_released(plan, host_ref(plan.runtime, servers.home, host))
 
 
 def down_all(
-    servers: Fleet, *, host: str | None, everyones: bool = False, ended: Callable[[str], object] | None = None
+    servers: Servers, *, host: str | None, everyones: bool = False, ended: Callable[[str], object] | None = None
 ) -> None:
     """Stop every server that was started from this home; with `everyones` those of other homes too.
 
@@ -66,7 +66,7 @@ def down_all(
         raise HostError(what, problems=problems)
 
 
-def _is_ours(servers: Fleet, handle: RunningServer) -> bool:
+def _is_ours(servers: Servers, handle: RunningServer) -> bool:
     """Whether it was started from this home: several homes may share a Docker daemon.
 
     A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
@@ -76,7 +76,7 @@ def _is_ours(servers: Fleet, handle: RunningServer) -> bool:
     return servers.home.holds(run_dir, handle.name) or (deleted and kind.here and not kind.contained)
 
 
-def grace_of(servers: Fleet, name: str) -> float:
+def grace_of(servers: Servers, name: str) -> float:
     """Seconds the server of that name may take to finish its running requests."""
     plan = read_plan(latest_run(servers.home, name))
     return float(plan.waiting.grace) if plan else _GRACE

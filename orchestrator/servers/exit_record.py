@@ -29,10 +29,10 @@ def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grac
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
     if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.ABSENT):
-        keep_ending(RunDir(run_dir), why, state)
+        record_exit(RunDir(run_dir), why, state)
 
 
-def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None:
+def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None:
     """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
 
     `why` holds no secret: `deploy watch` reads it again, and a key may be a word of it.
@@ -50,7 +50,7 @@ def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None
         run.save_state(ENDING_FILE, record)
 
 
-def kept_state(run: RunDir) -> ServerState | None:
+def saved_state(run: RunDir) -> ServerState | None:
     """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
     with suppress(HostError):
         return next(filter(None, (runtime_class(name).kept(run.path) for name in REGISTRY)), None)

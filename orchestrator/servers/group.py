@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import StartError
-from orchestrator.core.files import read_own
+from orchestrator.core.files import read_private
 from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import number_of, part_of, top_of
+from orchestrator.runtimes.replicas import replica_name, replica_number, run_root
 
 if TYPE_CHECKING:
     from orchestrator.core.secrets import Secret
@@ -194,30 +194,30 @@ def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     starts: dict[Path, list[RunningServer]] = {}
     for unit in units:
         if unit.identity:
-            starts.setdefault(start_of(unit), []).append(unit)
+            starts.setdefault(run_dir_of(unit), []).append(unit)
     yield from joined([_start(same) for same in starts.values()])
     yield from (unit for unit in units if not unit.identity)
 
 
 def _start(units: Sequence[RunningServer]) -> RunningServer:
     """The units of one start."""
-    own = next((unit for unit in units if not part_of(Path(unit.run_dir))), None)
+    own = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
     behind = [unit for unit in units if unit is not own]
-    return own if own is not None and not behind else together(own, sorted(behind, key=lambda unit: unit.number))
+    return own if own is not None and not behind else join_replicas(own, sorted(behind, key=lambda unit: unit.number))
 
 
-def together(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
+def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
     """Several servers as one, with the gateway that was started before them, or not yet.
 
     They are the newest start that any of them is of.
     """
     if gateway is not None:
-        newest = max([gateway.own_dir, *(str(start_of(server)) for server in servers)])
+        newest = max([gateway.own_dir, *(str(run_dir_of(server)) for server in servers)])
         if newest == gateway.own_dir:
             return replace(gateway, replicas=(*servers,))
         digest, first = _planned_digest(Path(newest)), gateway.own_dir
         return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
-    top = start_of(servers[0])
+    top = run_dir_of(servers[0])
     return replace(
         servers[0],
         plan_digest=_planned_digest(top),
@@ -241,25 +241,25 @@ def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
     if len(gateways) != 1 or not without:
         return list(found)
     starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
-    newest = {number_of(Path(server.run_dir).name): server for start in starts for server in start.replicas}
-    whole = together(gateways[0], [server for _, server in sorted(newest.items())])
+    newest = {replica_number(Path(server.run_dir).name): server for start in starts for server in start.replicas}
+    whole = join_replicas(gateways[0], [server for _, server in sorted(newest.items())])
     return [whole, *(server for server in found if server not in starts)]
 
 
-def start_of(unit: Unit) -> Path:
+def run_dir_of(unit: Unit) -> Path:
     """The run directory of the start that a unit is of, one of several too."""
-    return top_of(Path(unit.run_dir)).absolute()
+    return run_root(Path(unit.run_dir)).absolute()
 
 
 def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
     """The run directories of all starts that these servers, and those behind them, are of."""
-    found = {start_of(each) for server in servers for each in (server, *server.replicas)}
+    found = {run_dir_of(each) for server in servers for each in (server, *server.replicas)}
     return sorted(found | {Path(server.own_dir) for server in servers})
 
 
 def _planned_digest(run_dir: Path) -> str:
     """The digest of the plan of a run; "" where it cannot be read."""
     try:
-        return hashlib.sha256(read_own(run_dir / "plan.json")).hexdigest()
+        return hashlib.sha256(read_private(run_dir / "plan.json")).hexdigest()
     except (OSError, ValueError):
         return ""

@@ -12,15 +12,15 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import since_then
+from orchestrator.runtimes.base import lines_since
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
 _CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
 
 
-def read_since(text: str, now: datetime, *, option: str = "--since") -> datetime:
+def parse_since(text: str, now: datetime, *, option: str = "--since") -> datetime:
     """The moment that `5m`, `2h`, `1h30m`, `14:05` or `2026-11-22T14:05` names; times are of the zone of `now`.
 
     Raises UsageError for anything else.
@@ -37,25 +37,25 @@ def read_since(text: str, now: datetime, *, option: str = "--since") -> datetime
         raise UsageError(f"`{option} {text}` is neither a time nor a span of time", hint=hint) from error
 
 
-def kept_log(servers: Fleet, name: str, since: datetime | None = None) -> Iterator[str] | None:
+def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Iterator[str] | None:
     """The log that the last start under a name has left, and a note that it is one; None without such a start."""
     run = latest_run(servers.home, name)
     if run is None or not run.log.is_file():
         return None
     note(f"`{name}` is gone; this is its last log, `{run.log}`")
     lines = LogTail(run.log).to_end()
-    return lines if since is None else since_then(lines, since, started=run.started, zone=_zone(run))
+    return lines if since is None else lines_since(lines, since, started=run.started, zone=_zone(run))
 
 
 def log_lines(
-    servers: Fleet, name: str, *, follow: bool, last: int | None = None, since: datetime | None = None
+    servers: Servers, name: str, *, follow: bool, last: int | None = None, since: datetime | None = None
 ) -> Iterator[str]:
     """The log of the server of that name, or of the last one: all of it, or the `last` lines, and what follows.
 
     With `since` only what was written from that moment on. Raises StartError where none was started under that name.
     """
     found = servers.find(name)
-    if not found and (kept := kept_log(servers, name, since)) is not None:
+    if not found and (kept := saved_log(servers, name, since)) is not None:
         return iter(deque(kept, maxlen=last)) if last is not None else kept
     handle = found[0] if found else servers.one(name)
     return _lines(servers.runtime(handle), handle, follow=follow, last=last, since=since)

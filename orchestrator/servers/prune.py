@@ -22,8 +22,8 @@ from orchestrator.runs.run_dir import (
     FILES_FILE,
     SMOKE_FILE,
     RunDir,
-    claim,
     known_names,
+    name_lock,
     not_started,
     read_plan,
     require_name,
@@ -31,10 +31,10 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
-from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, kept_state
+from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, saved_state
 from orchestrator.servers.group import run_dirs
-from orchestrator.servers.run_history import needed_runs
-from orchestrator.servers.servers import PARTS_FILE, Fleet
+from orchestrator.servers.run_history import protected_runs
+from orchestrator.servers.servers import PARTS_FILE, Servers
 
 _LAST: Final = (FILES_FILE, "plan.json")  # removed after what they tell of, and before the record of an end
 _OURS: Final = frozenset(
@@ -81,7 +81,7 @@ class OldRun:
         return asdict(self)
 
 
-def prune(servers: Fleet, name: str | None, request: PruneRequest) -> tuple[OldRun, ...]:
+def prune(servers: Servers, name: str | None, request: PruneRequest) -> tuple[OldRun, ...]:
     """Remove old runs (of that name), or with `dry_run` say which would go.
 
     Raises StartError where nothing was started under the name, HostError at the end where something was not removed.
@@ -118,16 +118,16 @@ def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
     return "\n".join([*lines, f"{runs}, {sum(old.bytes for old in gone):,} bytes"])
 
 
-def _prune(servers: Fleet, name: str, request: PruneRequest) -> Iterator[OldRun]:
+def _prune(servers: Servers, name: str, request: PruneRequest) -> Iterator[OldRun]:
     """The runs of a name that are old enough, while nobody else works on it."""
     if not _old(servers, name, request):
         return
-    with nullcontext() if request.dry_run else claim(servers.home, name):
-        needed, found = needed_runs(servers.home, name), _Found.of(servers, name)
+    with nullcontext() if request.dry_run else name_lock(servers.home, name):
+        needed, found = protected_runs(servers.home, name), _Found.of(servers, name)
         yield from (_judged(name, run, needed, found) for run in _old(servers, name, request))
 
 
-def _old(servers: Fleet, name: str, request: PruneRequest) -> list[RunDir]:
+def _old(servers: Servers, name: str, request: PruneRequest) -> list[RunDir]:
     runs = [run for run in runs_of(servers.home, name) if run.digest]
     return [run for run in runs[request.keep :] if run.started is not None and run.started < request.since]
 
@@ -140,7 +140,7 @@ class _Found:
     asked: frozenset[str]
 
     @classmethod
-    def of(cls, servers: Fleet, name: str) -> "_Found":
+    def of(cls, servers: Servers, name: str) -> "_Found":
         found: list[Path] = []
         asked = set()
         for kind, runtime in servers.runtimes.items():
@@ -162,7 +162,7 @@ class _Found:
         plan = read_plan(run)
         if plan is not None and plan.runtime not in self.asked:
             return f"{plan.runtime} could not be asked for its server"
-        state = kept_state(run)
+        state = saved_state(run)
         if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""
         if plan is not None and runtime_class(plan.runtime).contained and run.log.is_file():

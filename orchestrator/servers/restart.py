@@ -7,26 +7,26 @@ from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.runs.run_dir import known_names, require_name
-from orchestrator.servers.run_history import asked_again, runs_that_came_up
-from orchestrator.servers.servers import Fleet
-from orchestrator.servers.start.launch import Up
+from orchestrator.servers.run_history import ready_runs, repeatable_request
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.up import up
 
 
-def restart(name: str, home: Home, *, healing: Callable[[Fleet], object] | None = None) -> Up:
+def restart(name: str, home: Home, *, healing: Callable[[Servers], object] | None = None) -> UpResult:
     """Start the server of that name again with its last plan; one that still runs is stopped first.
 
     The last plan is that of the newest run that came up, whatever its profile says by now. `healing` is called as `up`
     calls `claimed`, and may refuse. Raises StartError where no run came up under that name.
     """
     require_name(name)
-    run, request = next(runs_that_came_up(home, name), (None, None))
+    run, request = next(ready_runs(home, name), (None, None))
     if run is None or request is None:
         near = did_you_mean(name, {*known_names(home)} - {name})
         raise StartError(
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )
-    request = replace(asked_again(request), replace=True, run=str(run.path), healing=healing is not None)
+    request = replace(repeatable_request(request), replace=True, run=str(run.path), healing=healing is not None)
     again = f"`deploy restart {name}`"
     if healing is None:
         return up(request, home, again=again)

@@ -8,19 +8,19 @@ from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.planner.lock import lock_path, read_lock
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, note_request, require_name, runs_of
-from orchestrator.servers.run_history import asked_again, proven_run, request_of
-from orchestrator.servers.start.launch import Up
+from orchestrator.servers.run_history import last_good_run, read_request, repeatable_request
+from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 
 
-def rollback(name: str, home: Home) -> Up:
+def rollback(name: str, home: Home) -> UpResult:
     """Bring back what was proven last under a name: of the newest start, if that was proven, the one before it.
 
     Raises StartError where nothing was.
     """
     require_name(name)
-    if (run := proven_run(home, name)) is None:
+    if (run := last_good_run(home, name)) is None:
         near = "" if runs_of(home, name) else did_you_mean(name, {*known_names(home)} - {name})
         raise StartError(
             f"there is no proven start of `{name}` to go back to",
@@ -33,7 +33,7 @@ def rollback(name: str, home: Home) -> Up:
 def request_from(run: RunDir) -> UpRequest:
     """What asks for a run once more, with its own plan. Raises StartError where what was asked for is not known."""
     note_request(run)
-    request = request_of(run)
+    request = read_request(run)
     if request is None:
         raise StartError(
             "what was asked for at this start cannot be read: it is damaged, or of another version of this tool",
@@ -41,7 +41,12 @@ def request_from(run: RunDir) -> UpRequest:
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(
-        asked_again(request), name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False
+        repeatable_request(request),
+        name=run.path.parent.name,
+        replace=False,
+        keep=False,
+        run=str(run.path),
+        healing=False,
     )
 
 
@@ -53,7 +58,7 @@ def named_run(home: Home, text: str) -> RunDir:
     return run
 
 
-def once_more(text: str, given: UpRequest, home: Home) -> UpRequest:
+def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
     """What asks for a run once more, with what the command line gives beside it.
 
     Raises UsageError for a run that is not there, and for what would make it another one.
@@ -79,7 +84,7 @@ def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: boo
     if run is not None:
         if locked:
             raise UsageError("`--from` and `--locked` name two starts", hint="a run's own lock is its `lock.yaml`")
-        return once_more(run, given, home)
+        return rerun_request(run, given, home)
     if locked:
         return _as_locked(given)
     if not given.profile:

@@ -5,49 +5,49 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 
 from orchestrator.core.paths import Home
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, runs_of, that_came_up
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, runs_of, runs_with_smoke
 from orchestrator.servers.start.request import UpRequest
 
 
-def runs_that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
+def ready_runs(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
     """The runs that were asked to prove themselves, newest first, with what was asked for."""
-    for run in that_came_up(home, name):
-        if (request := request_of(run)) is not None:
+    for run in runs_with_smoke(home, name):
+        if (request := read_request(run)) is not None:
             yield run, replace(request, name=name)
 
 
-def proven_run(home: Home, name: str) -> RunDir | None:
+def last_good_run(home: Home, name: str) -> RunDir | None:
     """What `deploy rollback` brings back: the last run whose smoke test passed.
 
     Where that is the newest start itself, the last one of another plan.
     """
     runs = runs_of(home, name)
-    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and request_of(run) is not None]
+    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and read_request(run) is not None]
     if proven and proven[0] == runs[0]:
         proven = [run for run in proven if run.digest != runs[0].digest]
     return proven[0] if proven else None
 
 
-def needed_runs(home: Home, name: str) -> dict[RunDir, str]:
+def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
     """The runs that a later command may ask for, with what for."""
     runs = runs_of(home, name)
-    came_up, _ = next(runs_that_came_up(home, name), (None, None))
+    came_up, _ = next(ready_runs(home, name), (None, None))
     proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
     found = [
         (runs[0] if runs else None, "the newest start"),
         (came_up, "what `deploy restart` starts"),
         (proven[0] if proven else None, "the last that was proven"),
-        (proven_run(home, name), "what `deploy rollback` brings back"),
+        (last_good_run(home, name), "what `deploy rollback` brings back"),
     ]
     return {run: why for run, why in reversed(found) if run is not None}
 
 
-def asked_again(request: UpRequest) -> UpRequest:
+def repeatable_request(request: UpRequest) -> UpRequest:
     """What was asked for, without what was meant for one change of several replicas."""
     return replace(request, only=None, least_gsm8k=None)
 
 
-def request_of(run: RunDir) -> UpRequest | None:
+def read_request(run: RunDir) -> UpRequest | None:
     """What was asked for; None for what another version has written, or a hand."""
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one
 

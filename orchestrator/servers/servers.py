@@ -14,7 +14,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.endpoints import read_key
-from orchestrator.engine.launch import parts
+from orchestrator.engine.launch import process_names
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.scripts import replica_folder
@@ -24,18 +24,18 @@ from orchestrator.runs.run_dir import (
     latest_run,
     note_request,
     require_name,
+    runs_with_smoke,
     runtime_of,
-    that_came_up,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import ServerState, Status, UnansweredError
+from orchestrator.runtimes.base import PartialResultError, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Servers:
     """The runtimes of this machine, or of a far one."""
 
     home: Home
@@ -67,7 +67,7 @@ class Fleet:
         if self.silent:
             unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
-        if any(that_came_up(self.home, name)):
+        if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts it as it last came up"
         raise StartError(
             f"there is no server `{name}`",
@@ -88,7 +88,7 @@ class Fleet:
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
-                yield from servers_of(error.found) if isinstance(error, UnansweredError) else ()
+                yield from servers_of(error.found) if isinstance(error, PartialResultError) else ()
                 if kind in self.named or self._started_with(kind):
                     self.silent[kind] = error.message
 
@@ -98,12 +98,12 @@ class Fleet:
 
 
 @contextmanager
-def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
+def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
     names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
     runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
     try:
-        yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
+        yield Servers(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
     finally:
         for runtime in runtimes.values():
             runtime.close()
@@ -133,9 +133,9 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     return key
 
 
-def note_parts(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
+def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
-    told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
+    told = {"parts": process_names(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
     handle.run.save_state(PARTS_FILE, told)
 
 
@@ -144,7 +144,7 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
-def lost_parts(runtime: ServerGroup, handle: RunningServer) -> str:
+def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
 
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
@@ -156,7 +156,7 @@ def lost_parts(runtime: ServerGroup, handle: RunningServer) -> str:
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""
-    running = parts(titles)
+    running = process_names(titles)
     lost = [str(part) for part in noted if part not in running]
     if not running and (again := _started_again(runtime.state(handle), handle.run)):
         return again
@@ -174,7 +174,7 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     return "; ".join(filter(None, [began, state.detail]))
 
 
-def of_other_plans(handle: RunningServer, plan: Plan) -> str:
+def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
     planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
@@ -192,5 +192,5 @@ def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
             yield f"{which} has no record that can be read"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
             yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.how_ended}"
-        elif lost := lost_parts(runtime, server):
+        elif lost := dead_processes(runtime, server):
             yield f"{which}: {lost}"

@@ -10,8 +10,8 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer, start_of
-from orchestrator.servers.servers import Fleet, lost_parts
+from orchestrator.servers.group import RunningServer, run_dir_of
+from orchestrator.servers.servers import Servers, dead_processes
 
 _ASKED_AT_ONCE = 16
 
@@ -51,7 +51,7 @@ class ServerStatus:
         return asdict(self)
 
 
-def statuses(servers: Fleet, name: str | None, *, ask: bool) -> tuple[ServerStatus, ...]:
+def statuses(servers: Servers, name: str | None, *, ask: bool) -> tuple[ServerStatus, ...]:
     """The servers (of that name); with `ask` each running one is asked for its health.
 
     That takes about a second, at most 54: two requests to which sglang has an answer within 20 s each. One that has
@@ -62,7 +62,7 @@ def statuses(servers: Fleet, name: str | None, *, ask: bool) -> tuple[ServerStat
         return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
 
 
-def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) -> None:
+def require_well(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
     """Raises HostError where a runtime was not to be asked; where one server is meant, StartError or SmokeError for it.
 
     StartError is for one that has ended, SmokeError for one that runs and does not serve.
@@ -71,14 +71,16 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
     if not named:
         return
-    from orchestrator.servers.start.verify import AGAIN, require_running  # noqa: PLC0415 - see `_health`
+    from orchestrator.servers.start.verify import RESTART_HINT, require_running  # noqa: PLC0415 - see `_health`
 
     for server in found:
         handle = servers.one(server.name)
         require_running(servers.runtime(handle), handle)
         if server.health == "unhealthy":
             why = server.detail or _unanswered(len(server.replicas))
-            raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))
+            raise SmokeError(
+                f"`{server.name}` runs and does not serve: {why}", hint=RESTART_HINT.format(name=server.name)
+            )
 
 
 def _unanswered(replicas: int) -> str:
@@ -110,18 +112,18 @@ def status_table(
     )
 
 
-def _status(servers: Fleet, handle: RunningServer, *, ask: bool) -> ServerStatus:
+def _status(servers: Servers, handle: RunningServer, *, ask: bool) -> ServerStatus:
     state = handle.state
     asked = ask and state.status is Status.RUNNING
     looked = asked or (handle.replicas and state.status is Status.RUNNING)  # an ended replica costs no question
-    lost = lost_parts(servers.runtime(handle), handle) if looked else ""
+    lost = dead_processes(servers.runtime(handle), handle) if looked else ""
     health = "unhealthy" if lost else _health(handle) if asked else ""
     whole = _told(handle, state, health=health, detail=lost or state.detail)
     return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
 
 
 def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
-    start, folder = RunDir(start_of(server)), Path(server.run_dir).name
+    start, folder = RunDir(run_dir_of(server)), Path(server.run_dir).name
     told = _told(server, state, health="", detail=state.detail)
     return replace(told, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
@@ -146,9 +148,9 @@ def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str
 
 
 def _health(handle: RunningServer) -> str:
-    from orchestrator.servers.start.verify import answers  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
+    from orchestrator.servers.start.verify import is_healthy  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
-    return "healthy" if answers(handle) else "unhealthy"
+    return "healthy" if is_healthy(handle) else "unhealthy"
 
 
 def _state(server: ServerStatus) -> str:

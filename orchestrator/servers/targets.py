@@ -5,29 +5,29 @@ from dataclasses import replace
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
-from orchestrator.bench.run import MeasuredTarget, NamedHardware, is_url
+from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
 from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Fleet, api_key, fleet
-from orchestrator.servers.start.verify import require_running, untold
-from orchestrator.verify.target import target_as_told, target_of
+from orchestrator.servers.servers import Servers, api_key, open_servers
+from orchestrator.servers.start.verify import require_running, unidentified_server
+from orchestrator.verify.target import target_from_server_info, target_of
 
 
 def url_target(
-    url: str, *, gpus: int | None, api_key_env: str | None, named: NamedHardware | None = None
-) -> MeasuredTarget:
+    url: str, *, gpus: int | None, api_key_env: str | None, named: ClaimedHardware | None = None
+) -> BenchTarget:
     """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
-    behind = named or NamedHardware(gpus=gpus)
+    behind = named or ClaimedHardware(gpus=gpus)
     provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
-    return MeasuredTarget(
+    return BenchTarget(
         url=Address.from_url(url).url,
         key=api_key(api_key_env),
         provenance=provenance,
@@ -36,7 +36,7 @@ def url_target(
     )
 
 
-def server_target(servers: Fleet, name: str) -> MeasuredTarget:
+def server_target(servers: Servers, name: str) -> BenchTarget:
     """A server that `deploy up` started, with its plan, gate and host from its run directory.
 
     Raises StartError where there is none of that name, or it has ended.
@@ -52,7 +52,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         return report.to_dict() if report else None
 
     key = api_key(plan.server.api_key_env if plan else None)
-    return MeasuredTarget(
+    return BenchTarget(
         url=handle.url,
         key=key,
         provenance=provenance,
@@ -64,14 +64,16 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     )
 
 
-def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
+def resolve_target(
+    name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None
+) -> BenchTarget:
     """An endpoint by its URL, or a server by its name; what reaches it stays open as long as the `stack`."""
     if is_url(name):
         return url_target(name, gpus=None, api_key_env=api_key_env)
-    return server_target(stack.enter_context(fleet(home, host)), name)
+    return server_target(stack.enter_context(open_servers(home, host)), name)
 
 
-def side_of_server(servers: Fleet, name: str) -> ProbeSide:
+def side_of_server(servers: Servers, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     handle = servers.one(name)
     require_running(servers.runtime(handle), handle)
@@ -94,7 +96,7 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
     url = Address.from_url(url).url
     try:
         with EngineClient(url, key=key) as server:
-            target = target_as_told(server, url=url, api_key=key)
-    except (NoAnswerError, OddAnswerError) as error:
-        raise untold(url, error, key=key) from error
+            target = target_from_server_info(server, url=url, api_key=key)
+    except (NoResponseError, UnexpectedResponseError) as error:
+        raise unidentified_server(url, error, key=key) from error
     return ProbeSide(name=url, engines=(("", target),), source=None, run=None)

@@ -15,20 +15,20 @@ from orchestrator.core.errors import UsageError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.gpus.inventory import gib
 from orchestrator.hosts.survey import Runner
 from orchestrator.kernels.log_gate import GateReader
-from orchestrator.kernels.plan_coverage import takes_table
+from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Fleet, lost_parts
-from orchestrator.servers.start.host import place_of, runner_for
-from orchestrator.servers.start.verify import key_of, require_running
+from orchestrator.servers.servers import Servers, dead_processes
+from orchestrator.servers.start.host import host_ref, runner_for
+from orchestrator.servers.start.verify import api_key_for, require_running
 
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor's tool takes up to a second of CPU
@@ -57,7 +57,7 @@ class Activity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuNow:
+class GpuSample:
     """A GPU of the server: bytes of VRAM, and watts since the look before; None where nothing tells."""
 
     index: int
@@ -85,7 +85,7 @@ class Frame:
     trouble: str  # why it does not serve as it should; "" where nothing is known
     activity: Activity
     kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
-    gpus: tuple[GpuNow, ...]
+    gpus: tuple[GpuSample, ...]
     events: tuple[Event, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -123,7 +123,7 @@ class Frame:
         yield "untuned kernels", shown(self.kernel_misses, "{} since the start"), ""
 
 
-def _gpu_row(gpu: GpuNow) -> tuple[str, str, str]:
+def _gpu_row(gpu: GpuSample) -> tuple[str, str, str]:
     used = "" if gpu.vram_used is None else gib(gpu.vram_used)
     size = "" if gpu.vram_bytes is None else f" of {gib(gpu.vram_bytes)}"
     return str(gpu.index), f"{used}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W"
@@ -177,21 +177,21 @@ class GpuReader:
         self._plan, self._runner, self._energy = plan, runner, energy
         self._looked: float | None = None
         self._reading: EnergyReading | None = None
-        self._seen: tuple[GpuNow, ...] = ()
+        self._seen: tuple[GpuSample, ...] = ()
 
-    def read(self, at: float) -> tuple[GpuNow, ...]:
+    def read(self, at: float) -> tuple[GpuSample, ...]:
         """The GPUs, as they were at the last look."""
         if self._plan.gpus and (self._looked is None or at - self._looked >= _GPUS_EVERY_S):
             self._looked = at
             self._seen = self._look()
         return self._seen
 
-    def _look(self) -> tuple[GpuNow, ...]:
+    def _look(self) -> tuple[GpuSample, ...]:
         if self._runner is None:
             return ()
         inventory, watts = read_gpus(self._plan.hardware.vendor, self._runner), self._watts()
         return tuple(
-            GpuNow(index=gpu.index, vram_used=gpu.vram_used, vram_bytes=gpu.vram_bytes, watts=watts.get(gpu.index))
+            GpuSample(index=gpu.index, vram_used=gpu.vram_used, vram_bytes=gpu.vram_bytes, watts=watts.get(gpu.index))
             for gpu in (inventory.gpus if inventory else ())
             if gpu.index in self._plan.gpus
         )
@@ -208,11 +208,11 @@ class GpuReader:
         return {gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, used, strict=True) if joules >= 0}
 
 
-class View:
+class TopView:
     """A server that is looked at again and again; what changes between two looks is an event."""
 
     def __init__(
-        self, servers: Fleet, name: str, *, host: str | None, clock: Callable[[], float] = time.monotonic
+        self, servers: Servers, name: str, *, host: str | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Look at the server of that name.
 
@@ -226,12 +226,15 @@ class View:
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
-        place = place_of(plan.runtime, servers.home, host)
+        place = host_ref(plan.runtime, servers.home, host)
         runner = runner_for(place) if runtime_class(self._handle.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
-        key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
+        key, counting = (
+            api_key_for(self._handle),
+            self._handle.replicas or (self._handle,),
+        )  # a gateway counts no tokens
         self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]
-        self._gate = GateReader() if takes_table(plan) else TritonReader() if asks_triton(plan) else None
+        self._gate = GateReader() if needs_table(plan) else TritonReader() if asks_triton(plan) else None
         self._log = self._runtime.tail(self._handle) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
@@ -241,7 +244,7 @@ class View:
     def look(self) -> Frame:
         """The server as it is now. Raises StartError when it has ended."""
         state, moment = self._require_running(), datetime.now().astimezone()
-        trouble = lost_parts(self._runtime, self._handle) or self._count()
+        trouble = dead_processes(self._runtime, self._handle) or self._count()
         misses = self._misses()
         self._note(moment, trouble=trouble, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
@@ -270,7 +273,7 @@ class View:
         """Read the counters; why they could not be read, "" where they were."""
         try:
             exported = bytearray(b"\n").join(client.exported() for client in self._clients)
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             return str(error)
         read = Counters(
             at=self._clock(),

@@ -10,14 +10,14 @@ from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import Metric
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
-from orchestrator.engine.responses import Chat, Json, OddAnswerError, number
-from orchestrator.plan.plan import Question
+from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number
+from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.questions import is_right
-from orchestrator.verify.report import Conclusion, failed, not_applicable, passed, warning
+from orchestrator.verify.report import CheckOutcome, failed, not_applicable, passed, warning
 from orchestrator.verify.target import Target
 
-Check = Callable[[SmokeClient], Conclusion]
+Check = Callable[[SmokeClient], CheckOutcome]
 
 PROMPT: Final = "Count from one to one hundred in words: one, two, three, four, five,"
 QUESTION: Final = "Count from one to ten in words."
@@ -31,7 +31,7 @@ SCHEMA: Final = {
 }
 
 
-def right_model(client: SmokeClient) -> Conclusion:
+def right_model(client: SmokeClient) -> CheckOutcome:
     """Another model, or another context length, stands behind the URL (any model name is accepted in a request)."""
     served = client.server.models()
     name, length = client.target.served_name, client.target.context_length
@@ -41,11 +41,11 @@ def right_model(client: SmokeClient) -> Conclusion:
         return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
     path = client.server.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str):
-        raise OddAnswerError(f"`{endpoints.MODEL_INFO}` names no model path")
+        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
     return passed(f"`{name}` from `{path}`, context {length}")
 
 
-def key_required(client: SmokeClient) -> Conclusion:
+def key_required(client: SmokeClient) -> CheckOutcome:
     """The server was to be closed and is open."""
     if not client.target.api_key:
         return not_applicable("the profile has no API key")
@@ -54,7 +54,7 @@ def key_required(client: SmokeClient) -> Conclusion:
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
-def greedy_repeats(client: SmokeClient) -> Conclusion:
+def greedy_repeats(client: SmokeClient) -> CheckOutcome:
     """Numbers come out wrong now and then: uninitialised memory, a race, a broken collective.
 
     The first answer fills the cache and is not compared: a prefix read from cache may round differently.
@@ -71,7 +71,7 @@ def greedy_repeats(client: SmokeClient) -> Conclusion:
     return passed(f"{tokens} tokens twice the same")
 
 
-def stream_agrees(client: SmokeClient) -> Conclusion:
+def stream_agrees(client: SmokeClient) -> CheckOutcome:
     """Streaming loses, doubles or holds back text."""
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as above
@@ -88,7 +88,7 @@ def stream_agrees(client: SmokeClient) -> Conclusion:
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
 
 
-def answers_right(client: SmokeClient) -> Conclusion:
+def answers_right(client: SmokeClient) -> CheckOutcome:
     """A kernel, the weights or their quantisation are wrong, and everything else works: what is said is not so.
 
     Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
@@ -113,7 +113,7 @@ def answers_right(client: SmokeClient) -> Conclusion:
     return passed(f"all {len(questions)}, {behind}")
 
 
-def sampling_samples(client: SmokeClient) -> Conclusion:
+def sampling_samples(client: SmokeClient) -> CheckOutcome:
     """Sampling is ignored, or the first user to sample waits while its kernel is compiled (96 s on an H200).
 
     After a prompt without sense, and this hot, two answers of 32 tokens are not the same by chance, nor is what follows
@@ -129,7 +129,7 @@ def sampling_samples(client: SmokeClient) -> Conclusion:
     return passed("two answers at temperature 2 differ")
 
 
-def tokens_add_up(client: SmokeClient) -> Conclusion:
+def tokens_add_up(client: SmokeClient) -> CheckOutcome:
     """Tokens are counted wrongly, and with them every rate that is measured later."""
     ids, tokens = client.fresh_ids(37), 16
     answer, usage = client.generate(ids, tokens=tokens), client.usage(ids, tokens=tokens)
@@ -145,7 +145,7 @@ def tokens_add_up(client: SmokeClient) -> Conclusion:
     return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out, in both protocols")
 
 
-def prefix_cached(client: SmokeClient) -> Conclusion:
+def prefix_cached(client: SmokeClient) -> CheckOutcome:
     """A repeated prefix is computed again.
 
     The prompt is new to the server, so the first answer must come from cache hardly at all. Hits round down to whole
@@ -166,7 +166,7 @@ def prefix_cached(client: SmokeClient) -> Conclusion:
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page})")
 
 
-def ranks_serve(client: SmokeClient) -> Conclusion:
+def ranks_serve(client: SmokeClient) -> CheckOutcome:
     """A data-parallel replica is dead or never asked, and half of the throughput is missing."""
     if client.target.dp == 1:
         return not_applicable("one data-parallel rank")
@@ -178,7 +178,7 @@ def ranks_serve(client: SmokeClient) -> Conclusion:
     return passed(f"each of {len(answers)} ranks answered for itself")
 
 
-def drafts_accepted(client: SmokeClient) -> Conclusion:
+def drafts_accepted(client: SmokeClient) -> CheckOutcome:
     """Speculation is off, or its drafts are all refused: the cost without the gain."""
     if not client.target.speculative:
         return not_applicable("the profile does not speculate")
@@ -191,7 +191,7 @@ def drafts_accepted(client: SmokeClient) -> Conclusion:
     return passed(f"accept length {shown} on one prompt")
 
 
-def schema_obeyed(client: SmokeClient) -> Conclusion:
+def schema_obeyed(client: SmokeClient) -> CheckOutcome:
     """Structured output is ignored, or its backend takes the scheduler down."""
     if not client.target.grammar:
         return not_applicable("the profile names no grammar backend that this engine can use")
@@ -211,7 +211,7 @@ def schema_obeyed(client: SmokeClient) -> Conclusion:
     return passed(answer.text)
 
 
-def malformed_refused(client: SmokeClient) -> Conclusion:
+def malformed_refused(client: SmokeClient) -> CheckOutcome:
     """A client's mistake is answered 5xx, or takes the server down."""
     sent = {
         f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken"),
@@ -222,7 +222,7 @@ def malformed_refused(client: SmokeClient) -> Conclusion:
     return _refused(client, sent)
 
 
-def overlong_refused(client: SmokeClient) -> Conclusion:
+def overlong_refused(client: SmokeClient) -> CheckOutcome:
     """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
     prompt = client.fresh_ids(client.target.context_length + 1)
     bodies: dict[str, Body] = {
@@ -235,7 +235,7 @@ def overlong_refused(client: SmokeClient) -> Conclusion:
     )
 
 
-def metrics_count(client: SmokeClient) -> Conclusion:
+def metrics_count(client: SmokeClient) -> CheckOutcome:
     """Metrics are off or stand still, and so is everything that watches them."""
     if not client.target.metrics:
         return not_applicable("the profile does not export metrics")
@@ -251,7 +251,7 @@ def metrics_count(client: SmokeClient) -> Conclusion:
     return passed(f"`{name}` went from {before:g} to {after:g}")
 
 
-def log_clean(client: SmokeClient) -> Conclusion:
+def log_clean(client: SmokeClient) -> CheckOutcome:
     """The server is ready and its log shows a fault that does not stop it: a kernel that is compiled again each step.
 
     Comes last: such lines are written while requests are served.
@@ -286,7 +286,7 @@ def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
     return tuple((name, check) for name, check in CHECKS if target.questions or check is not answers_right)
 
 
-def _not_the_same(client: SmokeClient, evidence: str) -> Conclusion:
+def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
     if not client.target.inexact:
         return failed(evidence)
@@ -301,7 +301,7 @@ def _goes_on_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[i
     return tuple(answer[1 : 1 + _ALIKE]) == greedy
 
 
-def _not_sampled(client: SmokeClient, evidence: str) -> Conclusion:
+def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
     if not client.target.greedy:
         return failed(evidence)
@@ -309,12 +309,12 @@ def _not_sampled(client: SmokeClient, evidence: str) -> Conclusion:
     return warning(f"{evidence}, as is known of this engine", causes=causes)
 
 
-def _wrong(question: Question, answer: Chat) -> str:
+def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
     said, right = excerpt(answer.content, 40), excerpt(question.answer, 40)
     return f"after {answer.prompt_tokens} tokens {said!r} where {right!r} is right"
 
 
-def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Conclusion:
+def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:
     statuses = {what: client.server.post_status(path, content) for what, (path, content) in requests.items()}
     wrong = [f"{what} is answered {status}" for what, status in statuses.items() if not 400 <= status < 500]
     if wrong:

@@ -9,18 +9,18 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
 from orchestrator.engine.responses import (
-    Chat,
-    Generated,
+    ChatResponse,
+    GenerateResponse,
     Json,
-    OddAnswerError,
     ServerInfo,
+    UnexpectedResponseError,
     read_chat,
     read_chat_events,
     read_generated,
     read_server_info,
     read_usage_of,
 )
-from orchestrator.plan.plan import Question
+from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.questions import prompt_of
 from orchestrator.verify.target import Target
 
@@ -45,7 +45,7 @@ class SmokeClient:
         """`count` token ids that this server has not seen in this order."""
         return self._random.choices(TOKEN_IDS, k=count)
 
-    def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> Generated:
+    def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> GenerateResponse:
         """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples."""
         body = generate_body(prompt, tokens=tokens, rank=rank, **more)
         return read_generated(self.server.post(endpoints.GENERATE, body))
@@ -55,17 +55,17 @@ class SmokeClient:
         body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: 0})
         return read_usage_of(self.server.post(endpoints.COMPLETIONS, body))
 
-    def chat(self, body: Body) -> Chat:
+    def chat(self, body: Body) -> ChatResponse:
         """The answer to a chat request, in one piece."""
         return read_chat(self.server.post(endpoints.CHAT_COMPLETIONS, body))
 
-    def ask(self, question: Question, *, rank: int) -> Chat:
+    def ask(self, question: SmokeQuestion, *, rank: int) -> ChatResponse:
         """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
         thinking = {"enable_thinking": False}  # what GLM's template calls it; others do not look at it
         more: Body = {RANK_FIELD: rank, "chat_template_kwargs": thinking}
         return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.tokens, **more))
 
-    def chat_stream(self, body: Body) -> Chat:
+    def chat_stream(self, body: Body) -> ChatResponse:
         """The answer to a chat request as server-sent events, put together."""
         streamed = {**body, "stream_options": {"include_usage": True}}
         return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, streamed))
@@ -74,5 +74,5 @@ class SmokeClient:
         """What the server says of its settings."""
         info = read_server_info(self.server.get(endpoints.SERVER_INFO))
         if info is None:
-            raise OddAnswerError(f"`{endpoints.SERVER_INFO}` does not name version and page size")
+            raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` does not name version and page size")
         return info

@@ -13,15 +13,15 @@ import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS, READINESS, read_readiness
 from orchestrator.engine.requests import completion_body
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError, read_completion_event
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.verify.checks import PROMPT
-from orchestrator.verify.report import CheckResult, Conclusion, failed, not_applicable, passed, warning
+from orchestrator.verify.report import CheckOutcome, CheckResult, failed, not_applicable, passed, warning
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
@@ -30,7 +30,7 @@ _POLL: Final = 0.1
 _ASKED: Final = TimeLimits(connect=2, silence=5, whole=5)
 _TOKENS: Final = 32
 
-Check = Callable[[EngineClient, Target, int], Conclusion]
+Check = Callable[[EngineClient, Target, int], CheckOutcome]
 
 
 def count_servers(url: str, *, transport: httpx.BaseTransport | None = None) -> int:
@@ -38,7 +38,7 @@ def count_servers(url: str, *, transport: httpx.BaseTransport | None = None) -> 
     try:
         with EngineClient(url, key=None, limits=_ASKED, transport=transport) as gateway:
             return read_readiness(gateway.get(READINESS))
-    except (NoAnswerError, OddAnswerError):  # 503 where there is none
+    except (NoResponseError, UnexpectedResponseError):  # 503 where there is none
         return 0
 
 
@@ -46,7 +46,7 @@ def _answers(url: str) -> bool:
     try:
         with EngineClient(url, key=None, limits=_ASKED) as gateway:
             return gateway.status("GET", LIVENESS) == httpx.codes.OK
-    except (NoAnswerError, OddAnswerError):
+    except (NoResponseError, UnexpectedResponseError):
         return False
 
 
@@ -65,7 +65,7 @@ def wait_for_gateway(
     waited for, as long as something that comes by itself may start it.
     """
     progress = Progress()
-    look_until(lambda now: now.status is not Status.PENDING or now.stuck, state, within=inf, pause=_POLL)
+    poll_until(lambda now: now.status is not Status.PENDING or now.stuck, state, within=inf, pause=_POLL)
 
     def require_alive() -> None:
         now = state()
@@ -86,9 +86,9 @@ def wait_for_gateway(
         progress.update("the gateway", transient=f"{counted}/{servers} servers")
 
     try:
-        if not look_until(bool, is_there, within=starts, pause=pause, meanwhile=shown):
+        if not poll_until(bool, is_there, within=starts, pause=pause, meanwhile=shown):
             raise NotReadyError(f"the gateway does not answer within {starts:.0f} s", hint="its log: `deploy logs`")
-        counted = look_until(lambda found: found == servers, look, within=within, pause=pause, meanwhile=shown)
+        counted = poll_until(lambda found: found == servers, look, within=within, pause=pause, meanwhile=shown)
     finally:
         progress.done()
     if counted != servers:
@@ -110,7 +110,7 @@ def _carried_out(client: EngineClient, target: Target, servers: int) -> Iterator
         begun = time.monotonic()
         try:
             conclusion = check(client, target, servers)
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             conclusion = failed(str(error))
         yield CheckResult(
             name=f"gateway: {name}",
@@ -121,20 +121,20 @@ def _carried_out(client: EngineClient, target: Target, servers: int) -> Iterator
         )
 
 
-def _all_counted(client: EngineClient, _: Target, servers: int) -> Conclusion:
+def _all_counted(client: EngineClient, _: Target, servers: int) -> CheckOutcome:
     """A server is left out: the gateway serves on without it, and says nothing."""
     counted = read_readiness(client.get(READINESS))
     conclude = passed if counted == servers else failed
     return conclude(f"{counted} of {servers} servers healthy")
 
 
-def _right_model(client: EngineClient, target: Target, _: int) -> Conclusion:
+def _right_model(client: EngineClient, target: Target, _: int) -> CheckOutcome:
     """It lists another model, or none."""
     names = client.models()
     return (passed if target.served_name in names else failed)(f"serves `{', '.join(names)}`")
 
 
-def _key_required(client: EngineClient, target: Target, _: int) -> Conclusion:
+def _key_required(client: EngineClient, target: Target, _: int) -> CheckOutcome:
     """The servers are closed and the gateway, which has their key, is open."""
     if not target.api_key:
         return not_applicable("the profile has no API key")
@@ -143,7 +143,7 @@ def _key_required(client: EngineClient, target: Target, _: int) -> Conclusion:
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
-def _stream_agrees(client: EngineClient, target: Target, _: int) -> Conclusion:
+def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome:
     """It cuts, doubles or holds back what a server streams; or a server answers otherwise than the others."""
     body = completion_body(target.served_name, PROMPT, tokens=_TOKENS, ignore_eos=True)
     whole = _text([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from orchestrator.plan.plan import Question
+from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.profiles.schema import FILLER
 
 _SENTENCE: Final = "On day {day} the sea was calm and the wind came from the west."
 _LENGTH: Final = len(_SENTENCE.split())
 
 
-def prompt_of(question: Question) -> str:
+def prompt_of(question: SmokeQuestion) -> str:
     """What a user asks, with the filler in its place."""
     return question.question.replace(FILLER, filler(question.filler_words))
 
@@ -23,7 +23,7 @@ def filler(words: int) -> str:
     return " ".join(" ".join(sentences).split()[:words])
 
 
-def is_right(question: Question, answer: str) -> bool:
+def is_right(question: SmokeQuestion, answer: str) -> bool:
     """Whether an answer is the one that is right; case, white space and a full stop at the end do not count."""
     return _essence(answer) == _essence(question.answer)
 

@@ -14,15 +14,15 @@ from typing import Final
 
 import httpx
 
-from orchestrator.core.console import Progress, minutes
+from orchestrator.core.console import Progress, format_duration
 from orchestrator.core.errors import NotReadyError, Problem, ProfileError
 from orchestrator.core.logs.lines import batches
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret, redact
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.log import StageReader
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.log import StartupLogParser
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.engine.server_args import ArgumentRefusal
 from orchestrator.runtimes.base import ServerState, Status
 
@@ -31,7 +31,7 @@ _LEAST_SECONDS: Final = 0.1  # that a request is given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Starting:
+class StartingServer:
     """A server that was started, as the wait sees it.
 
     `log` gives the lines that are new since its last call (a runtime's `tail`); `state` is what the runtime says of it.
@@ -45,8 +45,8 @@ class Starting:
     about: float = inf  # seconds that were estimated
 
 
-def wait(
-    server: Starting,
+def wait_until_ready(
+    server: StartingServer,
     *,
     silence: float,
     timeout: float | None = None,
@@ -71,7 +71,7 @@ def wait(
             attempt.give_up_after(silence=silence, timeout=timeout)
 
         try:
-            look_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
+            poll_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
             seconds = attempt.elapsed
             shown.update(f"ready after {seconds:.1f} s")
         finally:
@@ -82,8 +82,8 @@ def wait(
 class _Wait:
     """One wait: what has been seen so far."""
 
-    def __init__(self, server: Starting, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
-        self.reader = StageReader()
+    def __init__(self, server: StartingServer, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
+        self.reader = StartupLogParser()
         self._end = end  # on the clock: no request goes on behind it
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = clock()
@@ -116,7 +116,7 @@ class _Wait:
             return self._pending
         if self.elapsed > 2 * about:
             self._late = self._late or self.reader.text
-        late = f", longer than the {minutes(about)} estimated" if self.reader.text == self._late else ""
+        late = f", longer than the {format_duration(about)} estimated" if self.reader.text == self._late else ""
         return f"{self.reader.text}{late}"
 
     def give_up_after(self, *, silence: float, timeout: float | None) -> None:
@@ -172,7 +172,7 @@ class _Wait:
         try:
             status = self._client.health(within=self._left)
             answer = f"`{endpoints.HEALTH}`: {status}"
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             status, answer = 0, str(error)
         if answer != self._answer:
             self._answer, self._moved = answer, self._clock()
@@ -181,7 +181,7 @@ class _Wait:
     def _refuse_stranger(self) -> None:
         try:
             names = self._client.models(within=self._left)
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             raise self._error(f"`{self._server.url}` does not say which model it serves: {error}") from error
         if self._server.served_name not in names:
             raise self._error(

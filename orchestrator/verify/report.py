@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conclusion:
+class CheckOutcome:
     """A verdict and what stands behind it: the figures that were seen, or the reason why there are none."""
 
     verdict: Verdict
@@ -84,21 +84,21 @@ class SmokeReport:
             )
 
 
-def passed(evidence: str) -> Conclusion:
+def passed(evidence: str) -> CheckOutcome:
     """The feature is there."""
-    return Conclusion(verdict=Verdict.PASSED, evidence=evidence)
+    return CheckOutcome(verdict=Verdict.PASSED, evidence=evidence)
 
 
-def failed(evidence: str, *, causes: tuple[str, ...] = ()) -> Conclusion:
+def failed(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
     """The feature is absent or broken."""
-    return Conclusion(verdict=Verdict.FAILED, evidence=evidence, causes=causes)
+    return CheckOutcome(verdict=Verdict.FAILED, evidence=evidence, causes=causes)
 
 
-def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> Conclusion:
+def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
     """Something that could not be decided."""
-    return Conclusion(verdict=Verdict.WARNING, evidence=evidence, causes=causes)
+    return CheckOutcome(verdict=Verdict.WARNING, evidence=evidence, causes=causes)
 
 
-def not_applicable(evidence: str) -> Conclusion:
+def not_applicable(evidence: str) -> CheckOutcome:
     """The profile does not have the feature."""
-    return Conclusion(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)
+    return CheckOutcome(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)

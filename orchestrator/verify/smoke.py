@@ -9,10 +9,10 @@ import httpx
 from orchestrator.core.console import Progress
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.client import EngineClient, TimeLimits
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.verify.checks import Check, checks_for
 from orchestrator.verify.client import SmokeClient
-from orchestrator.verify.report import CheckResult, Conclusion, SmokeReport, failed
+from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed
 from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
@@ -59,17 +59,17 @@ def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], flo
         yield _result(name, conclusion, seconds=clock() - begun)
 
 
-def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[Conclusion, str]:
+def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[CheckOutcome, str]:
     """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
     try:
         return check(client), ""
-    except OddAnswerError as error:
+    except UnexpectedResponseError as error:
         return failed(str(error)), ""
-    except NoAnswerError as error:
+    except NoResponseError as error:
         return failed(str(error)), f"the server stopped answering during `{name}`"
 
 
-def _result(name: str, conclusion: Conclusion, *, seconds: float) -> CheckResult:
+def _result(name: str, conclusion: CheckOutcome, *, seconds: float) -> CheckResult:
     evidence = excerpt(" ".join(conclusion.evidence.split()), MOST_EVIDENCE)
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
     return CheckResult(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.responses import OddAnswerError, read_server_info
-from orchestrator.plan.plan import GREEDY, Hazard, Plan, Question
+from orchestrator.engine.responses import UnexpectedResponseError, read_server_info
+from orchestrator.plan.plan import GREEDY, Plan, PlanWarning, SmokeQuestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class Target:
     cache_report: bool  # per-request cached tokens in `usage`
     metrics: bool
     grammar: bool
-    questions: tuple[Question, ...]  # with one right answer each
+    questions: tuple[SmokeQuestion, ...]  # with one right answer each
     prefill_chunk: int | None  # tokens; None where the plan sets none
-    wrong_answers: tuple[Hazard, ...]  # what may make answers wrong
-    inexact: tuple[Hazard, ...]  # why two greedy answers may differ
-    greedy: tuple[Hazard, ...]  # why nothing is sampled but the first token
+    wrong_answers: tuple[PlanWarning, ...]  # what may make answers wrong
+    inexact: tuple[PlanWarning, ...]  # why two greedy answers may differ
+    greedy: tuple[PlanWarning, ...]  # why nothing is sampled but the first token
     api_key: Secret | None
 
 
@@ -52,7 +52,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
     )
 
 
-def target_as_told(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
+def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
     """The target that a server without a plan says it is; what it does not tell is not promised.
 
     Raises NoAnswerError, and OddAnswerError for what is no sglang server.
@@ -60,7 +60,7 @@ def target_as_told(server: EngineClient, *, url: str, api_key: Secret | None) ->
     info = read_server_info(server.get(endpoints.SERVER_INFO))
     named = next(((name, length) for name, length in server.models().items() if length is not None), None)
     if info is None or named is None:
-        raise OddAnswerError("it does not describe itself as sglang does")
+        raise UnexpectedResponseError("it does not describe itself as sglang does")
     return Target(
         url=url,
         served_name=named[0],

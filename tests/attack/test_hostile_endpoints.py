@@ -13,7 +13,7 @@ from forked import Ended
 from hostile_server import BEHAVIOURS, hostile
 from rounds import attack
 
-from orchestrator.runtimes.supervisor.record import read_record, token_of, write_record
+from orchestrator.runtimes.supervisor.record import read_record, run_marker, write_record
 
 pytestmark = pytest.mark.attack
 
@@ -85,7 +85,7 @@ def asked(deployment: Deployment, source: Deployment, command: Asks, rules: Mapp
         (run_dir,) = (path.parent for path in deployment.home.glob("runs/*/*/process.json"))
         record = read_record(run_dir)
         assert record is not None
-        write_record(run_dir, dataclasses.replace(record, url=url, token=token_of(run_dir)))
+        write_record(run_dir, dataclasses.replace(record, url=url, token=run_marker(run_dir)))
         running = deployment.start(*command.words)
         if interrupted := bool(rules) and not running.ends_within(PATIENCE_S):
             running.send(SIGINT)

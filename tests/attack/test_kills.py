@@ -13,12 +13,12 @@ from forked import Command, Ended
 from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
 from rounds import attack
 
-from orchestrator.checkpoints.quantize.work_dir import WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import WorkDir
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.core.polling import poll_until
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.runs.run_dir import runs_of
 
 pytestmark = pytest.mark.attack
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("quantise")
     write_source(place / "tiny")
     stand_in_home(place / "home")
-    ensure(place / "home/images/quark-0.13.txt", home=Home(place / "home"), progress=Progress())
+    ensure_venv(place / "home/images/quark-0.13.txt", home=Home(place / "home"), progress=Progress())
     return place
 
 
@@ -87,10 +87,10 @@ def quantised(deployment: Deployment, place: Path, sent: tuple[signal.Signals, .
         yield from deployment.run(*words, **environ).faults(0)
     if files_digest(target) != REAL_FILES["glm-5.2-amd"] or read_receipt(target) is None:
         yield f"{[each.name for each in sent]}: the target is not whole"
-    left = WorkFolder(target)
+    left = WorkDir(target)
     if left.root.exists() and ended.code != -KILL:
         yield f"left over: {left.root}"
-    if alive := look_until(lambda found: not found, lambda: working_in(left.root), within=10, pause=0.05):
+    if alive := poll_until(lambda found: not found, lambda: working_in(left.root), within=10, pause=0.05):
         yield f"works on: {alive}"
 
 

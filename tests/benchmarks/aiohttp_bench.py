@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from orchestrator.bench import benchmark
-from orchestrator.bench.streamed_response import Answer
+from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.cli.main import main
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
@@ -30,7 +30,7 @@ class AiohttpConnections:
     def head(self, _method: str, path: str, _length: int) -> bytes:
         return path.encode()  # the first piece of a request says where it goes
 
-    async def send(self, request: Sequence[bytes], answer: Answer) -> None:
+    async def send(self, request: Sequence[bytes], answer: StreamedResponse) -> None:
         path, *body = request
         try:
             async with self._open().post(self._url + path.decode(), data=b"".join(body)) as response:

@@ -113,9 +113,9 @@ def tail(path: Path) -> Iterator[str]:
 
 
 def of_container(path: Path) -> None:
-    from orchestrator.core.logs.lines import Lines, gathered, redacted
+    from orchestrator.core.logs.lines import Lines, coalesce, redacted
 
-    read_all(Lines(redacted(gathered(pieces(path, 1 << 14)))))  # as much as a Docker daemon sends at most
+    read_all(Lines(redacted(coalesce(pieces(path, 1 << 14)))))  # as much as a Docker daemon sends at most
 
 
 def awaited(path: Path) -> None:
@@ -123,7 +123,7 @@ def awaited(path: Path) -> None:
 
     log = LogTailOf(path)
     server = SimpleNamespace(log=log, url="http://127.0.0.1:1", state=lambda: SimpleNamespace(restarts=0))
-    wait = readiness._Wait(cast("readiness.Starting", server), client=None, clock=time.monotonic, end=1e9)  # type: ignore[arg-type]
+    wait = readiness._Wait(cast("readiness.StartingServer", server), client=None, clock=time.monotonic, end=1e9)  # type: ignore[arg-type]
     wait._read_log()
 
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from golden_files import check_file, check_folder, differences
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.planner.planning import load, profile_names, render_artifacts, rendered_files
 
 GOLDEN = Path(__file__).parent
-PROFILES = profile_names(Catalogue.shipped())
+PROFILES = profile_names(Catalog.shipped())
 # Copied as they are from images/; a golden copy would only have to be kept in step.
 COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
 # Profiles that extend nothing and differ little from another one.
@@ -23,7 +23,7 @@ SIMILAR = {"h200x4-tp4": "h200-glm-mtp", "h200x4-tp2dp2": "h200x4-tp4"}
 
 
 def base_of(profile: str) -> str | None:
-    path = Catalogue.shipped().path(Kind.PROFILE, profile)
+    path = Catalog.shipped().path(EntryKind.PROFILE, profile)
     return yaml.safe_load(path.read_text()).get("extends") or SIMILAR.get(profile)
 
 

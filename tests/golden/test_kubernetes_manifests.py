@@ -13,7 +13,7 @@ from cluster_samples import CASES, all_objects, cluster_plan, manifest_texts, ob
 from golden_files import check_file, check_folder, differences
 
 from orchestrator.checkpoints.overlay import overlay_path
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
 from orchestrator.engine import liveness
@@ -21,7 +21,7 @@ from orchestrator.planner.planning import load, profile_names
 
 FOLDER = Path(__file__).parent / "kubernetes"
 VERSIONS = ("1.28", "1.32", "1.36")
-SHIPPED = {name: load(name).plan for name in profile_names(Catalogue.shipped())}
+SHIPPED = {name: load(name).plan for name in profile_names(Catalog.shipped())}
 # Not those that run where no image is, and those whose checkpoint has to be patched.
 FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan)]
 

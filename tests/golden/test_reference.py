@@ -21,7 +21,7 @@ from orchestrator.checkpoints.summary import local_outline
 from orchestrator.checkpoints.verify import compared, is_fatal
 from orchestrator.cli.main import app
 from orchestrator.core import errors
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.profiles import schema
@@ -105,7 +105,7 @@ def recipes() -> str:
     """One row a recipe of quantisation."""
     rows = (
         (f"`{name}`", recipe.description, ", ".join(f"`{pattern}`" for pattern in recipe.exclude), recipe.source)
-        for name, recipe in recipes_for("glm_moe_dsa", Catalogue.shipped()).items()
+        for name, recipe in recipes_for("glm_moe_dsa", Catalog.shipped()).items()
     )
     return table(("recipe", "what it does", "excluded", "source"), rows)
 

@@ -27,7 +27,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.hosts.venvs import venv
-from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.planner.planning import load
 
 IMAGES = data_root() / "images"
@@ -76,15 +76,15 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def cpu_environment(engine_home: Home) -> venv.Environment:
+def cpu_environment(engine_home: Home) -> venv.Venv:
     """Real sglang for a CPU, built on first use."""
     plan = load("cpu-tiny").plan
     assert plan.engine.requirements is not None
-    return venv.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
+    return venv.ensure_venv(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
 
 
 @pytest.fixture(scope="session")
-def tiny_model(engine_home: Home, cpu_environment: venv.Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(engine_home: Home, cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
     model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
     shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
@@ -94,7 +94,7 @@ def tiny_model(engine_home: Home, cpu_environment: venv.Environment, tmp_path_fa
 
 
 @pytest.fixture(scope="session")
-def cpu_engine(engine_home: Home, cpu_environment: venv.Environment, tiny_model: Path) -> CpuEngine:
+def cpu_engine(engine_home: Home, cpu_environment: venv.Venv, tiny_model: Path) -> CpuEngine:
     """Everything a test needs to start a server of its own."""
     assert tiny_model.is_dir()
     return CpuEngine(home=engine_home, python=cpu_environment.python)
@@ -112,7 +112,7 @@ def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
 
 
 @pytest.fixture(scope="session")
-def docker_daemon() -> Docker:
+def docker_daemon() -> DockerCli:
     """The daemon of this machine."""
     try:
         return find_docker()
@@ -121,7 +121,7 @@ def docker_daemon() -> Docker:
 
 
 @pytest.fixture(scope="session")
-def docker_image(docker_daemon: Docker) -> str:
+def docker_image(docker_daemon: DockerCli) -> str:
     """A base image with the real sources of sglang."""
     return base_image(wheel("0.5.14"), docker=docker_daemon.program)
 

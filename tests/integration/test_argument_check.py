@@ -20,8 +20,8 @@ from wheels import unpacked
 from orchestrator.checkpoints.engine_files import local_engine_files
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.server_args import ArgumentVerdict, read_verdicts
-from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.images.client import Docker
+from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.images.client import DockerCli
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.render.arguments import argument_question
 from orchestrator.runtimes.slurm.arguments import argument_files
@@ -54,7 +54,7 @@ ON_GPUS = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
 
 @pytest.fixture(scope="module")
 def verdicts(
-    cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+    cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Mapping[str, ArgumentVerdict]]:
     """Of each version, on the GPUs of a profile that no machine here has: "" for the profile as it is."""
     model = model_in(tmp_path_factory.mktemp("glm"))
@@ -87,7 +87,7 @@ def test_a_version_refuses_what_it_would_refuse_at_its_start_and_names_the_optio
     assert found == REFUSED
 
 
-def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: Environment, tiny_model: Path) -> None:
+def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: Venv, tiny_model: Path) -> None:
     """A draft model that is not at hand, a model that no argument makes right, and one without its config."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
     base = list(argument_question(artifacts, None).argv[0])
@@ -113,7 +113,7 @@ def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: En
 
 
 def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
-    cpu_environment: Environment, tiny_model: Path, tmp_path: Path
+    cpu_environment: Venv, tiny_model: Path, tmp_path: Path
 ) -> None:
     """By files and an exit code; what keeps it from judging keeps no server from its start."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
@@ -137,7 +137,7 @@ def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
 
 @pytest.mark.parametrize("settings", [("flags.enable-eplb=true",), ()])
 def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_refuses(
-    cpu_environment: Environment, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
+    cpu_environment: Venv, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """The site's container is a script that has this engine as its `python3`; the server in it only leaves a note."""
     container, run_dir = tmp_path / "apptainer", tmp_path / "x" / "run"
@@ -224,7 +224,7 @@ def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: Comma
 
 @pytest.mark.docker
 def test_an_image_is_asked_before_the_checkpoint_and_no_container_is_left(
-    deploy: CommandLine, hub: Hub, docker_daemon: Docker, cpu_environment: Environment
+    deploy: CommandLine, hub: Hub, docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
     base = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
     image = {

@@ -22,7 +22,7 @@ from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
-from orchestrator.bench.result import BenchResult, MarkKind, Point, Spread
+from orchestrator.bench.result import BenchResult, Distribution, MarkKind, Point
 from orchestrator.bench.workload import Workload, load_workload
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
@@ -185,7 +185,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Find:
     return found
 
 
-def ttft(point: Point) -> Spread:
+def ttft(point: Point) -> Distribution:
     assert point.latency is not None
     return point.latency.ttft_from_schedule_s
 

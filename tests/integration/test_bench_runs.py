@@ -18,7 +18,7 @@ from patience import PATIENCE
 from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, order
 from scripted_server import Answer, Script, scripted
 
-from orchestrator.bench.benchmark import UnwrittenError, measure
+from orchestrator.bench.benchmark import ResultWriteError, measure
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
@@ -131,7 +131,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return source.rename(target)
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UnwrittenError) as caught:
+    with pytest.raises(ResultWriteError) as caught:
         bench(Script(), tmp_path)
     assert only(caught.value.result).succeeded == 30
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole

@@ -23,7 +23,7 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import Metric, quantile, read_buckets, read_metrics
 from orchestrator.engine.requests import tokenize_body
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -171,7 +171,7 @@ def scatter(values: Sequence[float]) -> float:
 
 @pytest.fixture(scope="module")
 def their_turn(
-    server: CpuServer, cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    server: CpuServer, cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Turn]:
     """sglang.bench_serving with token-id prompts, in one process: what it imports takes longer than a turn."""
     directory = tmp_path_factory.mktemp("theirs")

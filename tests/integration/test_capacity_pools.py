@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.plan.capacity import KvCache
 from orchestrator.planner.planning import load
 
@@ -88,7 +88,7 @@ def computed(name: str) -> KvCache:
 
 
 @pytest.fixture(scope="module")
-def real(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     """What sglang made of each case."""
     folder = tmp_path_factory.mktemp("pools")
     asked = {

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Status, UnansweredError
+from orchestrator.runtimes.base import PartialResultError, Status
 from orchestrator.runtimes.kubernetes import observations
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
@@ -71,7 +71,7 @@ def test_a_list_of_all_asks_a_cluster_once(kubectl: Path, tmp_path: Path) -> Non
 
 def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, "gone", "near"))
-    with pytest.raises(UnansweredError, match="the cluster of context `gone` does not answer") as caught:
+    with pytest.raises(PartialResultError, match="the cluster of context `gone` does not answer") as caught:
         runtime.find()
     assert len(caught.value.found) == SERVERS
     assert asked(kubectl) == 2
@@ -106,6 +106,6 @@ def test_an_outage_is_told_once_and_ends(
     assert said.count("the cluster answers again") == 1
 
     (kubectl / "silent").touch()
-    monkeypatch.setattr(observations, "OUTAGE", 0.0)
+    monkeypatch.setattr(observations, "MAX_STALENESS", 0.0)
     with pytest.raises(HostError, match="does not answer"):
         runtime.state(handle)

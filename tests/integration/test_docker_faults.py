@@ -21,7 +21,7 @@ from docker_server import DockerEngine
 from patience import wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.plan.plan import ContainerNeeds, Ulimit
+from orchestrator.plan.plan import ContainerRequirements, Ulimit
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Cache, Status
 from orchestrator.runtimes.caches import caches
@@ -41,7 +41,7 @@ def containers(engine: DockerEngine, name: str) -> list[str]:
 
 def needing(artifacts: Artifacts, **needs: object) -> Artifacts:
     spec = spec_of(artifacts)
-    changed: ContainerNeeds = replace(spec.needs, **needs)  # type: ignore[arg-type]
+    changed: ContainerRequirements = replace(spec.needs, **needs)  # type: ignore[arg-type]
     return replace(artifacts, spec=replace(spec, needs=changed))
 
 

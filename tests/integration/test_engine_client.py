@@ -17,7 +17,7 @@ from orchestrator.core.errors import BenchError, BuildError, StartError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import client as client_module
 from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
-from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.images.registry import Registry
 from orchestrator.servers.ask import ask
 
@@ -108,14 +108,14 @@ def asking(
     ids=["head", "body of a length", "chunks", "body without a length"],
 )
 def test_an_answer_that_drips_ends_with_the_request(begin: bytes, again: bytes) -> None:
-    late = pytest.raises(NoAnswerError, match=r"no whole answer within 0\.6 s")
+    late = pytest.raises(NoResponseError, match=r"no whole answer within 0\.6 s")
     with asking(drips(begin, again), limits=LIMITS) as (client, _), late:
         client.models()
 
 
 def test_a_stream_that_drips_ends_with_the_request() -> None:
     dripping = drips(OK + b"Content-Type: text/event-stream\r\n\r\n", b"data: {}\n\n")
-    late = pytest.raises(NoAnswerError, match="no whole answer within")
+    late = pytest.raises(NoResponseError, match="no whole answer within")
     with asking(dripping, limits=LIMITS) as (client, _), late:
         list(client.events("/v1/completions", {}))
 
@@ -128,7 +128,7 @@ def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
 
 def test_silence_ends_the_request_before_its_time() -> None:
     limits = TimeLimits(connect=2, silence=0.3, whole=20)
-    silent = pytest.raises(NoAnswerError, match=r"no answer within 0\.3 s")
+    silent = pytest.raises(NoResponseError, match=r"no answer within 0\.3 s")
     with asking(lambda _: time.sleep(1), limits=limits) as (client, _), silent:
         client.models()
 
@@ -138,7 +138,7 @@ def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     limits = TimeLimits(connect=2, silence=2, whole=5)
     with (
         asking(floods, limits=limits) as (client, _),
-        pytest.raises(OddAnswerError, match="answers with more than 1 MiB"),
+        pytest.raises(UnexpectedResponseError, match="answers with more than 1 MiB"),
     ):
         client.models()
 
@@ -156,7 +156,7 @@ def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) 
 )
 def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, tmp_path: Path) -> None:
     with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
-        with EngineClient(url, key=key) as client, pytest.raises(KeyRefusedError, match=said):
+        with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=said):
             client.models()
         with pytest.raises(BenchError, match=f"the endpoint {said}"):
             measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _far: None)
@@ -164,14 +164,14 @@ def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, t
 
 def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:
     packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
-    with asking(says(packed)) as (client, requests), pytest.raises(OddAnswerError, match="not asked for"):
+    with asking(says(packed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not asked for"):
         client.models()
     assert b"accept-encoding: identity" in requests[0].lower()
 
 
 def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
-    refused = pytest.raises(OddAnswerError, match="`/v1/models` answers 307")
+    refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` answers 307")
     with (
         server(says(json_answer('{"data": []}'))) as (elsewhere, asked_there),
         asking(says(moved % elsewhere.encode()), key=Secret("sk-0123456789")) as (client, _),
@@ -191,14 +191,14 @@ def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_hangs_up_has_not_answered() -> None:
-    with asking(lambda _: None) as (client, _), pytest.raises(NoAnswerError, match=r"no whole HTTP/1\.1 answer"):
+    with asking(lambda _: None) as (client, _), pytest.raises(NoResponseError, match=r"no whole HTTP/1\.1 answer"):
         client.health()
 
 
 def test_who_does_not_listen_has_not_answered() -> None:
     with server(lambda _: None) as (url, _):
         pass
-    with EngineClient(url, key=None) as client, pytest.raises(NoAnswerError, match="no connection"):
+    with EngineClient(url, key=None) as client, pytest.raises(NoResponseError, match="no connection"):
         client.health()
 
 
@@ -233,7 +233,7 @@ def test_a_stream_that_is_left_is_closed() -> None:
     ],
 )
 def test_a_stream_that_fails_says_so(stream: bytes, fault: str) -> None:
-    with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(OddAnswerError, match=fault):
+    with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(UnexpectedResponseError, match=fault):
         list(client.events("/v1/completions", {}))
 
 

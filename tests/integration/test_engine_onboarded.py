@@ -15,8 +15,8 @@ from wheels import read, wheel
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import BuildError
-from orchestrator.core.subprocesses import ProgramResult
-from orchestrator.images.client import Docker
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.images.client import DockerCli
 from orchestrator.planner import flag_tables
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
@@ -25,7 +25,7 @@ VERSION = "0.5.14"
 
 
 @pytest.fixture(scope="module")
-def engine(docker_daemon: Docker) -> docker.DockerClient:
+def engine(docker_daemon: DockerCli) -> docker.DockerClient:
     return docker.DockerClient(base_url=docker_daemon.host)
 
 
@@ -74,11 +74,11 @@ def test_options_that_nobody_asked_for_yet_are_asked_of_the_images_own_sources(
 ) -> None:
     """The user says another release. What a real parser answers, `test_flag_tables.py` asks."""
 
-    def ask(argv: Sequence[str]) -> ProgramResult:
+    def ask(argv: Sequence[str]) -> CompletedProgram:
         parser = Path(argv[2], "sglang/srt/server_args.py")
         assert parser.read_text() == read(VERSION, "srt/server_args.py")
         table = json.dumps({"sglang": argv[3], "flags": {"port": {"takes_value": True}}})
-        return ProgramResult(argv=(), code=0, stdout=table, stderr="")
+        return CompletedProgram(argv=(), code=0, stdout=table, stderr="")
 
     monkeypatch.setattr(flag_tables, "run", ask)
     deploy(f"onboard engine {image} --name own --set version=0.5.14.post9 --python python3")

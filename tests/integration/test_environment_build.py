@@ -14,8 +14,8 @@ from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.installer import PinnedList, install
-from orchestrator.hosts.venvs.venv import Environment, ensure
+from orchestrator.hosts.venvs.installer import PinnedRequirements, install
+from orchestrator.hosts.venvs.venv import Venv, ensure_venv
 
 BUILD = """
 import sys
@@ -41,8 +41,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def build(images: Path, home: Home) -> Environment:
-    return ensure(images / "small.txt", home=home, progress=Progress())
+def build(images: Path, home: Home) -> Venv:
+    return ensure_venv(images / "small.txt", home=home, progress=Progress())
 
 
 def folders(home: Home) -> list[Path]:
@@ -76,7 +76,7 @@ def test_what_a_killed_build_left_is_built_anew(images: Path, home: Home) -> Non
 
 
 def test_of_two_builders_one_builds_and_the_other_waits(images: Path, home: Home) -> None:
-    made: list[Environment] = []
+    made: list[Venv] = []
     threads = [threading.Thread(target=lambda: made.append(build(images, home))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -126,7 +126,7 @@ def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> No
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure(images / "small.txt", home=home, progress=Interrupting())
+        ensure_venv(images / "small.txt", home=home, progress=Interrupting())
     assert folders(home) == []
 
 
@@ -145,7 +145,7 @@ def test_torch_of_one_platform_comes_from_the_index_of_that_platform(tmp_path: P
     (index / "torch" / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     listed = tmp_path / "engine.txt"
     listed.write_text("torch==9.9+cpu\nh11==0.16.0\n")
-    pinned = PinnedList(file=listed, torch="torch==9.9+cpu", torch_index=index.as_uri())
+    pinned = PinnedRequirements(file=listed, torch="torch==9.9+cpu", torch_index=index.as_uri())
 
     assert install(tmp_path / "made", pinned, Progress()) == "uv"
 
@@ -166,9 +166,7 @@ def test_build_that_fails_shows_what_pip_said_and_leaves_nothing(images: Path, h
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_model_is_made_again_only_when_its_generator_changed(
-    cpu_environment: Environment, tmp_path: Path, home: Home
-) -> None:
+def test_model_is_made_again_only_when_its_generator_changed(cpu_environment: Venv, tmp_path: Path, home: Home) -> None:
     from orchestrator.core.paths import data_root
     from orchestrator.planner.planning import load
 

@@ -16,25 +16,25 @@ import pytest
 from cpu_server import CpuServer
 from together import together
 
-from orchestrator.bench.run import MeasuredTarget
+from orchestrator.bench.run import BenchTarget
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.evals.eval_result import Outcome, outcome_to_json
+from orchestrator.evals.eval_result import EvalResult, outcome_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
 from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.run import EvalOptions, against_outcome, evaluate_beside, run_eval
 from orchestrator.evals.significance import judge_outcomes
 from orchestrator.evals.suites import find_suite
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.servers.targets import url_target
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
 
 @contextmanager
-def adding_model(*wrong: int, aside: str = "It is so.") -> Iterator[MeasuredTarget]:
+def adding_model(*wrong: int, aside: str = "It is so.") -> Iterator[BenchTarget]:
     """An endpoint that answers `a + b`, and one more where `a` is in `wrong`, with an aside before it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,12 +77,12 @@ def questions(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
+def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
     """Evaluate a target; the harness's environment is built at the first call."""
 
     def evaluate(
-        target: MeasuredTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
-    ) -> Outcome:
+        target: BenchTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
+    ) -> EvalResult:
         options = EvalOptions(
             suite="gsm8k", limit=limit, data=questions, command="deploy eval", output=questions.parent
         )
@@ -92,7 +92,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
 
 
 @pytest.mark.slow
-def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., Outcome]) -> None:
+def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., EvalResult]) -> None:
     with (
         adding_model(3) as good,
         adding_model(3, 5, 8) as worse,
@@ -113,7 +113,7 @@ def quick_harness(engine_home: Home, tmp_path_factory: pytest.TempPathFactory, m
 
     Here each task is a file of this tool's own, which includes the harness's by its path.
     """
-    python = ensure(data_root() / "images" / REQUIREMENTS, home=engine_home, progress=Progress()).python
+    python = ensure_venv(data_root() / "images" / REQUIREMENTS, home=engine_home, progress=Progress()).python
     harness = next(python.parent.parent.glob("lib/python*/site-packages/lm_eval"))
     shown = tmp_path_factory.mktemp("harness") / "lm_eval"
     (shown / "tasks").mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     sampled = replace(options, suite="gpqa-diamond", data=choices, max_tokens=32)
     real = url_target(server.url, gpus=None, api_key_env=None)
 
-    def one_seed_after_the_other() -> Outcome:
+    def one_seed_after_the_other() -> EvalResult:
         evaluate_beside(real, None, None, sampled, home=engine_home, say=print)
         both = replace(sampled, seeds=2, resume=True)
         return evaluate_beside(real, None, None, both, home=engine_home, say=print)[0]
@@ -175,7 +175,7 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
 
 @pytest.mark.usefixtures("quick_harness")
 def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_questions_end_in_words(
-    ask: Callable[..., Outcome], questions: Path, engine_home: Home
+    ask: Callable[..., EvalResult], questions: Path, engine_home: Home
 ) -> None:
     """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
     said: list[str] = []

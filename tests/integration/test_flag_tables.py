@@ -9,9 +9,9 @@ import pytest
 from torch_forks import Program, run_forked
 from wheels import unpacked, wheel
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.paths import Home, data_root
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.planner import flag_tables
 from orchestrator.planner.planning import load, profile_names, render_artifacts
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 
 FLAGS = data_root() / "profiles/engines/flags"
 VERSIONS = sorted(path.stem for path in FLAGS.glob("*.json"))
-PROFILES = profile_names(Catalogue.shipped())
+PROFILES = profile_names(Catalog.shipped())
 COMMANDS = [(name, ()) for name in PROFILES]
 COMMANDS += [("mi355x-tp8", ("flags.cuda-graph-bs-decode=[1,2,4]", "flags.context-length=4096"))]
 COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in PROFILES if name.endswith("-july")]
@@ -71,7 +71,7 @@ def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Environment) -> Callable[[str], Answers]:
+def ask(cpu_environment: Venv) -> Callable[[str], Answers]:
     found: dict[str, list[tuple[str, ...]]] = {version: [OLD_OPTION] for version in VERSIONS}
     for version, argv in (command(*each) for each in COMMANDS):
         found[version].append(argv)
@@ -97,7 +97,7 @@ def test_table_is_what_the_parser_says(version: str, ask: Callable[[str], Answer
 
 @pytest.mark.slow
 def test_the_command_writes_the_table_that_ships(
-    cpu_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpu_environment: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
     path = flag_tables.write_flag_table("0.5.16", Home(tmp_path), python=cpu_environment.python)

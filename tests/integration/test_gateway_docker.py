@@ -17,8 +17,8 @@ from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.images.client import Docker
+from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.images.client import DockerCli
 from orchestrator.verify.gateway import count_servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
@@ -29,7 +29,7 @@ PARTS = [f"deploy-{NAME}", f"deploy-{NAME}--replica-1", f"deploy-{NAME}--replica
 
 
 @pytest.fixture(scope="module")
-def base(docker_daemon: Docker, cpu_environment: Environment) -> str:
+def base(docker_daemon: DockerCli, cpu_environment: Venv) -> str:
     engine = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
     return with_pip(engine, docker=docker_daemon.program)
 

@@ -24,8 +24,8 @@ from steady_load import load
 
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home, data_root
-from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, REQUIREMENTS
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER, REQUIREMENTS
+from orchestrator.hosts.venvs.venv import ensure_venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "pair"
@@ -45,7 +45,9 @@ _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 @pytest.fixture(scope="module")
 def image(cluster_of_tests: ClusterEngine) -> str:
     """Given to the node: servers and the gateway, as `deploy build` puts them into one image."""
-    packages = ensure(data_root() / "images" / REQUIREMENTS, home=Home.from_environment(), progress=Progress()).python
+    packages = ensure_venv(
+        data_root() / "images" / REQUIREMENTS, home=Home.from_environment(), progress=Progress()
+    ).python
 
     def fill(tar: tarfile.TarFile) -> None:
         python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
@@ -53,7 +55,7 @@ def image(cluster_of_tests: ClusterEngine) -> str:
         add_file(tar, f"{python}/launch_server.py", _LAUNCHER)
         for name in ("scripted_engine.py", "engine_api.py"):
             add_file(tar, f"/opt/{name}", (_SUPPORT / name).read_bytes())
-        add_file(tar, f"{IN_IMAGE}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
+        add_file(tar, f"{IMAGE_DIR}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
         library = packages.parent.parent / "lib" / debian_python() / "site-packages"
         tar.add(library, arcname=IN_IMAGE_PACKAGES.lstrip("/"))
 

@@ -11,7 +11,7 @@ from packaging.version import Version
 from torch_forks import Program, run_forked
 from wheels import read, unpacked
 
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
@@ -50,7 +50,7 @@ FUSING = ["0.5.14", "0.5.18", "0.5.23"]
 
 
 @pytest.fixture(scope="module")
-def fused(cpu_environment: Environment) -> Mapping[str, "subprocess.CompletedProcess[str]"]:
+def fused(cpu_environment: Venv) -> Mapping[str, "subprocess.CompletedProcess[str]"]:
     """`FUSED` as each version runs it."""
     flags = str(Path(__file__).parents[2] / "profiles/engines/flags")
     programs = {version: Program(program=FUSED, argv=(flags, str(unpacked(version)))) for version in FUSING}

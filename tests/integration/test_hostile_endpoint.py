@@ -20,7 +20,7 @@ from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import ask as ask_module
 from orchestrator.servers.ask import ask
-from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import Verdict
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, target_of
@@ -160,9 +160,11 @@ def test_a_wait_ends_with_its_time(path: str, behaviour: str) -> None:
     log = iter([["The server is fired up and ready to roll!"]])
     begun = time.monotonic()
     with hostile({path: behaviour}) as url:
-        server = Starting(url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state)
+        server = StartingServer(
+            url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state
+        )
         with pytest.raises(NotReadyError):
-            wait(server, silence=60, timeout=SECONDS)
+            wait_until_ready(server, silence=60, timeout=SECONDS)
     assert time.monotonic() - begun < HEALTH_LIMITS.whole
 
 

@@ -18,7 +18,7 @@ from patience import PATIENCE
 
 from orchestrator.checkpoints.hub import Hub as Asked
 from orchestrator.checkpoints.hub import list_files
-from orchestrator.checkpoints.remote_download import far_program
+from orchestrator.checkpoints.remote_download import remote_program
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 
@@ -236,7 +236,7 @@ def test_what_is_no_repository_is_an_error_of_the_user_with_the_form_to_write(
 def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str, Any]]]:
     """What the program says over there to each of these, which no version of this tool would send."""
     host, port = far.removeprefix("ssh://").split(":")
-    each = f"while IFS= read -r line; do printf '%s\\n' \"$line\" | {shlex.join(far_program())}; echo; done"
+    each = f"while IFS= read -r line; do printf '%s\\n' \"$line\" | {shlex.join(remote_program())}; echo; done"
     argv = ["ssh", "-p", port, host, f"sh -c {shlex.quote(each)}"]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=PATIENCE)

@@ -25,21 +25,21 @@ from wheels import read, wheel
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
 from orchestrator.diagnose.match import diagnose
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.images.build import BuildOptions, build_image, ensure_image, push_image, tag_image
-from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import docker_config
 from orchestrator.images.patch_check import SourceChecker
-from orchestrator.images.prebuilt import ReadyImage, fetch_ready, read_ready, require_ready
+from orchestrator.images.prebuilt import PrebuiltImage, inspect_prebuilt, pull_prebuilt, require_matches_plan
 from orchestrator.images.receipt import read_receipt
 from orchestrator.images.registry import Registry
-from orchestrator.kernels.plan_coverage import cover
+from orchestrator.kernels.plan_coverage import compute_coverage
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, require_table, rows_in
 from orchestrator.planner.source import profile_source
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start.prepare import base_overrides
 from orchestrator.verify import smoke
 from orchestrator.verify.target import target_of
@@ -55,7 +55,7 @@ TOPK = (
 
 
 @pytest.fixture(scope="module")
-def docker() -> Docker:
+def docker() -> DockerCli:
     try:
         return find_docker()
     except HostError as error:
@@ -63,7 +63,7 @@ def docker() -> Docker:
 
 
 @pytest.fixture(scope="module")
-def base(docker: Docker) -> str:
+def base(docker: DockerCli) -> str:
     return base_image(wheel("0.5.14"), docker=docker.program)
 
 
@@ -76,7 +76,7 @@ def image(base: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_half_made(docker: Docker) -> Iterator[None]:
+def nothing_half_made(docker: DockerCli) -> Iterator[None]:
     """Whatever a test does, no image without a receipt and no container stays behind (what others build goes by)."""
 
     def half_made() -> str:
@@ -94,7 +94,7 @@ def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_receipt_says_what_is_in_the_image(docker: Docker, image: str) -> None:
+def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) -> None:
     receipt = read_receipt(docker, image)
     sources = dict(receipt.sources)
 
@@ -107,7 +107,7 @@ def test_the_receipt_says_what_is_in_the_image(docker: Docker, image: str) -> No
     assert [file.path for file in guard.files] == [f"{PACKAGE}/{CUH}"]
 
 
-def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: Docker, image: str) -> None:
+def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: DockerCli, image: str) -> None:
     guard = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
     inside = docker.run("run", "--rm", "--network", "none", "--entrypoint", "sha256sum", image, f"{PACKAGE}/{CUH}")
@@ -115,7 +115,7 @@ def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: Docker, image:
     assert inside.stdout.split()[0] == guard.files[0].after != guard.files[0].before
 
 
-def test_the_layers_add_less_than_a_megabyte(docker: Docker, base: str, image: str) -> None:
+def test_the_layers_add_less_than_a_megabyte(docker: DockerCli, base: str, image: str) -> None:
     sizes = docker.run("image", "inspect", "--format", "{{.Size}}", base, image).stdout.split()
 
     assert 0 < int(sizes[1]) - int(sizes[0]) < 1_000_000
@@ -131,7 +131,7 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
     assert json.loads(metadata.read_text())["built"] is False
 
 
-def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, image: str) -> None:
+def test_the_classic_builder_makes_the_same_image(docker: DockerCli, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
     plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
@@ -144,7 +144,7 @@ def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, ima
 
 
 @pytest.mark.slow
-def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> None:
+def test_newer_sources_under_the_old_version_hold_the_fix(docker: DockerCli) -> None:
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
@@ -156,7 +156,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
 
 
 @pytest.mark.slow
-def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: Docker) -> None:
+def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: DockerCli) -> None:
     """A dated image labelled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
     dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
@@ -167,7 +167,7 @@ def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(d
     assert built.receipt.state(GUARD) == "applied"
 
 
-def test_an_image_of_another_release_is_not_built_on(docker: Docker) -> None:
+def test_an_image_of_another_release_is_not_built_on(docker: DockerCli) -> None:
     other = base_image(wheel("0.5.15.post1"), docker=docker.program)
 
     with pytest.raises(BuildError, match=r"holds sglang 0\.5\.15\.post1, the engine says 0\.5\.14") as caught:
@@ -176,7 +176,7 @@ def test_an_image_of_another_release_is_not_built_on(docker: Docker) -> None:
     assert "`--set engine.version=0.5.15.post1`" in caught.value.hint
 
 
-def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: Docker, image: str) -> None:
+def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: DockerCli, image: str) -> None:
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
@@ -192,7 +192,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
 
 
 @pytest.mark.slow
-def test_two_builds_of_one_tag_at_once_do_not_meet(docker: Docker, base: str) -> None:
+def test_two_builds_of_one_tag_at_once_do_not_meet(docker: DockerCli, base: str) -> None:
     """The quick one ends, and clears up, while the slow one is between its two builds."""
     engine = load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine
     options = BuildOptions(tag="deploy-test/twice:1", no_cache=True, network=None, secrets={})
@@ -208,7 +208,7 @@ def test_two_builds_of_one_tag_at_once_do_not_meet(docker: Docker, base: str) ->
     assert found in made
 
 
-def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
+def test_a_patch_that_fits_nowhere_stops_the_build(docker: DockerCli) -> None:
     changed = read("0.5.14", CUH).replace("#include <algorithm>", "#include <vector>")
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
@@ -229,7 +229,7 @@ def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
     assert "building `deploy/" not in done.stderr
 
 
-def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
+def test_a_tag_that_moved_is_an_error(docker: DockerCli, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
     plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
@@ -240,7 +240,7 @@ def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
         build_image(docker, render_artifacts(plan))
 
 
-def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: str, tmp_path: Path) -> None:
+def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: DockerCli, base: str, tmp_path: Path) -> None:
     if docker.builder != "buildkit":
         pytest.skip("only BuildKit has secrets")
     secret = "swordfish-98c1d2"
@@ -262,7 +262,7 @@ def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: st
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str) -> None:
+def test_ctrl_c_in_the_middle_leaves_nothing(docker: DockerCli, base: str) -> None:
     """Another process builds a step of ten minutes; it is interrupted as a terminal does it, and ends long before."""
     argv = [sys.executable, slow_build.__file__, base]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
@@ -278,24 +278,26 @@ def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str) -> None:
     wait_for(lambda: docker.run("ps", "--quiet", "--filter", f"ancestor={base}").stdout == "")
 
 
-def test_a_pushed_image_comes_back_with_its_digest(docker: Docker, image: str, registry: str) -> None:
+def test_a_pushed_image_comes_back_with_its_digest(docker: DockerCli, image: str, registry: str) -> None:
     tag_image(docker, image, f"{registry}/sglang:patched")
     pushed = push_image(docker, f"{registry}/sglang:patched")
 
     docker.run("image", "rm", f"{registry}/sglang:patched")
-    assert fetch_ready(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
+    assert pull_prebuilt(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
     assert read_receipt(docker, pushed) == read_receipt(docker, image)
-    assert fetch_ready(docker, f"{registry}/sglang:patched") == pushed, "a tag is asked of its registry"
+    assert pull_prebuilt(docker, f"{registry}/sglang:patched") == pushed, "a tag is asked of its registry"
     here = docker_config(docker, pushed)
     docker.run("image", "rm", pushed, f"{registry}/sglang:patched")
     assert here == Registry().config(pushed), "what docker says of it, its registry says without a pull"
     shown = deploy("inspect", f"{registry}/sglang:patched").stdout
     assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
     with pytest.raises(BuildError, match="does not exist in its registry"):
-        fetch_ready(docker, f"{registry}/sglang:none")
+        pull_prebuilt(docker, f"{registry}/sglang:none")
 
 
-def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str, image: str, tmp_path: Path) -> None:
+def test_a_ready_image_is_planned_with_the_table_in_it(
+    docker: DockerCli, base: str, image: str, tmp_path: Path
+) -> None:
     """As CI builds it; one without a table is none that a server of this profile may start from."""
     table = tmp_path / "table.csv"
     rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
@@ -303,13 +305,13 @@ def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str
     words = ("--base-image", base, "--give", f"moe-table={table}")
     built = deploy("build", "--profile", "mi355x-tp8-july", *words)
     assert built.returncode == 0, built.stderr
-    place = Place(home=Home(tmp_path / "home"))
+    place = HostRef(home=Home(tmp_path / "home"))
 
-    def decided(name: str, *overrides: str) -> tuple[Plan, ReadyImage]:
+    def decided(name: str, *overrides: str) -> tuple[Plan, PrebuiltImage]:
         image = fetch_image(name, place)
         facts = Facts(inputs=image.inputs, image=image.reference)
         plan = profile_source("mi355x-tp8-july", overrides, place.home, image=name).decide(facts)
-        require_ready(plan, image)
+        require_matches_plan(plan, image)
         return plan, image
 
     plan, found = decided(built.stdout.strip(), f"engine.image={base}")
@@ -322,7 +324,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str
         plan.ready_image == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
     )
     assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
-    assert cover(plan, given, place.home).found.missed_by_load == ()
+    assert compute_coverage(plan, given, place.home).found.missed_by_load == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
         require_table(*decided(image, f"engine.image={base}")[::-1], accept_untuned=False)
@@ -334,18 +336,18 @@ def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str
     docker.run("image", "rm", built.stdout.strip())
 
 
-def test_an_image_that_is_not_what_its_label_says_is_refused(docker: Docker, image: str) -> None:
+def test_an_image_that_is_not_what_its_label_says_is_refused(docker: DockerCli, image: str) -> None:
     """Somebody went on working in it, and the label stayed."""
     dockerfile = f"FROM {image}\nRUN echo '#' >> {PACKAGE}/{CUH}\n"
     docker.run("build", "--tag", "deploy-test/changed:1", "-", stdin=dockerfile)
     with pytest.raises(PatchError, match="is not what its receipt claims"):
-        read_ready(docker, "deploy-test/changed:1")
+        inspect_prebuilt(docker, "deploy-test/changed:1")
     docker.run("image", "rm", "--force", "deploy-test/changed:1")
 
 
 @pytest.mark.engine
 def test_the_image_serves_from_the_patched_sources(
-    docker: Docker, image: str, cpu_environment: Environment, tiny_model: Path
+    docker: DockerCli, image: str, cpu_environment: Venv, tiny_model: Path
 ) -> None:
     """Real sglang on CPU: the engine's packages are mounted, sglang itself is the image's own."""
     packages = packages_of(cpu_environment.python)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.errors import BuildError
 from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.build import push_image, tag_image
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import Engine
 from orchestrator.planner.planning import load
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-def names(docker_daemon: Docker, registry: str) -> Iterator[dict[str, str]]:
+def names(docker_daemon: DockerCli, registry: str) -> Iterator[dict[str, str]]:
     """The digest of each image that was pushed, by repository and tag; nothing of them is on the docker host."""
     contents = {"dated:20260626": "a", "release:v1": "a", "mirror:any": "a", "moved:20260626": "a", "newer:1": "b"}
     pushed = {}
@@ -38,7 +38,7 @@ def names(docker_daemon: Docker, registry: str) -> Iterator[dict[str, str]]:
     forget(docker_daemon, registry)
 
 
-def forget(docker: Docker, registry: str) -> None:
+def forget(docker: DockerCli, registry: str) -> None:
     listed = docker.run("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}", f"{registry}/*").stdout.split()
     docker.run("image", "rm", "--force", *listed)
 
@@ -55,7 +55,7 @@ def engine(image: str, *fallbacks: str, digest: str | None = None) -> Engine:
 
 
 def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
-    docker_daemon: Docker, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
+    docker_daemon: DockerCli, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dated, digest = f"{registry}/dated:20260626", names["dated:20260626"]
     delete(registry, "dated", digest)
@@ -73,7 +73,7 @@ def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
 
 
 def test_a_pinned_release_takes_a_deleted_tags_place_although_its_own_tag_moved(
-    docker_daemon: Docker, registry: str, names: dict[str, str]
+    docker_daemon: DockerCli, registry: str, names: dict[str, str]
 ) -> None:
     dated, release, digest = f"{registry}/dated:20260626", f"{registry}/release:v1", names["release:v1"]
     delete(registry, "dated", names["dated:20260626"])
@@ -88,7 +88,7 @@ def test_a_pinned_release_takes_a_deleted_tags_place_although_its_own_tag_moved(
 
 
 def test_a_tag_that_moved_is_not_what_was_pinned_and_is_told(
-    docker_daemon: Docker, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
+    docker_daemon: DockerCli, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved, digest = f"{registry}/moved:20260626", names["moved:20260626"]
     docker_daemon.run("pull", f"{registry}/newer:1")

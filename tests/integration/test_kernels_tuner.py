@@ -12,9 +12,9 @@ from kernel_samples import FUSED_TP8, every_bucket
 from patience import wait_for
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.run_limited import WatchLimits, watch
+from orchestrator.kernels.disk.run_limited import TunerTimeouts, run_with_limits
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, tune
 from orchestrator.kernels.rows import RowOrigin
@@ -32,9 +32,9 @@ def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 
         keys=KEYS,
         names=read_pins().names_of("9127c94a"),
         folder=work,
-        limits=WatchLimits(total=total, shutdown=shutdown, look=0.1, term=1),
+        limits=TunerTimeouts(total=total, shutdown=shutdown, look=0.1, term=1),
     )
-    return tune(job, run=watch, store=Store(folder / "store"), provenance=WHO)
+    return tune(job, run=run_with_limits, store=Store(folder / "store"), provenance=WHO)
 
 
 def measured(folder: Path) -> list[int]:
@@ -83,8 +83,8 @@ def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path
 
 def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit comes when the tuner has written its first rows."""
-    clock = partial(look_until, clock=lambda: 3600.0 * written(tmp_path))
-    monkeypatch.setattr("orchestrator.kernels.disk.run_limited.look_until", clock)
+    clock = partial(poll_until, clock=lambda: 3600.0 * written(tmp_path))
+    monkeypatch.setattr("orchestrator.kernels.disk.run_limited.poll_until", clock)
     tuned = run(tmp_path, "stops", total=3600)
     assert [problem.message for problem in tuned.problems] == ["the tuner was stopped at the time limit"]
     assert measured(tmp_path) == [1, 2]
@@ -106,6 +106,6 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
 
 
 def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    limits = WatchLimits(total=1, shutdown=1, look=0.1, term=1)
+    limits = TunerTimeouts(total=1, shutdown=1, look=0.1, term=1)
     with pytest.raises(HostError, match="there is no program `no-such-program`"):
-        watch(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)
+        run_with_limits(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)

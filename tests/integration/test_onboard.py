@@ -14,8 +14,8 @@ from ports import free_port
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.errors import HostError, WeightsError
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.errors import CheckpointError, HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
 from orchestrator.planner.add.model import onboard_model
@@ -71,9 +71,9 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
     with serve(Hub(repository=REPOSITORY, directory=source, token=token)) as hub:
         environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token}
         onboard_model(REPOSITORY, Home(tmp_path), name="own", environ=environ)
-        with pytest.raises(WeightsError, match="is gated and not open"):
+        with pytest.raises(CheckpointError, match="is gated and not open"):
             onboard_model(REPOSITORY, Home(tmp_path), name="other", environ={"HF_ENDPOINT": hub.url})
-        with pytest.raises(WeightsError, match="there is no repository `nobody/nothing`"):
+        with pytest.raises(CheckpointError, match="there is no repository `nobody/nothing`"):
             onboard_model("nobody/nothing", Home(tmp_path), environ=environ)
     found = written(tmp_path, "own")
     assert (found.origin.kind, found.origin.location, found.origin.revision) == ("hub", REPOSITORY, COMMIT)
@@ -97,7 +97,10 @@ def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_fil
     tiny_model: Path, tmp_path: Path
 ) -> None:
     onboard_model(str(tiny_model), Home(tmp_path), name="own", environ={})
-    found, shipped = written(tmp_path, "own"), read_model(Catalogue.shipped().path(Kind.MODEL, "tiny"), ModelFile, "")
+    found, shipped = (
+        written(tmp_path, "own"),
+        read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),
+    )
     for key in ("quantisation", "context_length", "layers", "attention_heads", "kv_heads", "moe", "cache", "mtp_layer"):
         assert getattr(found, key) == getattr(shipped, key), key
     assert found.weights == (tiny_model / "model.safetensors").stat().st_size

@@ -14,7 +14,7 @@ from draft_model_runs import run, run_lines
 from wheels import unpacked
 
 from orchestrator.checkpoints.overlay import write_overlay
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ KINDS = ("bf16", "mxfp4")  # the dtype of the MTP layer's routed experts; the re
 
 
 @pytest.fixture(scope="module")
-def checkpoints(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both kinds, each as it is, with the exclude list copied as the blog has it, and with our overlay."""
     folder = tmp_path_factory.mktemp("checkpoints")
     makes = [word for kind in KINDS for word in ("make", str(folder / kind), kind, "--")]
@@ -34,13 +34,13 @@ def checkpoints(cpu_environment: Environment, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def old(checkpoints: Path, cpu_environment: Environment) -> Mapping[str, Mapping[str, Any]]:
+def old(checkpoints: Path, cpu_environment: Venv) -> Mapping[str, Mapping[str, Any]]:
     """What sglang 0.5.14, the environment's own, makes of all six."""
     return load(cpu_environment, sorted(checkpoints.iterdir()))
 
 
 @pytest.fixture(scope="module")
-def fixed(checkpoints: Path, cpu_environment: Environment) -> Mapping[str, Mapping[str, Any]]:
+def fixed(checkpoints: Path, cpu_environment: Venv) -> Mapping[str, Mapping[str, Any]]:
     """What sglang 0.5.16 makes of the two as they are."""
     return load(cpu_environment, [checkpoints / kind for kind in KINDS], sources=unpacked("0.5.16"))
 
@@ -108,5 +108,5 @@ def copy_literally(checkpoint: Path, copy: Path) -> None:
     (copy / "config.json").write_text(json.dumps(config))
 
 
-def load(environment: Environment, folders: list[Path], *, sources: Path | None = None) -> dict[str, dict[str, Any]]:
+def load(environment: Venv, folders: list[Path], *, sources: Path | None = None) -> dict[str, dict[str, Any]]:
     return run_lines(environment, "load", *map(str, folders), sources=sources)

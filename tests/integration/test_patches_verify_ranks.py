@@ -31,9 +31,7 @@ Held = dict[str, object]  # what a rank holds to be accepted
 
 
 @pytest.fixture(scope="module")
-def verified(
-    cpu_environment: venv.Environment, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], list[Held]]:
+def verified(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Held]]:
     """What each rank holds, by the folder that was named for it: all in one process, which imports torch once."""
     place = tmp_path_factory.mktemp("ranks")
     packages = {f"{version} without": unpacked(version) for version in VERSIONS}

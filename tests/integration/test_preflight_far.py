@@ -13,7 +13,7 @@ from ports import free_port
 from orchestrator.core.errors import HostError
 from orchestrator.hosts.machine import read_machine
 from orchestrator.hosts.ports import port_holder
-from orchestrator.hosts.ssh import over_ssh
+from orchestrator.hosts.ssh import ssh_runner
 from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -48,7 +48,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:
     calls: list[str] = []
-    runner = over_ssh(far)
+    runner = ssh_runner(far)
     look = survey(
         lambda argv: (calls.append(argv[0]), runner(argv))[1],
         MACHINE_SECTIONS,
@@ -63,11 +63,11 @@ def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:
 
 def test_who_holds_a_port_over_there(far: str) -> None:
     port = int(far.rpartition(":")[2])
-    holder = port_holder(port, over_ssh(far))
+    holder = port_holder(port, ssh_runner(far))
     assert holder is not None
     assert "sshd" in (holder.command or "")
 
 
 def test_a_machine_that_does_not_answer() -> None:
     with pytest.raises(HostError, match="cannot look at the machine: ssh: connect to host"):
-        survey(over_ssh(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)
+        survey(ssh_runner(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)

@@ -22,8 +22,8 @@ from orchestrator.hosts.gpus import ALL_SECTIONS, read_gpus
 from orchestrator.hosts.machine import read_machine
 from orchestrator.hosts.ports import port_holder
 from orchestrator.hosts.survey import MACHINE_SECTIONS, local, survey
-from orchestrator.runtimes.base import Place
-from orchestrator.servers.start.host import wait_until_free
+from orchestrator.runtimes.base import HostRef
+from orchestrator.servers.start.host import wait_until_released
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int,
     plan = plan_of("cpu-tiny", f"server.port={port}")
     times = iter([0.0, 1.0, 31.0])
     with pytest.raises(HostError, match=rf"port {port} is still held by .*\(pid {pid}\)"):
-        wait_until_free(plan, Place(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
+        wait_until_released(plan, HostRef(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
 
 
 def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:

@@ -106,9 +106,9 @@ def test_what_counts_for_us_counts_for_the_preprocessor(lines: list[str]) -> Non
 
 def test_the_program_that_images_are_given_is_one_text(tmp_path: Path) -> None:
     """As `check_image` gives it to an image's Python, which has nothing of ours."""
-    from orchestrator.images.patch_check import SourceChecker, one_text
+    from orchestrator.images.patch_check import SourceChecker, inline_modules
 
-    program = one_text(*SourceChecker.of_ledger().programs)
+    program = inline_modules(*SourceChecker.of_ledger().programs)
     argv = [sys.executable, "-I", "-S", "-c", program, "check", "--manifest", "-"]
 
     done = subprocess.run(argv, input="[]", capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -23,7 +23,7 @@ from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.render.scripts import files
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor import patched
 from orchestrator.runtimes.supervisor.prepare import prepare, rendered, source_patches
@@ -216,7 +216,7 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
     plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
 
-    prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home), home.packages)
+    prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), HostRef(home=home), home.packages)
 
     env = dict(prepared.artifacts.command.env)
     table = Path(env["AITER_CONFIG_FMOE"])
@@ -239,7 +239,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
 ) -> None:
     """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
     plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={sys.executable}")
-    place, asked = Place(home=Home(tmp_path / "home")), list[RowSources]()
+    place, asked = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
     monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
         plan_table.make_table(plan, place.home, partial(builtin_tables, plan, place.home, place), accept_untuned=False)

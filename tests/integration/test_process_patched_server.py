@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def package(cpu_environment: venv.Environment) -> Path:
+def package(cpu_environment: venv.Venv) -> Path:
     """sglang 0.5.14 as it is installed."""
     return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
 
@@ -104,9 +104,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
     return home
 
 
-def test_a_spawned_child_imports_the_patched_files(
-    cpu_environment: venv.Environment, package: Path, tmp_path: Path
-) -> None:
+def test_a_spawned_child_imports_the_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
     """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)

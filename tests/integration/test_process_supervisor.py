@@ -19,7 +19,7 @@ from patience import wait_for
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, family, read_process
+from orchestrator.core.procfs import VARIABLE, read_process, server_processes
 from orchestrator.core.secrets import Secret
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Status, Unit
@@ -166,7 +166,9 @@ sys.exit(main.main())
 def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.core.subprocesses.own", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock])
+    monkeypatch.setattr(
+        "orchestrator.core.subprocesses.python_module_argv", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock]
+    )
 
     with pytest.raises(StartError, match="was not started") as raised:
         engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
@@ -321,7 +323,7 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
 
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object, **options: object) -> subprocesses.ProgramResult:
+    def interrupted(*arguments: object, **options: object) -> subprocesses.CompletedProgram:
         signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
         return run(*arguments, **options)  # type: ignore[arg-type]
 
@@ -334,7 +336,7 @@ def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypa
     assert ProcessRuntime(engine.home).find() == ()
     (record,) = [read_record(path.parent) for path in engine.home.runs.glob("*/*/process.json")]
     assert record is not None
-    assert family(record.marks) == ()
+    assert server_processes(record.marks) == ()
 
 
 SLOW_SUPERVISOR = """

@@ -13,9 +13,9 @@ import pytest
 from quantising import Quantising
 from quark_source import REAL_FILES, STAND_IN, files_digest, stand_in_home, write_source
 
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.polling import look_until
-from orchestrator.images.client import Docker
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.polling import poll_until
+from orchestrator.images.client import DockerCli
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) ->
     assert {path.stat().st_mode & 0o777 for path in quantising.target.iterdir()} == {0o644}
     receipt = json.loads(quantising.target.with_name(f"{recipe}.receipt.json").read_text())
     assert (receipt["shards"], receipt["mtp_layer"], receipt["location"]) == (5, 4, str(quantising.target))
-    assert Catalogue((place / "home",)).find(Kind.MODEL, recipe), "a model's file"
+    assert Catalog((place / "home",)).find(EntryKind.MODEL, recipe), "a model's file"
     assert not quantising.target.with_name(f"{recipe}.quantising").exists()
 
 
@@ -51,7 +51,7 @@ def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, h
     assert len(cut.workers()) == 2
     os.kill(cut.process.pid, how)
     code, said = cut.end()
-    look_until(lambda left: not left, cut.workers, within=10, pause=0.05)
+    poll_until(lambda left: not left, cut.workers, within=10, pause=0.05)
     assert not cut.workers(), "a worker lives on"
     assert code == (-9 if how is signal.SIGKILL else 130)
     kept = {path.name: path.stat().st_mtime_ns for path in cut.shards()}
@@ -93,7 +93,7 @@ def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> Non
 
 
 @pytest.fixture
-def quark_image(docker_daemon: Docker, docker_image: str, tmp_path: Path) -> Iterator[str]:
+def quark_image(docker_daemon: DockerCli, docker_image: str, tmp_path: Path) -> Iterator[str]:
     """An image whose Python has the stand-in."""
     tag, context = f"deploy-standin/quark:{os.getpid()}", tmp_path / "context"
     shutil.copytree(STAND_IN, context)
@@ -106,20 +106,20 @@ def quark_image(docker_daemon: Docker, docker_image: str, tmp_path: Path) -> Ite
     docker(docker_daemon, "rmi", "--force", tag)
 
 
-def docker(daemon: Docker, *words: str) -> str:
+def docker(daemon: DockerCli, *words: str) -> str:
     return subprocess.run([daemon.program, *words], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.docker
 def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
-    place: Path, quark_image: str, docker_daemon: Docker
+    place: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
     cut = Quantising(place, "in-image", "--in", "cpu-tiny", "--image", quark_image)
     cut.wait_for_shards(1, pause=0.01)
     cut.process.kill()
     assert cut.end()[0] == -signal.SIGKILL
     named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantise-{cut.process.pid}"]
-    assert not look_until(lambda left: not left, lambda: docker(docker_daemon, *named), within=20, pause=0.1)
+    assert not poll_until(lambda left: not left, lambda: docker(docker_daemon, *named), within=20, pause=0.1)
     kept = len(cut.shards())
     assert 1 <= kept < 5
 

@@ -17,7 +17,7 @@ from wheels import read, unpacked
 from orchestrator.checkpoints.overlay import write_overlay
 from orchestrator.checkpoints.summary import local_outline
 from orchestrator.checkpoints.verify import compared, is_fatal
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.plan.fusion import decide_fusion
 from orchestrator.plan.plan import Plan
@@ -61,7 +61,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(checkpoints: Path, ordinary: Path, cpu_environment: Environment) -> Mapping[tuple[str, str], Loaded]:
+def loaded(checkpoints: Path, ordinary: Path, cpu_environment: Venv) -> Mapping[tuple[str, str], Loaded]:
     """By version: the targets, fused (`on`) where sglang decides so, and unfused (`off`); of 0.5.14 also the drafts."""
     folders = [str(checkpoints / recipe) for recipe in RECIPES]
     on, off = ["target", "on", *folders], ["target", "off", *folders]

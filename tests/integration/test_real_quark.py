@@ -15,7 +15,7 @@ from quark_source import REAL_FILES, files_digest, write_source
 
 from orchestrator.checkpoints.overlay import write_overlay
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,7 +60,7 @@ def test_its_bytes_are_those_that_the_stand_in_is_held_against(made: Path, recip
     assert files_digest(made / recipe) == REAL_FILES[recipe]
 
 
-def test_sglang_loads_draft_and_target_of_each(made: Path, cpu_environment: Environment) -> None:
+def test_sglang_loads_draft_and_target_of_each(made: Path, cpu_environment: Venv) -> None:
     """As it is the draft is built wrongly, and with our overlay it loads; the target does, with 8 experts unfused."""
     folders = [str(made / name) for recipe in REAL_FILES for name in (recipe, f"{recipe}-ours")]
     drafts = run_lines(cpu_environment, "load", *folders)

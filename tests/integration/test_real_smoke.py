@@ -26,7 +26,7 @@ from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, run_probe
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import monitored
 from orchestrator.planner.planning import load
-from orchestrator.servers.start.verify import prove_url
+from orchestrator.servers.start.verify import smoke_url
 from orchestrator.verify import smoke
 from orchestrator.verify.checks import answers_right
 from orchestrator.verify.client import SmokeClient
@@ -98,7 +98,7 @@ def test_the_summary_of_the_tests_counts_a_real_server(
 
 
 def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
-    verdicts = {check.name: check.verdict for check in prove_url(server.url, plan=None, key=None).checks}
+    verdicts = {check.name: check.verdict for check in smoke_url(server.url, plan=None, key=None).checks}
     assert Verdict.FAILED not in verdicts.values()
     assert verdicts["right model"] is verdicts["prefix cached"] is verdicts["metrics count"] is Verdict.PASSED
 

@@ -17,8 +17,8 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import read_generated
-from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.plan.plan import Question
+from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.planner.planning import load
 from orchestrator.verify.questions import prompt_of
 
@@ -29,12 +29,12 @@ CLEAR = 0.015  # logits: of float32 and bf16, in transformers, no answer with a 
 
 
 @pytest.fixture(scope="module")
-def questions() -> tuple[Question, ...]:
+def questions() -> tuple[SmokeQuestion, ...]:
     return load("cpu-tiny").plan.model.questions
 
 
 @pytest.fixture(scope="module")
-def answers(questions: tuple[Question, ...], cpu_environment: Environment, tiny_model: Path) -> list[dict[str, Any]]:
+def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_model: Path) -> list[dict[str, Any]]:
     """What transformers answers to each question."""
     asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.tokens} for each in questions])
     done = subprocess.run(
@@ -51,7 +51,9 @@ def answers(questions: tuple[Question, ...], cpu_environment: Environment, tiny_
     return answered
 
 
-def test_the_list_is_what_transformers_answers(questions: tuple[Question, ...], answers: list[dict[str, Any]]) -> None:
+def test_the_list_is_what_transformers_answers(
+    questions: tuple[SmokeQuestion, ...], answers: list[dict[str, Any]]
+) -> None:
     texts = [" ".join(answer["text"].split()) for answer in answers]
     if os.environ.get("UPDATE_GOLDEN"):
         text = MODEL.read_text()
@@ -65,7 +67,7 @@ def test_the_list_is_what_transformers_answers(questions: tuple[Question, ...], 
 
 
 def test_sglang_gives_the_same_tokens(
-    server: CpuServer, questions: tuple[Question, ...], answers: list[dict[str, Any]]
+    server: CpuServer, questions: tuple[SmokeQuestion, ...], answers: list[dict[str, Any]]
 ) -> None:
     """Also behind more than one chunk of prefill, where nothing comes from cache."""
     with EngineClient(server.url, key=None) as client:

@@ -16,7 +16,7 @@ from orchestrator.core.procfs import Process
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.log import StageReader
+from orchestrator.engine.log import StartupLogParser
 from orchestrator.engine.logprobs import read_scored
 from orchestrator.engine.metrics import Metric
 from orchestrator.engine.requests import chat_body, completion_body, generate_body, scoring_body, tokenize_body
@@ -166,7 +166,7 @@ def counters(server: CpuServer) -> set[str]:
 
 
 def stages(server: CpuServer) -> list[str]:
-    reader = StageReader()
+    reader = StartupLogParser()
     for line in server.runtime.logs(server.handle, follow=False):
         reader.feed(line)
     return reader.names

@@ -13,10 +13,10 @@ from server_commands import command, model_in, with_setting
 from torch_forks import Program, run_forked
 from wheels import unpacked
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.engine.flags import RESERVED, read_flags
-from orchestrator.hosts.venvs.venv import Environment
+from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.planner.planning import load, profile_names
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
@@ -145,7 +145,7 @@ RIGHT = (
 
 def of_the_table(version: str) -> tuple[str, ...]:
     """Settings that nobody chose: each third switch and, as -1, each third number that a refusal of the table names."""
-    table = read_flags(version, Catalogue.shipped())
+    table = read_flags(version, Catalog.shipped())
     named = {name.replace("_", "-") for condition in table.refusals for name in re.findall(r"\w+", condition)}
     specs = {name: spec for name, spec in table.flags.items() if name in named and name not in RESERVED}
     switches = [f"{name}=true" for name, spec in specs.items() if not spec.takes_value]
@@ -154,7 +154,7 @@ def of_the_table(version: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ask:
+def ask(cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """What each engine says of all that is asked of it here: importing it takes seconds."""
     folders = {"cpu": tiny_model, **{platform: tmp_path_factory.mktemp(platform) for platform in ("rocm", "cuda")}}
     model_in(folders["rocm"])
@@ -234,7 +234,7 @@ def test_no_condition_of_the_table_holds_where_the_engine_accepts(version: str, 
 def engines() -> dict[tuple[str, str], list[str]]:
     """The shipped profiles by version and platform of their engine: one process answers for all of them."""
     found: dict[tuple[str, str], list[str]] = {}
-    for profile in profile_names(Catalogue.shipped()):
+    for profile in profile_names(Catalog.shipped()):
         engine = load(profile).plan.engine
         found.setdefault((engine.version, engine.platform), []).append(profile)
     return found

@@ -23,10 +23,10 @@ from wheels import wheel
 
 from orchestrator.checkpoints import remote_fetch, staging
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
-from orchestrator.checkpoints.verify import Verified, verify_checkpoint
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, verify_checkpoint
 from orchestrator.core import safe_paths
-from orchestrator.core.errors import ChangedWeightsError, NoWeightsError
-from orchestrator.images.client import Docker
+from orchestrator.core.errors import CheckpointModifiedError, CheckpointNotFoundError
+from orchestrator.images.client import DockerCli
 from orchestrator.planner.planning import load
 
 pytestmark = needs_sshd
@@ -144,7 +144,7 @@ def test_what_is_not_whole_is_refused_by_the_name_it_has_there(
         assert hub.sent == {}, "the disk is looked at first"
 
 
-def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> Verified:
+def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoint:
     """As an `up` does on its way."""
     return staging.stage_missing_there(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
 
@@ -154,7 +154,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     there = tmp_path / "glm"
-    with pytest.raises(NoWeightsError, match="there is no checkpoint") as refused:
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint") as refused:
         bring(far, tmp_path, allowed=False)
     assert (refused.value.where, hub.sent) == (f"{far}: {there}", {})
     assert "`deploy stage PROFILE --host ssh://" in refused.value.hint
@@ -164,7 +164,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
     receipt_path(there).unlink()
     assert not bring(far, tmp_path).from_receipt, "whole without a receipt, as its headers say"
     (there / SECOND).write_bytes(b"")
-    with pytest.raises(ChangedWeightsError, match="incomplete or altered") as changed:
+    with pytest.raises(CheckpointModifiedError, match="incomplete or altered") as changed:
         bring(far, tmp_path)
     assert changed.value.each()[0].where.startswith(f"{far}: {there}")
 
@@ -172,7 +172,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
 @pytest.mark.docker
 @pytest.mark.wheels
 def test_up_looks_at_the_machine_before_it_stages_there(
-    hub: Hub, tmp_path: Path, docker_daemon: Docker, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, docker_daemon: DockerCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The remote host has no GPU of the profile: 438 GB were downloaded there before that was told."""
     (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG))

@@ -13,7 +13,7 @@ from patience import PATIENCE
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
@@ -53,7 +53,7 @@ def test_no_module_of_the_current_folder_is_imported(
     pinned, home = tmp_path / "pinned.txt", Home(tmp_path / "home")
     pinned.write_text("no-such-package-of-anyone==1.0\n")
     with pytest.raises(BuildError, match="with pip failed"):
-        ensure(pinned, home=home, progress=Progress())
+        ensure_venv(pinned, home=home, progress=Progress())
     shutil.copytree(hostile, home.root, dirs_exist_ok=True)
     engine = CpuEngine(home=home, python=Path(sys.executable))
     server = engine.start("a", artifacts=engine.artifacts(argv=(sys.executable, "-c", "import json; print('clean')")))

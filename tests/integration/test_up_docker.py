@@ -23,8 +23,8 @@ from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import Environment
-from orchestrator.images.client import Docker
+from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.images.client import DockerCli
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 
@@ -32,7 +32,7 @@ NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of t
 
 
 @pytest.fixture(scope="module")
-def base(docker_daemon: Docker, cpu_environment: Environment) -> str:
+def base(docker_daemon: DockerCli, cpu_environment: Venv) -> str:
     return engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
 
 

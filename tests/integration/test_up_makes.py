@@ -26,7 +26,7 @@ from standin import base_image
 from wheels import wheel
 
 from orchestrator.core.paths import Home, data_root
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 NO_GPU = "/dev/kfd"  # that docker cannot hand to a container
@@ -65,7 +65,7 @@ def upstream() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def aiter_image(docker_daemon: Docker) -> Iterator[str]:
+def aiter_image(docker_daemon: DockerCli) -> Iterator[str]:
     base, name = base_image(wheel("0.5.16"), docker=docker_daemon.program), f"deploy-up-makes-{os.getpid()}:1"
     files = {f"{AITER}/{path}": text for path, text in FILES.items()}
     with (

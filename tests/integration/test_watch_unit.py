@@ -23,11 +23,11 @@ from run_samples import past_run
 from orchestrator.cli.main import app
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.servers.servers import fleet
+from orchestrator.servers.servers import open_servers
 from orchestrator.servers.watch.alerts import Alerts, Receiver
 from orchestrator.servers.watch.recovery import standing
 from orchestrator.servers.watch.systemd import install_unit
-from orchestrator.servers.watch.watch import Reality
+from orchestrator.servers.watch.watch import LiveBackend
 
 EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL"}
 
@@ -136,11 +136,11 @@ def test_the_unit_finds_the_cluster_of_this_shell(home: Home, tmp_path: Path, mo
 
 
 def test_a_key_that_a_later_start_needs_and_this_shell_has_not_ends_no_watch(home: Home) -> None:
-    with fleet(home) as servers:
+    with open_servers(home) as servers:
         seen = standing(servers, "owl")
-    assert (seen.api_key_env, Reality().listens(seen)) == ("OWL_KEY", False)
+    assert (seen.api_key_env, LiveBackend().listens(seen)) == ("OWL_KEY", False)
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
-        Reality().key_of(seen.api_key_env)  # as the watch begins
+        LiveBackend().key_of(seen.api_key_env)  # as the watch begins
 
 
 def finish(alerts: Alerts) -> list[str]:

@@ -8,19 +8,19 @@ from orchestrator.core.origin import Origin
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import TABLE_COLUMNS, RowOrigin, TunedRow, read_rows
 from orchestrator.plan.plan import (
-    ContainerNeeds,
+    ContainerRequirements,
     Engine,
     Flag,
     Hardware,
-    Healing,
     Layout,
     Model,
     ModelSource,
     Moe,
     Plan,
+    RestartPolicy,
     Server,
+    StartTimeouts,
     Ulimit,
-    Waiting,
 )
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
@@ -60,7 +60,7 @@ def glm_plan(
             compute_units=256,
             vram_bytes=288 << 30,
             product=None,
-            container=ContainerNeeds(
+            container=ContainerRequirements(
                 devices=("/dev/kfd", "/dev/dri"),
                 all_gpus=False,
                 groups=("video", "render"),
@@ -114,8 +114,8 @@ def glm_plan(
         hazards=(),
         wrong_answers=(),
         inexact=(),
-        waiting=Waiting(silence=60, grace=5, health_deadline=120),
-        healing=Healing(unhealthy_after=60, restarts=3, window=600),
+        waiting=StartTimeouts(silence=60, grace=5, health_deadline=120),
+        healing=RestartPolicy(unhealthy_after=60, restarts=3, window=600),
         kubernetes=None,
         slurm=None,
         ready_image=None,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.survey import Runner, Section, Survey
 
 RECORDED = Path(__file__).parents[1] / "unit" / "hosts" / "recorded"
@@ -38,14 +38,14 @@ def survey_of(machine: str) -> Survey:
 def docker_told(code: int = 0, text: str = "27.5.1\n", digests: str = "", missing: str = "no such manifest") -> Runner:
     """A docker command: what it says of its daemon, and of any image in its registry, or why there is none."""
 
-    def run(argv: Sequence[str]) -> ProgramResult:
+    def run(argv: Sequence[str]) -> CompletedProgram:
         if "version" in argv or "--version" in argv:
-            return ProgramResult(
+            return CompletedProgram(
                 argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else ""
             )
         if digests and "manifest" in argv:
-            return ProgramResult(argv=tuple(argv), code=0, stdout=digests, stderr="")
-        return ProgramResult(argv=tuple(argv), code=1, stdout="", stderr=missing)
+            return CompletedProgram(argv=tuple(argv), code=0, stdout=digests, stderr="")
+        return CompletedProgram(argv=tuple(argv), code=1, stdout="", stderr=missing)
 
     return run
 
@@ -61,12 +61,12 @@ READY_DOCKER = docker_told(digests=manifest("sha256:" + "a" * 64))
 def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:
     """A runner on that machine: beside the survey it has a docker command, and no other."""
 
-    def run(argv: Sequence[str]) -> ProgramResult:
+    def run(argv: Sequence[str]) -> CompletedProgram:
         if "docker" in argv[:3]:
             return docker(argv)
         if argv[0] != "sh":
-            return ProgramResult(argv=tuple(argv), code=127, stdout="", stderr="")
+            return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
         printed = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in machine.items())
-        return ProgramResult(argv=tuple(argv), code=0, stdout=printed, stderr="")
+        return CompletedProgram(argv=tuple(argv), code=0, stdout=printed, stderr="")
 
     return run

@@ -8,20 +8,20 @@ from orchestrator.bench.result import (
     BenchEnding,
     BenchResult,
     CacheHits,
+    ComparabilityIssue,
+    Distribution,
     EndpointFacts,
     Energy,
     Latency,
-    Mark,
     MarkKind,
     Point,
     Price,
     Run,
     ServerCounts,
     ServerProvenance,
-    Spread,
     Throughput,
 )
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 
 DP2 = {
     0.5: (0.58, 0.63),
@@ -34,8 +34,8 @@ DP2 = {
 TP8 = {0.5: (0.49, 0.55), 1.0: (0.55, 0.92), 1.5: (1.02, 3.6), 2.0: (6.4, 14.8)}
 
 
-def spread(p50: float, p95: float) -> Spread:
-    return Spread(count=200, mean=p50 * 1.05, p50=p50, p90=p95 * 0.95, p95=p95, p99=p95 * 1.1, max=p95 * 1.2)
+def spread(p50: float, p95: float) -> Distribution:
+    return Distribution(count=200, mean=p50 * 1.05, p50=p50, p90=p95 * 0.95, p95=p95, p99=p95 * 1.1, max=p95 * 1.2)
 
 
 def point(rate: float, p50: float, p95: float, *, joules: float | None = None, sustained: bool = True) -> Point:
@@ -172,9 +172,11 @@ def single_stream() -> BenchResult:
 
 def marked(result: BenchResult, *kinds: MarkKind) -> BenchResult:
     """The same result with marks that forbid a comparison."""
-    return replace(result, marks=tuple(Mark(kind=kind, detail="as the server's own log says") for kind in kinds))
+    return replace(
+        result, marks=tuple(ComparabilityIssue(kind=kind, detail="as the server's own log says") for kind in kinds)
+    )
 
 
 def save(result: BenchResult, directory: Path) -> Path:
     """Write a result as `deploy bench` does."""
-    return write_whole(directory / RESULT_FILE, result.to_json())
+    return atomic_write(directory / RESULT_FILE, result.to_json())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import identity
+from orchestrator.core.procfs import process_identity
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import FILES_FILE, SMOKE_FILE, RunDir
@@ -67,7 +67,7 @@ def write_process(run: RunDir, *, running: bool, plan: str = "") -> Path:
         "argv": ["python"],
         "started_at": "2026-07-01T00:00:00+00:00",
         "token": str(run.path.resolve()),
-        "supervisor": identity(os.getpid()) if running else _NOBODY,
+        "supervisor": process_identity(os.getpid()) if running else _NOBODY,
         "server": None,
         "output": None,
         "exit_code": None if running else 137,

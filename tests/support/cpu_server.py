@@ -12,9 +12,9 @@ from ports import free_port
 
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import Process, family
+from orchestrator.core.procfs import Process, server_processes
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.log import StageReader
+from orchestrator.engine.log import StartupLogParser
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.render.artifacts import Artifacts
@@ -22,7 +22,7 @@ from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Runtime, Status, Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
-from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.readiness import StartingServer, wait_until_ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,20 +93,20 @@ def processes_of(handle: Unit) -> tuple[Process, ...]:
 def processes_in(run_dir: Path) -> tuple[Process, ...]:
     """The same, by the folder of its run."""
     record = read_record(run_dir)
-    return family(record.marks) if record else ()
+    return server_processes(record.marks) if record else ()
 
 
 def wait_by_its_log(server: CpuServer) -> list[str]:
     """Wait as `up` does until it serves; returns the stages its log showed."""
-    starting = Starting(
+    starting = StartingServer(
         url=server.url,
         served_name=server.plan.model.served_name,
         api_key=None,
         log=LogTail(server.log),
         state=lambda: server.runtime.state(server.handle),
     )
-    wait(starting, silence=240)
-    reader = StageReader()
+    wait_until_ready(starting, silence=240)
+    reader = StartupLogParser()
     for line in LogTail(server.log)():
         reader.feed(line)
     return reader.names

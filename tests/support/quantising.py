@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quark_source import stand_in_path
 
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 
 
 class Quantising:
@@ -37,7 +37,7 @@ class Quantising:
         return sorted(self.target.with_name(f"{self.target.name}.quantising").glob("checkpoint/*.safetensors"))
 
     def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
-        look_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
+        poll_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
         assert len(self.shards()) >= count
 
     def workers(self) -> list[int]:

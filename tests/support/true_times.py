@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scripted_server import Exchange
 
-from orchestrator.bench.result import Spread
+from orchestrator.bench.result import Distribution
 
 TOLERANCE = 0.02
 # The clocks are one, but the client reads what was written only once it is given a core: where both are taken that is
@@ -49,7 +49,7 @@ def _times(exchanges: Sequence[Exchange], begun: Sequence[float]) -> TrueTimes:
     )
 
 
-def assert_found(found: Spread | None, true: Sequence[float]) -> None:
+def assert_found(found: Distribution | None, true: Sequence[float]) -> None:
     """Every percentile of `found` is the true one, within 2 % or a time slice."""
     assert found is not None
     assert found.count == len(true)

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from orchestrator.core.command_hints import note_asked
+from orchestrator.core.command_hints import set_invocation
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _no_sockets_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             "a unit test must not open a connection or start a program: it belongs to tests/integration"
         )
 
-    note_asked(None, (), None)  # a process carries out one command line; here the test before carried out another
+    set_invocation(None, (), None)  # a process carries out one command line; here the test before carried out another
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "bind", refuse)
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)

@@ -11,13 +11,13 @@ from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.quantize.forecast import Forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
-from orchestrator.checkpoints.quantize.work_dir import ShardNote, WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import ShardResult, WorkDir
 from orchestrator.checkpoints.receipt import CheckpointReceipt, write_receipt
 from orchestrator.checkpoints.verify import verify_made
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import copy_file, copy_tree, move, write_whole
+from orchestrator.core.files import atomic_write, copy_file, copy_tree, move
 from orchestrator.core.safe_paths import CheckpointFile
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 
 _CONFIG: Final = "config.json"
 _QUANTISED: Final = "quantization_config"
@@ -25,7 +25,7 @@ _CARD: Final = "README.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeOf:
+class QuantizationInputs:
     """What a checkpoint was made of, for its card."""
 
     source: Source
@@ -34,7 +34,7 @@ class MadeOf:
     foreseen: Forecast
 
 
-def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
+def assemble(folder: WorkDir, target: Path, of: QuantizationInputs) -> CheckpointReceipt:
     """Make the target of shards that are all there. It appears whole, with its receipt beside it.
 
     Raises BuildError where Quark's own words of the shards do not agree, WeightsError where what was made is not whole,
@@ -44,19 +44,19 @@ def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
     config = _config(notes, of.foreseen)
     _copy_others(of.source.directory, folder.checkpoint)
     # As Quark itself writes them (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
-    write_whole(folder.checkpoint / _CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
-    write_whole(folder.checkpoint / INDEX, json.dumps(_index(folder, of.foreseen), ensure_ascii=False, indent=4))
-    write_whole(folder.checkpoint / _CARD, card(of, notes, size=_size(folder, of.foreseen)))
+    atomic_write(folder.checkpoint / _CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
+    atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, of.foreseen), ensure_ascii=False, indent=4))
+    atomic_write(folder.checkpoint / _CARD, card(of, notes, size=_size(folder, of.foreseen)))
     layer = of.source.layers if of.source.drafts else None
     receipt = verify_made(folder.checkpoint, target, layer=layer)
-    with held():
+    with defer_signals():
         write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
         move(folder.checkpoint, target)
         folder.remove()
     return receipt
 
 
-def _config(notes: Mapping[CheckpointFile, ShardNote], foreseen: Forecast) -> dict[str, Any]:
+def _config(notes: Mapping[CheckpointFile, ShardResult], foreseen: Forecast) -> dict[str, Any]:
     """What Quark wrote for each shard alone, their lists of excluded modules as one."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
@@ -75,16 +75,16 @@ def _without_exclude(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, _QUANTISED: rest}
 
 
-def _index(folder: WorkFolder, foreseen: Forecast) -> dict[str, Any]:
+def _index(folder: WorkDir, foreseen: Forecast) -> dict[str, Any]:
     places = {name: shard for shard, tensors in foreseen.shards.items() for name in tensors}
     return {"metadata": {"total_size": _size(folder, foreseen)}, "weight_map": places}
 
 
-def _size(folder: WorkFolder, foreseen: Forecast) -> int:
+def _size(folder: WorkDir, foreseen: Forecast) -> int:
     return sum((folder.checkpoint / shard).stat().st_size for shard in foreseen.shards)
 
 
-def others_size(source: Path) -> int:
+def copied_size(source: Path) -> int:
     """Bytes of what is copied as it is."""
     files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
     return sum(file.stat().st_size for file in files if file.is_file())
@@ -106,12 +106,12 @@ def _copy_others(source: Path, made: Path) -> None:
             copy_file(entry, made / entry.name)
 
 
-def card(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], *, size: int) -> str:
+def card(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], *, size: int) -> str:
     """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
     return "\n".join(_card_lines(of, notes, size)) + "\n"
 
 
-def _card_lines(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], size: int) -> Iterator[str]:
+def _card_lines(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], size: int) -> Iterator[str]:
     source, first = of.source, next(iter(notes.values()))
     commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
     yield f"# {source.directory.name}, quantised by AMD Quark"

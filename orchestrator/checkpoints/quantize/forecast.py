@@ -17,9 +17,9 @@ from orchestrator.checkpoints.config import CheckpointConfig
 from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
 from orchestrator.checkpoints.safetensors import StoredTensor
-from orchestrator.checkpoints.summary import Outline
+from orchestrator.checkpoints.summary import CheckpointSummary
 from orchestrator.checkpoints.verify import compared, is_fatal
-from orchestrator.core.errors import FactsError, Problem, UsageError
+from orchestrator.core.errors import CheckpointMismatchError, Problem, UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
 _GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
@@ -141,7 +141,7 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
         "layer_quant_config": {key: _WRITTEN[scheme] for key, scheme in recipe.schemes(source.layers).items()},
         "exclude": list(found.exclude),
     }
-    outline = Outline(
+    outline = CheckpointSummary(
         where=source.outline.where,
         config=CheckpointConfig({**source.outline.config.data, "quantization_config": given}),
         quantised=None,
@@ -152,7 +152,7 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
         outline.take(tensors)
     fatal = [each for each in compared(outline, drafts=source.drafts) if is_fatal(each, "")]
     if fatal:
-        raise FactsError(
+        raise CheckpointMismatchError(
             "what comes of it would not be loaded by sglang, or wrongly without a word",
             problems=tuple(Problem(each.message, str(source.directory), each.hint) for each in fatal),
         )

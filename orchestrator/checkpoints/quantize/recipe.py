@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, Word, read_model
@@ -37,20 +37,20 @@ class Recipe(StrictModel):
         return {pattern.replace(MTP, str(layers)): scheme for pattern, scheme in self.layers.items()}
 
 
-def load_recipe(name_or_file: str, catalogue: Catalogue) -> Recipe:
+def load_recipe(name_or_file: str, catalogue: Catalog) -> Recipe:
     """The recipe of that name in the catalogue, or in a file.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
     """
-    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.RECIPE, name_or_file)
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(EntryKind.RECIPE, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalogue.names(Kind.RECIPE))
+        known = did_you_mean(name_or_file, catalogue.names(EntryKind.RECIPE))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"there is no recipe `{name_or_file}`", hint=hint)
     return read_model(path, Recipe, catalogue.shown(path), fault=ProfileError)
 
 
-def recipes_for(model_type: str, catalogue: Catalogue) -> dict[str, Recipe]:
+def recipes_for(model_type: str, catalogue: Catalog) -> dict[str, Recipe]:
     """The recipes for models of a type, by name."""
-    found = {name: load_recipe(name, catalogue) for name in catalogue.names(Kind.RECIPE)}
+    found = {name: load_recipe(name, catalogue) for name in catalogue.names(EntryKind.RECIPE)}
     return {name: recipe for name, recipe in found.items() if model_type in recipe.model_types}

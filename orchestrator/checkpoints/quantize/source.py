@@ -8,8 +8,8 @@ from typing import Final
 
 from orchestrator.checkpoints.receipt import commit_of
 from orchestrator.checkpoints.safetensors import StoredTensor, stored_tensors
-from orchestrator.checkpoints.summary import Outline, local_outline, shard_names
-from orchestrator.core.errors import UsageError, WeightsError
+from orchestrator.checkpoints.summary import CheckpointSummary, local_outline, shard_names
+from orchestrator.core.errors import CheckpointError, UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
 FLOATS: Final = frozenset({"BF16", "F16", "F32"})
@@ -20,7 +20,7 @@ class Source:
     """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the files' bytes."""
 
     directory: Path
-    outline: Outline
+    outline: CheckpointSummary
     shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
     sizes: Mapping[CheckpointFile, int]
 
@@ -59,13 +59,13 @@ def read_source(directory: Path) -> Source:
     _require_floats(directory, outline, shards)
     if not outline.config.model_type or not outline.config.count("layers"):
         message = "its config says neither what kind of model it is nor how many layers it has"
-        raise WeightsError(message, where=str(directory / "config.json"))
+        raise CheckpointError(message, where=str(directory / "config.json"))
     sizes = {name: (directory / name).stat().st_size for name in shards}
     return Source(directory=directory, outline=outline, shards=shards, sizes=sizes)
 
 
 def _require_floats(
-    directory: Path, outline: Outline, shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+    directory: Path, outline: CheckpointSummary, shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
 ) -> None:
     method = outline.config.method
     other = next(

@@ -21,7 +21,7 @@ from orchestrator.checkpoints.quantize.forecast import Forecast
 from orchestrator.checkpoints.safetensors import BadShardError, StoredTensor, stored_tensors
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.files import atomic_write, read_private, remove_file, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import CheckpointFile, FileName, join
 from orchestrator.core.text import parse_json
@@ -45,7 +45,7 @@ class QuantisationJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardNote:
+class ShardResult:
     """What Quark said of a shard: the config.json of it alone, versions of packages, seconds of one worker."""
 
     config: Mapping[str, Any]  # with the modules that were left as they are, `quantization_config.exclude`
@@ -55,7 +55,7 @@ class ShardNote:
 
 
 @dataclass(frozen=True)
-class WorkFolder:
+class WorkDir:
     """See above."""
 
     target: Path
@@ -83,14 +83,14 @@ class WorkFolder:
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
         self._require_own()
         with suppress(FileNotFoundError):
-            if (differ := _differences(read_own(path).decode(errors="replace"), text)) is not None:
+            if (differ := _differences(read_private(path).decode(errors="replace"), text)) is not None:
                 raise UsageError(
                     f"what lies here was begun with another {differ}, and cannot be gone on with",
                     where=str(self.root),
                     hint=f"quantise into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)  # the first of all: it says whose the folder is
+        atomic_write(path, text)  # the first of all: it says whose the folder is
         for name in map(FileName, ("parts", "claims")):
             remove_tree(self.root / name, within=self.root)
         for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
@@ -132,7 +132,7 @@ class WorkFolder:
         if problems:
             raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
 
-    def note(self, shard: CheckpointFile) -> ShardNote:
+    def note(self, shard: CheckpointFile) -> ShardResult:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
         match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
@@ -141,7 +141,7 @@ class WorkFolder:
                 "device": str(),
                 "seconds": float() | int(),
             } if all(isinstance(name, str) for name in names):
-                return ShardNote(**note)
+                return ShardResult(**note)
         raise ValueError("not what Quark says of a shard")
 
     def _fault(self, shard: CheckpointFile, wanted: Mapping[str, StoredTensor]) -> str:

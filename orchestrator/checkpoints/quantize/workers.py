@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.quantize.work_dir import WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import WorkDir
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import BuildError, HostError
 from orchestrator.core.files import open_new
 from orchestrator.core.safe_paths import CheckpointFile
-from orchestrator.plan.plan import ContainerNeeds
+from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.render.artifacts import needs_options
 
 _TICK: Final = 0.5
@@ -49,7 +49,7 @@ class WorkerPool:
     containers: tuple[str, ...] = ()
 
 
-def local_command(python: Path, program: Path, folder: WorkFolder, *, workers: int, cores: int) -> WorkerPool:
+def local_command(python: Path, program: Path, folder: WorkDir, *, workers: int, cores: int) -> WorkerPool:
     """Workers on this machine's CPU, which share its cores."""
     argv = (str(python), "-P", str(program), str(folder.root), "cpu")
     env = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "HF_HUB_OFFLINE": "1"}
@@ -57,7 +57,7 @@ def local_command(python: Path, program: Path, folder: WorkFolder, *, workers: i
 
 
 def container_command(
-    image: str, program: Path, folder: WorkFolder, *, source: Path, needs: ContainerNeeds, workers: int,
+    image: str, program: Path, folder: WorkDir, *, source: Path, needs: ContainerRequirements, workers: int,
     group: Callable[[str], str | None],
 ) -> WorkerPool:  # fmt: skip
     """Workers in containers of an image, each on a GPU of its own; torch calls AMD's `cuda` as well.
@@ -82,7 +82,7 @@ def image_quark(image: str) -> str:
     """The version of amd-quark in an image. Raises HostError without docker, without the image, and without Quark."""
     told = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
     argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", told]
-    done = subprocesses.attempt(argv, timeout=600)
+    done = subprocesses.run_or_127(argv, timeout=600)
     if done.code in _OF_DOCKER:
         said = next((line for line in done.stderr.splitlines() if line.startswith("docker: ")), done.stderr.strip())
         raise HostError(f"`{image}` cannot be run: {said}", hint="name an image that is here, or can be pulled")
@@ -106,7 +106,7 @@ def memory_free() -> int | None:
 
 def run_workers(
     pool: WorkerPool,
-    folder: WorkFolder,
+    folder: WorkDir,
     sizes: Mapping[CheckpointFile, int],
     progress: Callable[[QuantisationProgress], None],
 ) -> None:
@@ -118,7 +118,7 @@ def run_workers(
     before, began = set(folder.done([*sizes])), time.monotonic()
     with ExitStack() as held:
         for name in pool.containers:
-            held.callback(subprocesses.attempt, ["docker", "rm", "--force", name], timeout=60)
+            held.callback(subprocesses.run_or_127, ["docker", "rm", "--force", name], timeout=60)
         programs = []
         for number, argv in enumerate(pool.commands):
             log = held.enter_context(open_new(folder.root / f"worker-{number}.log"))
@@ -133,7 +133,7 @@ def run_workers(
 
 
 def _measured(
-    folder: WorkFolder, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
+    folder: WorkDir, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
 ) -> QuantisationProgress:
     done = folder.done([*sizes])
     here, total = sum(sizes[shard] for shard in done), sum(sizes.values())
@@ -142,7 +142,7 @@ def _measured(
     return QuantisationProgress(shards=len(done), of_shards=len(sizes), done=here, total=total, eta=eta)
 
 
-def _broken(folder: WorkFolder, number: int, code: int) -> BuildError:
+def _broken(folder: WorkDir, number: int, code: int) -> BuildError:
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
         message = "a worker was killed, as the kernel does where memory runs out"

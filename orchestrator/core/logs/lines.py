@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import open_own
-from orchestrator.core.logs.rotation import PIECE, full_pieces, piece_of
+from orchestrator.core.files import open_private
+from orchestrator.core.logs.rotation import SEGMENT_BYTES, segment_path, segments
 from orchestrator.core.secrets import redact
 
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -85,18 +85,18 @@ class LogTail:
 
     def _open(self) -> tuple[BinaryIO, bool]:
         """The piece that is read, and whether it is full. Raises OSError."""
-        aside = piece_of(self._path, self._number)
+        aside = segment_path(self._path, self._number)
         while not self._alone:
             with suppress(FileNotFoundError):
-                return open_own(aside), True
-            file = open_own(self._path)
+                return open_private(aside), True
+            file = open_private(self._path)
             if not os.path.lexists(aside):  # it has not become full meanwhile
                 return file, False
             file.close()
-        return open_own(self._path), False
+        return open_private(self._path), False
 
     def _later(self) -> list[int]:
-        return [] if self._alone else [number for number in full_pieces(self._path) if number > self._number]
+        return [] if self._alone else [number for number in segments(self._path) if number > self._number]
 
     def _go_on(self) -> bytes:
         """Begin the next piece that is there; a line that says what is not, where some are missing."""
@@ -104,10 +104,10 @@ class LogTail:
         self._number = next(iter(self._later()), following)
         self._inode = self._offset = 0
         gone = self._number - following
-        return f"\n({gone} x {PIECE >> 20} MiB of this log are not kept)\n".encode() if gone > 0 else b""
+        return f"\n({gone} x {SEGMENT_BYTES >> 20} MiB of this log are not kept)\n".encode() if gone > 0 else b""
 
 
-def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def coalesce(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes, more at a time: of a source that gives a line at a time, and has them all already."""
     waiting = bytearray()
     for piece in pieces:
@@ -118,7 +118,7 @@ def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(waiting)
 
 
-def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+def complete_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     r"""Blocks of whole lines out of pieces of output, as soon as they are whole, without empty lines.
 
     Each line has its line end; `\r` of a progress bar ends one as well. A line over 1 MiB is left out whole, and a line
@@ -149,7 +149,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
     """The same lines, secrets removed."""
-    return map(redact, whole_lines(pieces))
+    return map(redact, complete_lines(pieces))
 
 
 class Lines(Iterator[str]):
@@ -184,7 +184,7 @@ def batches(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(batch)
 
 
-def holding(literal: bytes, text: bytes) -> Iterator[bytes]:
+def lines_containing(literal: bytes, text: bytes) -> Iterator[bytes]:
     """The lines of `text` that hold `literal`."""
     at = text.find(literal)
     while at >= 0:

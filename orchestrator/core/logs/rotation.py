@@ -12,18 +12,18 @@ from typing import Final
 
 from orchestrator.core.files import move, open_unbuffered, remove_file
 
-PIECE: Final = 128 << 20  # bytes; a server at 50 requests a second writes one in a day
-MOST: Final = 8  # pieces, the one that is written to among them
+SEGMENT_BYTES: Final = 128 << 20  # bytes; a server at 50 requests a second writes one in a day
+MAX_SEGMENTS: Final = 8  # pieces, the one that is written to among them
 
 Opener = Callable[[str, int], int]
 
 
-def piece_of(log: Path, number: int) -> Path:
+def segment_path(log: Path, number: int) -> Path:
     """Where the full piece of that number lies, counted from 1."""
     return log.with_name(f"{log.name}.{number}")
 
 
-def full_pieces(log: Path) -> tuple[int, ...]:
+def segments(log: Path) -> tuple[int, ...]:
     """The numbers of the full pieces that are there, in the order in which they were written."""
     try:
         names = [path.name for path in log.parent.iterdir()]
@@ -33,10 +33,10 @@ def full_pieces(log: Path) -> tuple[int, ...]:
     return tuple(sorted(int(end) for end in ends if end.isascii() and end.isdigit() and not end.startswith("0")))
 
 
-class BoundedLog:
+class RotatingLog:
     """A log that takes `most` pieces of `piece` bytes on the disk, however much is written."""
 
-    def __init__(self, path: Path, opener: Opener, *, piece: int = PIECE, most: int = MOST) -> None:
+    def __init__(self, path: Path, opener: Opener, *, piece: int = SEGMENT_BYTES, most: int = MAX_SEGMENTS) -> None:
         """Go on writing at the end of `path`. Raises OSError where it cannot be opened."""
         self._path, self._opener, self._piece, self._most = path, opener, piece, most
         self._file = self._open(path)
@@ -54,14 +54,14 @@ class BoundedLog:
 
     def _turn(self) -> None:
         """Put the full piece aside and begin another. What fails leaves the old one to be written to."""
-        full = full_pieces(self._path)
+        full = segments(self._path)
         fresh = self._open(beside := self._path.with_name(f"{self._path.name}.new"))
-        move(self._path, piece_of(self._path, full[-1] + 1 if full else 1))
+        move(self._path, segment_path(self._path, full[-1] + 1 if full else 1))
         move(beside, self._path)
         self._file.close()
         self._file, self._size = fresh, 0
         for number in full[1 : len(full) - self._most + 3]:  # with the first, the one just filled and the fresh one
-            remove_file(piece_of(self._path, number))
+            remove_file(segment_path(self._path, number))
 
     def _open(self, path: Path) -> FileIO:
         return open_unbuffered(path, self._opener)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from orchestrator.engine.logprobs import Likelihoods, Ranked
+from orchestrator.engine.logprobs import Ranked, TokenLogprobs
 
 BANDS: Final = (1, 64, 512, 2048, 8192, 32768)  # positions at which a band begins, and where the last one ends
 _LEAST_REST: Final = 1e-9  # of the mass beside the likeliest tokens: rounding leaves less than none
@@ -34,7 +34,7 @@ class Divergence:
     same_top: float
 
 
-def diverge(before: Likelihoods, after: Likelihoods, *, first: int) -> tuple[Divergence, tuple[Divergence, ...]]:
+def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple[Divergence, tuple[Divergence, ...]]:
     """Of all places, and by bands of position; `first` is the position of the first place. As many as both have."""
     count = min(len(before.own), len(after.own))
     if not count:
@@ -45,7 +45,7 @@ def diverge(before: Likelihoods, after: Likelihoods, *, first: int) -> tuple[Div
     return _of(before, after, 0, count, first), tuple(_of(before, after, *band, first) for band in bands)
 
 
-def _of(before: Likelihoods, after: Likelihoods, begin: int, end: int, first: int) -> Divergence:
+def _of(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first: int) -> Divergence:
     apart = [abs(one - two) for one, two in zip(before.own[begin:end], after.own[begin:end], strict=True)]
     tops = list(zip(before.top[begin:end], after.top[begin:end], strict=True))
     return Divergence(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.evals.logprobs.reference import SavedScores
+from orchestrator.evals.logprobs.reference import LogprobReference
 from orchestrator.evals.logprobs.report import ProbeRow
 
 # Right servers of one model, of other layouts and in fp32 beside bf16, were apart by 0.7 to 1.7 times this noise, and
@@ -31,7 +31,7 @@ def noise_of(rows: Iterable[ProbeRow]) -> float:
 
 
 def limit_for(
-    reference: SavedScores | None, numerics: Mapping[str, str], *, own_noise: float, asked: float | None
+    reference: LogprobReference | None, numerics: Mapping[str, str], *, own_noise: float, asked: float | None
 ) -> MeanLimit:
     """The limit of a server with these settings and this noise beside a reference; `asked` is the user's own.
 

@@ -13,12 +13,12 @@ from orchestrator.core.console import Progress
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, TimeLimits
-from orchestrator.engine.logprobs import Likelihoods, Scored, read_numerics, read_scored
+from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numerics, read_scored
 from orchestrator.engine.requests import scoring_body, tokenize_body
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError, token_ids
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
 from orchestrator.evals.logprobs.divergence import diverge
 from orchestrator.evals.logprobs.limits import noise_of
-from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, SavedScores, TextScores, ids_digest
+from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobReference, TextScores, ids_digest
 from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
 from orchestrator.verify.target import Target
 
@@ -60,16 +60,18 @@ def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) 
     texts = [ids[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     whole = tuple(text for text, length in zip(texts, lengths, strict=True) if len(text) == length)
     if not whole:
-        raise OddAnswerError(f"a context of {target.context_length} tokens has no room for a text of {LENGTHS[0]}")
+        raise UnexpectedResponseError(
+            f"a context of {target.context_length} tokens has no room for a text of {LENGTHS[0]}"
+        )
     return whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed:
+class RankScores:
     """What one rank says of the texts alone, and how far from that it is when it is asked in other ways."""
 
     whose: str
-    alone: tuple[Scored, ...]
+    alone: tuple[ScoredPrompt, ...]
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
     beside: tuple[ProbeRow, ...] = ()  # the reference, or the first rank
@@ -77,7 +79,7 @@ class Probed:
 
 def probe_rank(
     client: EngineClient, target: Target, texts: Texts, *, rank: int, whose: str, progress: Progress
-) -> Probed:
+) -> RankScores:
     """Ask one data-parallel rank; `whose` names it in rows. Raises NoAnswerError, OddAnswerError."""
     asker = _Asker(
         client=client, rank=rank, told=lambda what: progress.update("probe", transient=f"{whose} {what}".strip())
@@ -94,26 +96,26 @@ def probe_rank(
     for way in ways:
         try:
             rows += way()
-        except (NoAnswerError, OddAnswerError) as error:
+        except (NoResponseError, UnexpectedResponseError) as error:
             faults.append(ProbeFault(whose=whose, message=str(error)))
-    return Probed(whose=whose, alone=alone, rows=tuple(rows), faults=tuple(faults))
+    return RankScores(whose=whose, alone=alone, rows=tuple(rows), faults=tuple(faults))
 
 
-def beside(
-    texts: Texts, alone: Sequence[Scored], before: Sequence[Likelihoods], *, what: str, whose: str
+def compare_with_reference(
+    texts: Texts, alone: Sequence[ScoredPrompt], before: Sequence[TokenLogprobs], *, what: str, whose: str
 ) -> Iterator[ProbeRow]:
     """How far a rank is from what was said before of the same texts."""
     for ids, scored, likelihoods in zip(texts, alone, before, strict=True):
         yield _row(what, whose, len(ids), likelihoods, scored.prompt, first=1)
 
 
-def make_reference(identity: Identity, texts: Texts, probed: Probed) -> SavedScores:
+def make_reference(identity: Identity, texts: Texts, probed: RankScores) -> LogprobReference:
     """What a server said, as a reference for others."""
     scores = (
         TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
         for ids, scored in zip(texts, probed.alone, strict=True)
     )
-    return SavedScores(
+    return LogprobReference(
         schema_version=REFERENCE_SCHEMA,
         model=identity.model,
         source=identity.source,
@@ -129,7 +131,7 @@ def identify(client: EngineClient, *, source: str | None) -> Identity:
     """What a server says it is. Raises NoAnswerError, OddAnswerError."""
     path = client.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str) or not path:
-        raise OddAnswerError(f"`{endpoints.MODEL_INFO}` names no model path")
+        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
     model = excerpt(path.rstrip("/").rpartition("/")[2], _MOST_NAME)
     return Identity(model=model, source=source, numerics=dict(read_numerics(client.get(endpoints.SERVER_INFO))))
 
@@ -142,21 +144,21 @@ class _Asker:
     rank: int
     told: Callable[[str], None]
 
-    def score(self, ids: tuple[int, ...], *, what: str, start: int = 0) -> Scored:
+    def score(self, ids: tuple[int, ...], *, what: str, start: int = 0) -> ScoredPrompt:
         return self.scores((ids,), what=what, start=start)[0]
 
-    def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[Scored, ...]:
+    def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
         """Raises OddAnswerError where less than everything behind `start` was computed."""
         self.told(what)
         body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
         answers = self.client.post_list(endpoints.GENERATE, body)
         if len(answers) != len(prompts):
-            raise OddAnswerError(f"`{endpoints.GENERATE}` answers {len(prompts)} prompts {len(answers)} times")
+            raise UnexpectedResponseError(f"`{endpoints.GENERATE}` answers {len(prompts)} prompts {len(answers)} times")
         read = zip(answers, prompts, strict=True)
         return tuple(read_scored(answer, ids, start=start, tokens=_SAID, top=TOP) for answer, ids in read)
 
 
-def _again(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+def _again(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
     """The same prompt behind which stands what was decoded: by prefill now, so that decoding is judged too."""
     decoded = []
     for ids, before in zip(texts, alone, strict=True):
@@ -167,7 +169,7 @@ def _again(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) 
     yield from decoded
 
 
-def _batched(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+def _batched(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
     """The shorter texts all at once, each twice."""
     chosen = [place for place, ids in enumerate(texts) if len(ids) <= _BATCHED]
     answers = asker.scores(tuple(texts[place] for place in chosen * 2), what=f"{2 * len(chosen)} texts at once")
@@ -177,7 +179,7 @@ def _batched(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str
         yield max(rows, key=lambda row: row.whole.mean)
 
 
-def _cached(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str) -> Iterator[ProbeRow]:
+def _cached(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
     """The second half of each text, the first one read from cache; nothing where the cache had none of it."""
     for ids, before in zip(texts, alone, strict=True):
         start = len(ids) // 2
@@ -187,10 +189,10 @@ def _cached(asker: _Asker, texts: Texts, alone: Sequence[Scored], *, whose: str)
             yield _row(f"{after.cached_tokens} cached", whose, len(ids), half, after.prompt, first=start + 1)
 
 
-def _from(scores: Likelihoods, begin: int, end: int | None) -> Likelihoods:
-    return Likelihoods(own=scores.own[begin:end], top=scores.top[begin:end])
+def _from(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
+    return TokenLogprobs(own=scores.own[begin:end], top=scores.top[begin:end])
 
 
-def _row(what: str, whose: str, length: int, before: Likelihoods, after: Likelihoods, *, first: int) -> ProbeRow:
+def _row(what: str, whose: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> ProbeRow:
     whole, bands = diverge(before, after, first=first)
     return ProbeRow(what=what, whose=whose, length=length, whole=whole, bands=bands)

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.validation import faults_in
-from orchestrator.engine.logprobs import Likelihoods
+from orchestrator.core.validation import validation_problems
+from orchestrator.engine.logprobs import TokenLogprobs
 
 REFERENCE_SCHEMA: Final = 1
 # What a file may hold, so that reading it takes little memory: a list or an object takes up to 250 bytes meanwhile,
@@ -36,13 +36,13 @@ class TextScores:
     top: Annotated[tuple[_Ranked, ...], Field(max_length=_MOST_TOKENS), FailFast()]
 
     @property
-    def likelihoods(self) -> Likelihoods:
+    def likelihoods(self) -> TokenLogprobs:
         """The same as a server gives it."""
-        return Likelihoods(own=self.own, top=self.top)
+        return TokenLogprobs(own=self.own, top=self.top)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedScores:
+class LogprobReference:
     """A server's scores of every text. `source` is where its checkpoint is from, None where nobody knows."""
 
     schema_version: int
@@ -62,7 +62,7 @@ class SavedScores:
         return tuple(len(text.ids) for text in self.texts)
 
 
-_REFERENCE: Final = TypeAdapter(SavedScores)
+_REFERENCE: Final = TypeAdapter(LogprobReference)
 
 
 def ids_digest(texts: tuple[tuple[int, ...], ...]) -> str:
@@ -70,7 +70,7 @@ def ids_digest(texts: tuple[tuple[int, ...], ...]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def reference_to_json(reference: SavedScores) -> str:
+def reference_to_json(reference: LogprobReference) -> str:
     """The reference as JSON text, log-probabilities to a millionth."""
     data = _REFERENCE.dump_python(reference, mode="json")
     for text in data["texts"]:
@@ -79,14 +79,14 @@ def reference_to_json(reference: SavedScores) -> str:
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def reference_from_json(text: str, *, where: str) -> SavedScores:
+def reference_from_json(text: str, *, where: str) -> LogprobReference:
     """Read a reference; `where` names its origin. Raises BenchError for another version or a damaged file."""
     if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
         raise BenchError("not a reference of `deploy probe`: it holds more than one can", where=where)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
     except ValidationError as error:
-        problems = faults_in(error)[:10]
+        problems = validation_problems(error)[:10]
         raise BenchError(
             "not a reference of `deploy probe`, or a damaged one", where=where, problems=problems
         ) from None
@@ -99,5 +99,5 @@ def reference_from_json(text: str, *, where: str) -> SavedScores:
     return reference
 
 
-def _ids(reference: SavedScores) -> tuple[tuple[int, ...], ...]:
+def _ids(reference: LogprobReference) -> tuple[tuple[int, ...], ...]:
     return tuple(text.ids for text in reference.texts)

@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import BenchError, HostError, SmokeError
-from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.files import atomic_write, read_file
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
 from orchestrator.evals.logprobs.limits import limit_for, noise_of, settings_apart
-from orchestrator.evals.logprobs.probe import Identity, Probed
+from orchestrator.evals.logprobs.probe import Identity, RankScores
 from orchestrator.evals.logprobs.reference import (
     MOST_REFERENCE_BYTES,
-    SavedScores,
+    LogprobReference,
     reference_from_json,
     reference_to_json,
 )
@@ -49,7 +49,7 @@ class ProbeOptions:
     other_checkpoint: bool
 
 
-def load_reference(file: Path) -> SavedScores:
+def load_reference(file: Path) -> LogprobReference:
     """A reference that `--save` wrote. Raises BenchError for one that cannot be read."""
     try:
         text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
@@ -59,15 +59,15 @@ def load_reference(file: Path) -> SavedScores:
     return reference_from_json(text, where=str(file))
 
 
-def save_reference(reference: SavedScores, file: Path) -> None:
+def save_reference(reference: LogprobReference, file: Path) -> None:
     """Write it whole or not at all. Raises BenchError where the disk does not take it."""
     try:
-        write_whole(file, reference_to_json(reference))
+        atomic_write(file, reference_to_json(reference))
     except OSError as error:
         raise BenchError(f"the reference cannot be written: {error.strerror}", where=str(error.filename)) from error
 
 
-def reference_of(side: ProbeSide, options: ProbeOptions) -> SavedScores:
+def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
     """What the first rank of another server says. Raises SmokeError where it does not answer all as it should."""
     first = replace(side, engines=side.engines[:1])
     report, reference = run_probe(first, None, replace(options, limit=None), against=None, ranks=1)
@@ -77,12 +77,12 @@ def reference_of(side: ProbeSide, options: ProbeOptions) -> SavedScores:
 
 def run_probe(
     side: ProbeSide,
-    reference: SavedScores | None,
+    reference: LogprobReference | None,
     options: ProbeOptions,
     *,
     against: str | None,
     ranks: int | None = None,
-) -> tuple[ProbeReport, SavedScores]:
+) -> tuple[ProbeReport, LogprobReference]:
     """Ask every rank of every engine; what the first one said is a reference for others.
 
     `against` names the reference, `ranks` is how many are asked, by default all. Raises SmokeError where the first does
@@ -92,7 +92,7 @@ def run_probe(
     try:
         asked = _Round(side, reference, options, progress, ranks)
         found = tuple(asked.ask())
-    except (NoAnswerError, OddAnswerError) as error:
+    except (NoResponseError, UnexpectedResponseError) as error:
         raise SmokeError(f"`{side.name}` gives no log-probabilities: {error}", where=side.engines[0][1].url) from error
     finally:
         progress.done()
@@ -105,7 +105,7 @@ class _Round:
     def __init__(
         self,
         side: ProbeSide,
-        reference: SavedScores | None,
+        reference: LogprobReference | None,
         options: ProbeOptions,
         progress: Progress,
         ranks: int | None,
@@ -119,9 +119,9 @@ class _Round:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
 
-    def ask(self) -> Iterator[Probed | ProbeFault]:
+    def ask(self) -> Iterator[RankScores | ProbeFault]:
         """Rank after rank; a fault in the place of one that does not answer, once the first has."""
-        first: Probed | None = None
+        first: RankScores | None = None
         for engine, target in self._side.engines:
             with probe.open_client(target) as client:
                 for rank in range(self._ranks or target.dp):
@@ -130,7 +130,7 @@ class _Round:
                         found = probe.probe_rank(
                             client, target, self._texts, rank=rank, whose=whose, progress=self._progress
                         )
-                    except (NoAnswerError, OddAnswerError) as error:
+                    except (NoResponseError, UnexpectedResponseError) as error:
                         if first is None:
                             raise
                         yield ProbeFault(whose=whose, message=str(error))
@@ -139,9 +139,9 @@ class _Round:
                     yield replace(found, alone=() if first else found.alone, beside=beside)  # 8 MiB a rank
                     first = first or found
 
-    def report(self, found: tuple[Probed | ProbeFault, ...], *, against: str | None) -> ProbeReport:
+    def report(self, found: tuple[RankScores | ProbeFault, ...], *, against: str | None) -> ProbeReport:
         """What was found beside its limits: `--limit` is of the reference, noise of what a server says otherwise."""
-        whole = [each for each in found if isinstance(each, Probed)]
+        whole = [each for each in found if isinstance(each, RankScores)]
         own = noise_of(row for each in whole for row in each.rows)
         asked, numerics = self._options.limit, self._identity.numerics
         limit = limit_for(self._reference, numerics, own_noise=own, asked=asked)
@@ -162,23 +162,27 @@ class _Round:
             faults=(*faults, *(fault for each in whole for fault in each.faults)),
         )
 
-    def made(self, found: tuple[Probed | ProbeFault, ...]) -> SavedScores:
+    def made(self, found: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
         """What the first rank said."""
-        first = next(each for each in found if isinstance(each, Probed))
+        first = next(each for each in found if isinstance(each, RankScores))
         return probe.make_reference(self._identity, self._texts, first)
 
-    def _beside(self, found: Probed, first: Probed) -> Iterator[ProbeRow]:
+    def _beside(self, found: RankScores, first: RankScores) -> Iterator[ProbeRow]:
         """A rank beside the reference, or beside the first rank where there is none."""
         if self._reference is not None:
             before = [text.likelihoods for text in self._reference.texts]
-            yield from probe.beside(self._texts, found.alone, before, what="the reference", whose=found.whose)
+            yield from probe.compare_with_reference(
+                self._texts, found.alone, before, what="the reference", whose=found.whose
+            )
         elif found is not first:
             before = [scored.prompt for scored in first.alone]
-            yield from probe.beside(self._texts, found.alone, before, what="the first rank", whose=found.whose)
+            yield from probe.compare_with_reference(
+                self._texts, found.alone, before, what="the first rank", whose=found.whose
+            )
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
         """The texts in this server's tokens: the reference's, as far as they are asked. Raises BenchError."""
-        text = read_file(Catalogue.shipped().path(Kind.TEXT, _TEXT), most=_MOST_TEXT).decode()
+        text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MOST_TEXT).decode()
         self._progress.update("probe", transient="tokenizing")
         texts = probe.cut_texts(client, target, text, longest=self._options.longest)
         if self._reference is not None:
@@ -207,7 +211,7 @@ def checkpoint_source(plan: Plan) -> str:
     return f"{source.location}@{source.revision}" if source.revision else source.location
 
 
-def _require_same_checkpoint(identity: Identity, reference: SavedScores) -> None:
+def _require_same_checkpoint(identity: Identity, reference: LogprobReference) -> None:
     """By where it is from where both sides know, else by its folder. Raises BenchError."""
     both = identity.source is not None and reference.source is not None
     here, there = (identity.source, reference.source) if both else (identity.model, reference.model)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.result import BenchResult, Mark
+from orchestrator.bench.result import BenchResult, ComparabilityIssue
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
-from orchestrator.core.console import minutes
+from orchestrator.core.console import format_duration
 from orchestrator.core.errors import BenchError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.experiments.sweep.confirm import confirmed, confirmed_words
 from orchestrator.experiments.sweep.report import (
@@ -72,9 +72,9 @@ def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...]
     """Write sweep.html, sweep.md and sweep.json, each whole or not at all."""
     report = _report(sweep, search, winners, ended)
     folder = sweep.request.output
-    write_whole(folder / "sweep.md", render_sweep_markdown(report))
-    write_whole(folder / "sweep.json", render_sweep_json(report))
-    return write_whole(folder / REPORT, render_sweep_html(report))
+    atomic_write(folder / "sweep.md", render_sweep_markdown(report))
+    atomic_write(folder / "sweep.json", render_sweep_json(report))
+    return atomic_write(folder / REPORT, render_sweep_html(report))
 
 
 def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:
@@ -118,7 +118,7 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     took = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
     price = f", ${took / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
-    yield f"{len(trials)} trials of {sweep.space.size} points: {told or 'none'}; {minutes(took)}{price}." + (
+    yield f"{len(trials)} trials of {sweep.space.size} points: {told or 'none'}; {format_duration(took)}{price}." + (
         f" {ended[0].upper()}{ended[1:]}." if ended else ""
     )
 
@@ -178,10 +178,10 @@ def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
         return None
 
 
-def _marks(result: BenchResult | None) -> tuple[Mark, ...]:
+def _marks(result: BenchResult | None) -> tuple[ComparabilityIssue, ...]:
     return result.marks if result is not None else ()
 
 
-def _mark(mark: Mark) -> str:
+def _mark(mark: ComparabilityIssue) -> str:
     where = f" at {mark.point}" if mark.point else ""
     return f"{mark.kind.value}{where}"

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.metrics import Figure
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import BenchResult, Point
 
 _ROUGHLY: Final = 1  # digits of the share that was held: a twentieth more or less is noise
@@ -22,7 +22,7 @@ class Objective(StrEnum):
     PARETO = "pareto"
 
 
-_FIGURES: Final[Mapping[Objective, tuple[Figure, ...]]] = {
+_FIGURES: Final[Mapping[Objective, tuple[ReportMetric, ...]]] = {
     Objective.TOK_S: (metrics.OUTPUT,),
     Objective.PER_WATT: (metrics.PER_WATT,),
     Objective.USD: (metrics.USD,),

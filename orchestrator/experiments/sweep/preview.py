@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.bench.workload import workload_name
-from orchestrator.core.console import minutes, table
+from orchestrator.core.console import format_duration, table
 from orchestrator.experiments.sweep.run import TRIALS, Sweep
 from orchestrator.experiments.sweep.space import SearchSpace
 
@@ -15,7 +15,7 @@ _LOOKED_AT: Final = 500  # points that a dry run plans
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookedAt:
+class SpaceScan:
     """How many points were planned, of them without a fault and for each reason against them; whether all were."""
 
     count: int
@@ -38,7 +38,7 @@ def affordable(sweep: Sweep, points: int) -> int:
     return min(points, max(1, min(limits if len(limits) > 1 else [*limits, TRIALS])))
 
 
-def dry_text(sweep: Sweep, looked: LookedAt) -> str:
+def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     """The space, what of it cannot fit, and what the search may take; for people."""
     own = sweep.space.shown_own(sweep.base.profile)
     rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
@@ -53,14 +53,15 @@ def dry_text(sweep: Sweep, looked: LookedAt) -> str:
         lines.append(f"`{sweep.plan.profile}` as it is is not tried: not all of its values are in the space")
     cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     lines.append(
-        f"budget: up to {count} trials of about {minutes(sweep.about)}: {minutes(count * sweep.about)}{cost}; estimates"
+        f"budget: up to {count} trials of about {format_duration(sweep.about)}: "
+        f"{format_duration(count * sweep.about)}{cost}; estimates"
     )
     if sweep.confirm and len(sweep.goal.names) == 1:
         lines.append(f"the best is measured {sweep.confirm + 1} times before it is named, in the same hours and money")
     return "\n".join(lines)
 
 
-def dry_data(sweep: Sweep, looked: LookedAt) -> dict[str, object]:
+def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
     """The same as plain JSON-able data."""
     count = affordable(sweep, looked.left(sweep.space))
     return {
@@ -82,13 +83,13 @@ def dry_data(sweep: Sweep, looked: LookedAt) -> dict[str, object]:
     }
 
 
-def look_at(sweep: Sweep) -> LookedAt:
+def scan_space(sweep: Sweep) -> SpaceScan:
     """Plan every point, or in a large space some."""
     whole = sweep.space.size <= _LOOKED_AT
     points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
     reasons = Counter(sweep.refusal(dict(point)) for point in points)
     count, fitting = reasons.total(), reasons.pop("", 0)
-    return LookedAt(count=count, fitting=fitting, refused=reasons, whole=whole)
+    return SpaceScan(count=count, fitting=fitting, refused=reasons, whole=whole)
 
 
 def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:

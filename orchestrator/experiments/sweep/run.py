@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.run import WorkloadChanges, change, price_of
-from orchestrator.bench.steady_state import unjudged
+from orchestrator.bench.run import WorkloadChanges, apply_changes, parse_price
+from orchestrator.bench.steady_state import unjudgeable_rates
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
-from orchestrator.core.catalog import Catalogue
-from orchestrator.core.console import minutes
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.console import format_duration
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
 from orchestrator.core.files import cut
 from orchestrator.core.locks import LockHeldError, hold
@@ -32,8 +32,8 @@ from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutco
 from orchestrator.experiments.sweep.space import SearchSpace, SpaceFile, default_space, space_of
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import unfit
-from orchestrator.planner.estimate import ABOUT, starting
-from orchestrator.planner.planning import Valid, is_path, read_profile
+from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
+from orchestrator.planner.planning import LoadedProfile, is_path, read_profile
 
 JOURNAL: Final = "journal.log"
 CONFIRM: Final = 2  # runs, where nobody says how many: a median of three
@@ -111,7 +111,7 @@ class Sweep:
 
     request: SweepRequest
     home: Home
-    base: Valid
+    base: LoadedProfile
     plan: Plan  # of the profile as it is
     space: SearchSpace
     goal: Goal
@@ -142,7 +142,7 @@ class Sweep:
     def about(self) -> float:
         """Seconds that one trial may take, as far as is known before one was made."""
         load = bench_seconds(self.workload, tok_s=_STREAM_TOK_S)
-        return starting(self.plan) + ABOUT["smoke"] + load + ABOUT["down"]
+        return startup_seconds(self.plan) + STEP_SECONDS["smoke"] + load + STEP_SECONDS["down"]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -183,7 +183,7 @@ def default_output(profile: str) -> Path:
 
 def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
-    catalogue = Catalogue.of(home)
+    catalogue = Catalog.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
     plan = base.decide()
     base.note_deprecated()
@@ -199,7 +199,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     ttft = request.ttft_p95_s or said.ttft_p95_s
     loaded = load_workload(named, catalogue=catalogue)
     read_text(loaded, catalogue=catalogue)
-    price_of(request.usd_per_gpu_hour)
+    parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
         rates_rps=_ladder(loaded, request.rates_rps or said.rates_rps, at_rps),
         requests=None,
@@ -208,7 +208,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         seed=None,
         ttft_p95_s=ttft,
     )
-    workload, _ = change(loaded, changes)
+    workload, _ = apply_changes(loaded, changes)
     usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
     goal = Goal(
         objective=_objective(request.objective) if request.objective else said.objective or usual,
@@ -279,7 +279,7 @@ def _require_sensible(sweep: Sweep) -> None:
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
         what = f"`{workload_name(sweep.workload_named)}` is a closed load, which has no rates and no knee"
         raise UsageError(what, hint="`--objective tok-s`, without `--at`")
-    reasons, _ = unjudged(sweep.workload)
+    reasons, _ = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
         hint = "take a workload with more `requests`, or a longer `duration_s`; or read the objective `--at` a rate"
         raise UsageError(f"no knee would be found: {'; '.join(reasons)}", hint=hint)
@@ -295,10 +295,10 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     ran = [trial for trial in trials if trial.outcome in _RAN]
     if most is not None and len(ran) >= most:
         return f"{most} trials were made"
-    return no_time(trials, sweep, confirmed=confirmed, kept=sweep.confirm)
+    return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.confirm)
 
 
-def no_time(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
+def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
     """Why no further run fits into hours or money, with so many `kept` for later; "" where one does."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     ran = sum(trial.outcome in _RAN for trial in trials)
@@ -308,7 +308,7 @@ def no_time(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 
     used, each = tried + confirmed, tried / ran
     then = used + each
     if budget.hours is not None and then + min(kept * each, _KEPT * budget.hours * 3600) > budget.hours * 3600:
-        return f"one more trial would exceed {budget.hours:g} hours: {minutes(used)} were used"
+        return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
     if budget.usd is not None and cost:
         most = budget.usd / cost * 3600
         if then + min(kept * each, _KEPT * most) > most:
@@ -317,7 +317,7 @@ def no_time(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 
 
 
 @contextmanager
-def opened(sweep: Sweep) -> Iterator[Search]:
+def open_search(sweep: Sweep) -> Iterator[Search]:
     """The search in the sweep's directory, of which this is then the only one.
 
     Raises UsageError where there is a sweep and it is not to be resumed, or none and it is; HostError where another

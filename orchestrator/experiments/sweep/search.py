@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.experiments.sweep.objective import Goal
 from orchestrator.experiments.sweep.space import Point, SearchSpace
 
@@ -73,7 +73,7 @@ class Confirmation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposed:
+class Suggestion:
     """A point to try; `rungs` are told to it as they are measured. One that is tried again has no trial of its own."""
 
     point: Point
@@ -87,7 +87,7 @@ class Proposed:
         """
         if self.trial is None:
             return False
-        with held():
+        with defer_signals():
             self.trial.report(held_rates if higher_is_better else -held_rates, rung)
         return bool(self.trial.should_prune())
 
@@ -157,26 +157,26 @@ class Search:
         told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - optuna's have no zone
         return tuple(map(_outcome, told))
 
-    def ask(self, own: Point | None) -> Proposed | None:
+    def ask(self, own: Point | None) -> Suggestion | None:
         """The next point that was not tried, the profile's `own` first; None where all were."""
-        with held():  # what is written to the journal is written whole
+        with defer_signals():  # what is written to the journal is written whole
             return self._ask(own)
 
-    def _ask(self, own: Point | None) -> Proposed | None:
+    def _ask(self, own: Point | None) -> Suggestion | None:
         done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
         if own is not None and own not in done:
             self._study.enqueue_trial(dict(own))
         for _ in range(_AGAIN):
             trial = self._study.ask(self._fixed)
             if trial.params not in done:
-                return Proposed(point=dict(trial.params), own=trial.params == own, trial=trial)
+                return Suggestion(point=dict(trial.params), own=trial.params == own, trial=trial)
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         untried = self._untried(done)
         if untried is None:
             return None
         self._study.enqueue_trial(dict(untried))
         trial = self._study.ask(self._fixed)
-        return Proposed(point=dict(trial.params), own=False, trial=trial)
+        return Suggestion(point=dict(trial.params), own=False, trial=trial)
 
     def _untried(self, done: list[Point]) -> Point | None:
         """A point by chance that was not tried; None where all were."""
@@ -187,11 +187,11 @@ class Search:
         drawn = ({knob.key: self._dice.randrange(len(knob.values)) for knob in knobs} for _ in range(_LISTED))
         return next((point for point in drawn if point not in done), None)
 
-    def tell(self, asked: Proposed, ended: SweepTrial) -> None:
+    def tell(self, asked: Suggestion, ended: SweepTrial) -> None:
         """Keep how a trial ended."""
         if asked.trial is None:
             return
-        with held():
+        with defer_signals():
             asked.trial.set_user_attr(_TOLD, asdict(ended))
             self._count(asked.trial.number, ended)
 
@@ -211,7 +211,7 @@ class Search:
 
     def confirm(self, ended: Confirmation) -> None:
         """Keep what a trial's configuration came to once more."""
-        with held():
+        with defer_signals():
             self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
 
     def best(self) -> tuple[SweepTrial, ...]:
@@ -268,7 +268,7 @@ def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its a
     Raises UsageError where it is not installed.
     """
     try:
-        with held():
+        with defer_signals():
             import optuna  # noqa: PLC0415 - half a second, which only a sweep pays
     except ImportError as error:
         hint = "`pip install 'deploy-sglang[sweep]'` installs it beside this tool"

@@ -114,7 +114,7 @@ class SpaceFile(StrictModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knob:
+class SweepParameter:
     """One thing that varies: `layout`, or the key of a setting; `ordered` where its values are rising numbers."""
 
     key: str
@@ -147,7 +147,7 @@ Point: TypeAlias = Mapping[str, int]  # the index of a value, by the key of its 
 class SearchSpace:
     """The configurations to choose from: one value of each knob."""
 
-    knobs: tuple[Knob, ...]
+    knobs: tuple[SweepParameter, ...]
 
     @property
     def size(self) -> int:
@@ -226,9 +226,9 @@ def _is_left_out(value: object) -> bool:
 
 def space_of(file: SpaceFile) -> SearchSpace:
     """The space that a file says."""
-    knobs = [Knob(key=LAYOUT, values=file.layouts)] if file.layouts else []
+    knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, said in (("flags", file.flags), ("env", file.env)):
-        knobs += [Knob(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
+        knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
     return SearchSpace(knobs=tuple(knobs))
 
 
@@ -244,7 +244,7 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
     """
     knobs = []
     if choices := _layouts(profile):
-        knobs.append(Knob(key=LAYOUT, values=choices))
+        knobs.append(SweepParameter(key=LAYOUT, values=choices))
     for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
         name = meaning.value
         own = _own(profile, f"flags.{name}")
@@ -252,7 +252,7 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
             middle = own if isinstance(own, int) and own > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             first = own if isinstance(own, int) else None
-            knobs.append(Knob(key=f"flags.{name}", values=values if own in values else (first, *values)))
+            knobs.append(SweepParameter(key=f"flags.{name}", values=values if own in values else (first, *values)))
     return SearchSpace(knobs=tuple(knobs))
 
 

@@ -24,17 +24,17 @@ from orchestrator.core.errors import (
 from orchestrator.core.files import remove_tree
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import redact
-from orchestrator.core.signals import heard, held
+from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.core.subprocesses import quote
 from orchestrator.experiments.sweep.confirm import to_confirm
-from orchestrator.experiments.sweep.run import Sweep, no_time, spent, too_many_refused
-from orchestrator.experiments.sweep.search import Confirmation, Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, too_many_refused
+from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.servers.down import down
-from orchestrator.servers.servers import fleet
-from orchestrator.servers.start.launch import Up
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
-from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import server_target
 
 # What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
@@ -68,7 +68,7 @@ class _Ladder:
     """Looks at each rate as it is measured, and says where the ladder ends."""
 
     sweep: Sweep
-    asked: Proposed
+    asked: Suggestion
     stopped: bool = False
 
     def __call__(self, result: BenchResult) -> BenchEnding | None:
@@ -86,7 +86,7 @@ class _Ladder:
 
 def take_down(sweep: Sweep) -> None:
     """Stop the sweep's own server, where there is one; nobody's requests are waited for, and nothing interrupts it."""
-    with held(), fleet(sweep.home, sweep.request.host) as servers:
+    with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
         if servers.find(sweep.server) or sweep.plan.runtime in servers.silent:
             down(servers, sweep.server, host=sweep.request.host, grace=0)
 
@@ -98,7 +98,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     """
     again = "go on with the same command and --resume"
     try:
-        with fleet(sweep.home, sweep.request.host) as servers:
+        with open_servers(sweep.home, sweep.request.host) as servers:
             left = servers.find(sweep.server)
         if left:
             note("a server that a killed sweep has left is taken down")
@@ -131,11 +131,11 @@ def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
 def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     """Measure the best again, as often as asked for and as the budget holds; why it was not as often."""
     while (trial := to_confirm(sweep, search)) is not None:
-        if short := no_time(search.trials, sweep, confirmed=_confirmed_seconds(search)):
+        if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} was not measured again as often as asked for: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
         say(f"trial {trial.number} once more: run {count} of {sweep.confirm + 1}")
-        asked = Proposed(point=trial.point, own=trial.own, trial=None)
+        asked = Suggestion(point=trial.point, own=trial.own, trial=None)
         begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
         found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
         told = {"number": trial.number, "values": found.values, "why": found.why}
@@ -149,7 +149,7 @@ def _confirmed_seconds(search: Search) -> float:
     return sum(each.seconds for each in search.confirmations)
 
 
-def _try(sweep: Sweep, search: Search, asked: Proposed) -> None:
+def _try(sweep: Sweep, search: Search, asked: Suggestion) -> None:
     number = len(search.trials) + 1
     shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
     say(f"trial {number}: {shown}{' (as the profile is)' if asked.own else ''}")
@@ -169,7 +169,7 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
     return f"{found.outcome}{took}: {found.why}"
 
 
-def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, folder: str) -> SweepTrial:
+def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, folder: str) -> SweepTrial:
     """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
     clock, place = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / place, within=sweep.request.output)  # of a trial that was killed, and never told
@@ -185,8 +185,8 @@ def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, fo
                 result = _measure(sweep, asked, watch, sweep.request.output / place)
             found = _judged(sweep, result, watch, found)
             if found.values and _leads(sweep, search, found):
-                with clock.part("smoke"), fleet(sweep.home, sweep.request.host) as servers:
-                    prove_again(servers, sweep.server, strict_kernels=False).require()
+                with clock.part("smoke"), open_servers(sweep.home, sweep.request.host) as servers:
+                    smoke_server(servers, sweep.server, strict_kernels=False).require()
     except NameTakenError:
         raise
     except _OF_THE_POINT as error:
@@ -203,16 +203,16 @@ def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, fo
 @contextmanager
 def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
     """Whatever ends the block, nothing interrupts the taking down."""
-    with held():
+    with defer_signals():
         try:
-            with heard():
+            with allow_signals():
                 yield
         finally:
             with clock.part("down"):
                 take_down(sweep)
 
 
-def _up_request(sweep: Sweep, asked: Proposed) -> UpRequest:
+def _up_request(sweep: Sweep, asked: Suggestion) -> UpRequest:
     request = sweep.request
     return UpRequest(
         profile=request.profile,
@@ -229,7 +229,7 @@ def _up_request(sweep: Sweep, asked: Proposed) -> UpRequest:
     )
 
 
-def _measure(sweep: Sweep, asked: Proposed, watch: _Ladder, folder: Path) -> BenchResult:
+def _measure(sweep: Sweep, asked: Suggestion, watch: _Ladder, folder: Path) -> BenchResult:
     options = BenchOptions(
         workload=sweep.workload_named,
         tokens=(None, None),
@@ -242,7 +242,7 @@ def _measure(sweep: Sweep, asked: Proposed, watch: _Ladder, folder: Path) -> Ben
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
         enough=watch,
     )
-    with fleet(sweep.home, sweep.request.host) as servers:
+    with open_servers(sweep.home, sweep.request.host) as servers:
         result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)
     if result.ending is BenchEnding.INTERRUPTED and not watch.stopped:
         raise Interrupted("interrupted")
@@ -275,7 +275,7 @@ def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
     return True
 
 
-def _answers(started: Up) -> str:
+def _answers(started: UpResult) -> str:
     """What the smoke test says of right answers."""
     checks = started.smoke.checks if started.smoke else ()
     return next((f"{check.verdict}: {check.evidence}" for check in checks if check.name == _ANSWERS), "")

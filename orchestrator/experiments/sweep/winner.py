@@ -8,9 +8,9 @@ from typing import Final
 
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
-from orchestrator.core.catalog import Kind
+from orchestrator.core.catalog import EntryKind
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.files import atomic_write, read_file
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
@@ -42,7 +42,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     taken = path if path.exists() else None
     if not sweep.request.beside:
         path = home_path(sweep.home, name)
-        taken = sweep.base.catalogue.find(Kind.PROFILE, name)
+        taken = sweep.base.catalogue.find(EntryKind.PROFILE, name)
     if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
         raise UsageError(f"there is a profile `{name}` already", where=str(taken), hint="give another `--name`")
     return path
@@ -50,14 +50,14 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
 
 def home_path(home: Home, name: str) -> Path:
     """The file of a profile of the home's catalogue."""
-    return home.root / Kind.PROFILE.file(name)
+    return home.root / EntryKind.PROFILE.file(name)
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
     """Write the profile. It is planned before: what could not be started is not written."""
     text = winner_text(sweep, best, search)
     read_draft(text, path, sweep.base.catalogue).decide()
-    return write_whole(path, text)
+    return atomic_write(path, text)
 
 
 def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:

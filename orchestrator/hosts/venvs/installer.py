@@ -36,7 +36,7 @@ _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PinnedList:
+class PinnedRequirements:
     """A requirement file; `torch` is its torch of one platform (`torch==2.13.0+cpu`), which `torch_index` holds."""
 
     file: Path
@@ -49,7 +49,7 @@ class PinnedList:
         return f"environment `{self.file.stem}`"
 
 
-def install(folder: Path, pinned: PinnedList, progress: Progress) -> str:
+def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> str:
     """Make an environment at `folder` with everything that is listed; returns what installed it, `uv` or `pip`.
 
     Raises BuildError with the installer's last lines.
@@ -99,7 +99,7 @@ def _with_uv(uv: str, folder: Path, steps: "_Steps") -> None:
     environments, so that the settings of a project that the user stands in are not taken.
     """
     pinned = steps.pinned
-    told = subprocesses.attempt(subprocesses.own("pip", "config", "list"), timeout=30)
+    told = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
     env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(told.stdout)}
     add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
@@ -118,9 +118,11 @@ def _with_uv(uv: str, folder: Path, steps: "_Steps") -> None:
 def _with_pip(folder: Path, steps: "_Steps") -> None:
     """Raises BuildError. pip goes on without PyTorch's own index where that cannot be reached."""
     pinned = steps.pinned
-    add = subprocesses.own("pip", "--disable-pip-version-check", "install", python=str(folder / "bin" / "python"))
+    add = subprocesses.python_module_argv(
+        "pip", "--disable-pip-version-check", "install", python=str(folder / "bin" / "python")
+    )
     add += [*_AS_IT_STANDS, "--no-input", "--progress-bar", "off"]
-    steps.run("creating", subprocesses.own("venv", "--clear", str(folder)))
+    steps.run("creating", subprocesses.python_module_argv("venv", "--clear", str(folder)))
     if pinned.torch is not None:
         index = ["--extra-index-url", pinned.torch_index, "--retries", "1", "--timeout", "15"]
         steps.run(f"installing {pinned.torch} with pip", [*add, *index, pinned.torch])
@@ -131,7 +133,7 @@ def _with_pip(folder: Path, steps: "_Steps") -> None:
 class _Steps:
     """Runs the steps of one build, and shows them: what is done, what is downloaded and how much it is."""
 
-    pinned: PinnedList
+    pinned: PinnedRequirements
     progress: Progress
     sizes: dict[str, float] = field(default_factory=dict)  # MiB by package, of the downloads that were announced
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import copy_file, remove_tree, write_whole
+from orchestrator.core.files import atomic_write, copy_file, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import FileName
-from orchestrator.hosts.venvs.installer import PinnedList, install
+from orchestrator.hosts.venvs.installer import PinnedRequirements, install
 from orchestrator.plan.plan import Engine
 
 _MARKER: Final = "environment.json"
@@ -35,7 +35,7 @@ _TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class Venv:
     """A built environment; `digest` is the sha256 of everything it was made from."""
 
     python: Path
@@ -70,7 +70,7 @@ class _Recipe:
         return total.hexdigest()
 
 
-def interpreter(engine: Engine, home: Home) -> str:
+def engine_python(engine: Engine, home: Home) -> str:
     """A Python that has the engine: the one its file names, else its environment's, built where it is not there yet."""
     if engine.python is not None:
         return engine.python
@@ -79,24 +79,24 @@ def interpreter(engine: Engine, home: Home) -> str:
             f"engine `{engine.name}` has no requirement file to build an environment from",
             hint="name an interpreter that has the engine: `--set engine.python=python3`",
         )
-    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
+    requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:  # a path is none: a plan that was changed may name any
         raise BuildError(f"there is no requirement file `{engine.requirements}`", where=f"engine `{engine.name}`")
-    return str(ensure(requirements, home=home, progress=Progress()).python)
+    return str(ensure_venv(requirements, home=home, progress=Progress()).python)
 
 
 def built_interpreter(engine: Engine, home: Home) -> str | None:
     """A Python that has the engine and is there already: the one its file names, else its environment's."""
     if engine.python is not None or engine.requirements is None:
         return engine.python
-    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
+    requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:
         return None
     folder = _folder(_Recipe.read(requirements, data_root() / "images" / _SHIM), home)
     return str(folder / "bin" / "python") if _complete(folder) else None
 
 
-def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Environment:
+def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Venv:
     """The environment of a requirement file, built where it is not there yet.
 
     `shim` holds the modules that a CPU build of torch needs beside it, by default those that ship with the tool.
@@ -106,7 +106,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
     """
     recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
     digest, folder = recipe.digest, _folder(recipe, home)
-    environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
+    environment = Venv(python=folder / "bin" / "python", digest=digest, built=False)
     if _complete(folder):
         return environment
     with file_lock(folder.with_suffix(".lock"), progress):
@@ -119,7 +119,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
             progress.done()
             if not _complete(folder):
                 remove_tree(folder, within=home.environments)
-    return Environment(python=environment.python, digest=digest, built=True)
+    return Venv(python=environment.python, digest=digest, built=True)
 
 
 def _folder(recipe: _Recipe, home: Home) -> Path:
@@ -129,7 +129,7 @@ def _folder(recipe: _Recipe, home: Home) -> Path:
 def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
     began = time.monotonic()
     platform_name = recipe.torch["platform"] if recipe.torch else ""
-    pinned = PinnedList(
+    pinned = PinnedRequirements(
         file=recipe.requirements,
         torch=recipe.torch[0] if recipe.torch else None,
         torch_index=_TORCH_INDEX.format(platform=platform_name),
@@ -139,7 +139,7 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
         copy_file(file, folder / "lib" / FileName(f"python{_python_version()}") / "site-packages" / file.name)
     facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
-    write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
+    atomic_write(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
     progress.update(f"{pinned.name}: built in {seconds:.0f} s with {installer}")
 
 

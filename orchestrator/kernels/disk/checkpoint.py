@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from orchestrator.checkpoints.safetensors import BadShardError, tensor_dtypes
-from orchestrator.core.errors import WeightsError
+from orchestrator.core.errors import CheckpointError
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.plan.facts import MoeCheckpoint
@@ -20,7 +20,9 @@ def read_checkpoint(folder: Path) -> MoeCheckpoint:
     config = _json(path)
     missing = [name for name in _FIELDS if not isinstance(config.get(name), int)]
     if missing:
-        raise WeightsError(f"no routed experts: {', '.join(f'`{name}`' for name in missing)} missing", where=str(path))
+        raise CheckpointError(
+            f"no routed experts: {', '.join(f'`{name}`' for name in missing)} missing", where=str(path)
+        )
     size = {name: cast("int", config[name]) for name in _FIELDS}
     shared, routed = _expert_dtypes(folder, size["num_hidden_layers"])
     quantisation = cast("dict[str, object]", config.get("quantization_config") or {})
@@ -81,7 +83,7 @@ def _json(path: Path) -> dict[str, object]:
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"`{path.name}` cannot be read: {error}", where=str(path)) from error
+        raise CheckpointError(f"`{path.name}` cannot be read: {error}", where=str(path)) from error
     if not isinstance(data, dict):
-        raise WeightsError(f"`{path.name}` is not a mapping", where=str(path))
+        raise CheckpointError(f"`{path.name}` is not a mapping", where=str(path))
     return data

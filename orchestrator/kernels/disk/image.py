@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
 from orchestrator.hosts.daemon import docker_endpoint
-from orchestrator.hosts.ssh import FarHost, Tunnel
+from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
@@ -66,7 +66,7 @@ def _engine(image: str, far: str | None) -> "Iterator[docker.DockerClient]":
 
     try:
         with (
-            closing(Tunnel.open(FarHost.parse(far))) if far else nullcontext() as tunnel,
+            closing(Tunnel.open(SshHost.parse(far))) if far else nullcontext() as tunnel,
             closing(_client(tunnel.docker_url if tunnel else docker_endpoint())) as client,
         ):
             yield client

@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape, buckets
-from orchestrator.kernels.table import KernelNames, OwnKeys, ShapeBound, UpstreamKeys
+from orchestrator.kernels.table import BuiltinKeys, KernelNames, ShapeConstraint, UpstreamKeys
 from orchestrator.plan.plan import Plan
 
 
@@ -93,9 +93,9 @@ class Pins:
     upstream: PinnedFile
     upstream_keys: UpstreamKeys
     names: tuple[KernelNames, ...]
-    block_fp8: Mapping[str, tuple[OwnKeys, ...]]  # by commit
+    block_fp8: Mapping[str, tuple[BuiltinKeys, ...]]  # by commit
 
-    def own_keys(self, plan: Plan) -> tuple[OwnKeys, ...] | None:
+    def own_keys(self, plan: Plan) -> tuple[BuiltinKeys, ...] | None:
         """What the tables of the plan's aiter answer for FP8 in blocks on its GPU; None where that was not read."""
         commit, gpu = plan.engine.aiter_commit or "", (plan.hardware.arch, plan.hardware.compute_units)
         held = next((keys for each, keys in self.block_fp8.items() if len(commit) > 6 and each.startswith(commit)), ())
@@ -115,18 +115,18 @@ class _TunerPins(StrictModel):
 
 def read_tuner_pins() -> tuple[PinnedFile, ...]:
     """The files of sglang's tuner for Triton. Raises KernelsError for a file of pins it cannot use."""
-    catalogue = Catalogue.from_environment()
-    path = catalogue.path(Kind.KERNELS, "triton")
+    catalogue = Catalog.from_environment()
+    path = catalogue.path(EntryKind.KERNELS, "triton")
     return read_model(path, _TunerPins, catalogue.shown(path), fault=KernelsError).tuner
 
 
-def read_pins(catalogue: Catalogue | None = None) -> Pins:
+def read_pins(catalogue: Catalog | None = None) -> Pins:
     """The catalogue's file of pins. Raises KernelsError for a file it cannot use."""
-    catalogue = catalogue or Catalogue.from_environment()
-    path = catalogue.path(Kind.KERNELS, "aiter")
+    catalogue = catalogue or Catalog.from_environment()
+    path = catalogue.path(EntryKind.KERNELS, "aiter")
     raw = read_model(path, _Pins, catalogue.shown(path), fault=KernelsError)
     bound = tuple(
-        ShapeBound(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
+        ShapeConstraint(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
         for one in raw.shape_bound
     )
     names = tuple(
@@ -144,7 +144,7 @@ def read_pins(catalogue: Catalogue | None = None) -> Pins:
     return Pins(upstream=raw.upstream, upstream_keys=keys, names=names, block_fp8=block_fp8)
 
 
-def _own(group: _BlockFp8) -> Iterator[OwnKeys]:
+def _own(group: _BlockFp8) -> Iterator[BuiltinKeys]:
     for gpu in group.gpus:
         tokens = {
             Shape(model_dim=key.model_dim, inter_dim=key.inter_dim, expert=key.expert, topk=key.topk): tuple(
@@ -152,4 +152,4 @@ def _own(group: _BlockFp8) -> Iterator[OwnKeys]:
             )
             for key in gpu.keys
         }
-        yield OwnKeys(gfx=gpu.gfx, cu_num=gpu.cu_num, tokens=tokens)
+        yield BuiltinKeys(gfx=gpu.gfx, cu_num=gpu.cu_num, tokens=tokens)

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from orchestrator.core import subprocesses
 from orchestrator.core.files import open_to_append
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 
 
-class WatchEnding(StrEnum):
+class ExitReason(StrEnum):
     """How a watched program ended."""
 
     EXITED = "exited"
@@ -21,15 +21,15 @@ class WatchEnding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ProgramExit:
     """The end of a watched program; `code` is None where it was stopped."""
 
-    ending: WatchEnding
+    ending: ExitReason
     code: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchLimits:
+class TunerTimeouts:
     """Seconds: until its work is done, from then to its exit, between two looks, between SIGTERM and SIGKILL."""
 
     total: float
@@ -41,11 +41,15 @@ class WatchLimits:
 class TunerRunner(Protocol):
     """How the tuner is run; a test puts another in its place."""
 
-    def __call__(self, argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
+    def __call__(
+        self, argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]
+    ) -> ProgramExit:
         """Run `argv` to its end or its limits, its output appended to `log`; `finished` says its work is done."""
 
 
-def watch(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
+def run_with_limits(
+    argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]
+) -> ProgramExit:
     """The TunerRunner that starts a process. Nothing of it is left, however this function is left.
 
     Raises ProgramMissingError where there is no such program.
@@ -57,11 +61,11 @@ def watch(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Call
             program.end(signal.SIGTERM, grace=limits.term)  # with its group: the tuner has one worker a GPU
 
 
-def _wait(program: subprocesses.Program, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
+def _wait(program: subprocesses.Program, limits: TunerTimeouts, finished: Callable[[], bool]) -> ProgramExit:
     def ends() -> bool:
         return program.wait_for(limits.look) is not None or finished()
 
-    done = look_until(bool, ends, within=limits.total, pause=0)  # each look is a pause itself
+    done = poll_until(bool, ends, within=limits.total, pause=0)  # each look is a pause itself
     if (code := program.wait_for(limits.shutdown if done else 0)) is not None:
-        return Ended(ending=WatchEnding.EXITED, code=code)
-    return Ended(ending=WatchEnding.HUNG if done else WatchEnding.TIME_LIMIT, code=None)
+        return ProgramExit(ending=ExitReason.EXITED, code=code)
+    return ProgramExit(ending=ExitReason.HUNG if done else ExitReason.TIME_LIMIT, code=None)

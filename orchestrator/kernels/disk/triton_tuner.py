@@ -17,11 +17,11 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import KernelsError, Problem
-from orchestrator.core.files import copy_tree, remove_file, write_whole
+from orchestrator.core.files import atomic_write, copy_tree, remove_file
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.validation import StrictModel
 from orchestrator.engine.options import Meaning
-from orchestrator.kernels.disk.run_limited import TunerRunner, WatchEnding, WatchLimits, watch
+from orchestrator.kernels.disk.run_limited import ExitReason, TunerRunner, TunerTimeouts, run_with_limits
 from orchestrator.plan.plan import Plan
 
 VARIABLE: Final = "SGLANG_MOE_CONFIG_DIR"
@@ -52,7 +52,7 @@ class TritonJob:
     tokens: tuple[int, ...]
     folder: Path
     target: Path
-    limits: WatchLimits
+    limits: TunerTimeouts
 
     @property
     def measured(self) -> tuple[TritonConfiguration, ...]:
@@ -106,7 +106,7 @@ def triton_job(
         tokens=tuple(sorted(set(tokens))),
         folder=folder,
         target=target,
-        limits=WatchLimits(total=hours * 3600, shutdown=60, look=1, term=10),
+        limits=TunerTimeouts(total=hours * 3600, shutdown=60, look=1, term=10),
     )
 
 
@@ -123,7 +123,7 @@ def tune_triton(
     job: TritonJob,
     tuner: Mapping[str, bytes],
     *,
-    run: TunerRunner = watch,
+    run: TunerRunner = run_with_limits,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> TritonTuned:
     """Tune what has no configuration yet, and write what is measured, also where the run is interrupted.
@@ -132,7 +132,7 @@ def tune_triton(
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     for name, content in tuner.items():
-        write_whole(job.folder / FileName(name), content)
+        atomic_write(job.folder / FileName(name), content)
     log = job.folder / "tuner.log"
     remove_file(log)
     problems: list[Problem] = []
@@ -144,7 +144,7 @@ def tune_triton(
     try:
         if job.wanted:
             ended = run(job.command, log=log, limits=job.limits, finished=finished)
-            if ended.ending is WatchEnding.TIME_LIMIT:
+            if ended.ending is ExitReason.TIME_LIMIT:
                 problems.append(Problem("the tuner was stopped at the time limit", str(log)))
             elif ended.code:
                 problems.append(Problem(f"the tuner exited with {ended.code}: {_last_line(log)}", str(log)))
@@ -162,7 +162,7 @@ def _deliver(job: TritonJob) -> None:
         folder = configs / FileName(f"triton_{one.triton.replace('.', '_')}")
         files.setdefault(folder / FileName(one.file), {})[str(one.tokens)] = one.config
     for path, content in files.items():
-        write_whole(path, json.dumps(content, indent=4) + "\n")
+        atomic_write(path, json.dumps(content, indent=4) + "\n")
 
 
 def _read(line: str) -> TritonConfiguration | None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.files import move, remove_file, write_whole
-from orchestrator.core.subprocesses import attempt
-from orchestrator.kernels.disk.run_limited import Ended, TunerRunner, WatchEnding, WatchLimits, watch
+from orchestrator.core.files import atomic_write, move, remove_file
+from orchestrator.core.subprocesses import run_or_127
+from orchestrator.kernels.disk.run_limited import ExitReason, ProgramExit, TunerRunner, TunerTimeouts, run_with_limits
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
@@ -46,7 +46,7 @@ class TuningJob:
     keys: tuple[Key, ...]
     names: KernelNames | None
     folder: Path
-    limits: WatchLimits
+    limits: TunerTimeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ def tuner_command(
 def in_container(name: str) -> TunerRunner:
     """The TunerRunner for a command that starts the container `name`: nothing of the container is left either."""
 
-    def run(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
+    def run(argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]) -> ProgramExit:
         try:
-            return watch(argv, log=log, limits=limits, finished=finished)
+            return run_with_limits(argv, log=log, limits=limits, finished=finished)
         finally:
-            attempt(["docker", "rm", "--force", name], timeout=60)
+            run_or_127(["docker", "rm", "--force", name], timeout=60)
 
     return run
 
@@ -113,7 +113,7 @@ def tune(
     wanted = _without(job.keys, earlier.kept)
     if not wanted:
         return earlier
-    write_whole(job.folder / "untuned.csv", write_untuned(wanted))
+    atomic_write(job.folder / "untuned.csv", write_untuned(wanted))
     remove_file(log)
 
     def finished() -> bool:
@@ -186,8 +186,8 @@ def _read(path: Path, problems: list[Problem]) -> list[TunedRow]:
         return []
 
 
-def _ending_problems(ended: Ended, log: Path) -> list[Problem]:
-    if ended.ending is WatchEnding.TIME_LIMIT:
+def _ending_problems(ended: ProgramExit, log: Path) -> list[Problem]:
+    if ended.ending is ExitReason.TIME_LIMIT:
         return [Problem("the tuner was stopped at the time limit", str(log), "run the same command again to go on")]
     if ended.code:
         return [Problem(f"the tuner exited with {ended.code}", str(log))]

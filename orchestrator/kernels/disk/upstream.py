@@ -10,8 +10,8 @@ from typing import Final
 import httpx
 
 from orchestrator.core.errors import KernelsError
-from orchestrator.core.files import write_whole
-from orchestrator.core.http import Deadline, pieces
+from orchestrator.core.files import atomic_write
+from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.safe_paths import FileName
 from orchestrator.kernels.disk.pins import PinnedFile
 
@@ -43,7 +43,7 @@ def upstream_file(
             where=pin.address,
             hint="a proxy may have answered in its place; look at what that address returns",
         )
-    return write_whole(path, content)
+    return atomic_write(path, content)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
         httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client,
         client.stream("GET", address, headers=_AS_IT_IS, extensions={"trace": end.watch}) as answer,
     ):
-        return b"".join(pieces(answer.raise_for_status(), _MOST))
+        return b"".join(iter_capped(answer.raise_for_status(), _MOST))
 
 
 def _passes(error: BaseException) -> bool:

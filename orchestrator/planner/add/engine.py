@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import KernelsError, Problem, ProfileError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.flags import parse_flags
@@ -21,7 +21,7 @@ from orchestrator.kernels.disk.image import ImageTables
 from orchestrator.kernels.disk.store import Store
 from orchestrator.plan.rules import release_in_name
 from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
-from orchestrator.planner.add.file import OnboardedFile, free_name, part_lines, require_whole, write_part
+from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
 from orchestrator.planner.flag_tables import flag_table, table_path
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.layers import Override
@@ -56,7 +56,7 @@ class ShippedTables:
 class OnboardedEngine:
     """An engine's file, and what was found beside it."""
 
-    file: OnboardedFile
+    file: CatalogFile
     options: OptionTable
     patches: tuple[PatchState, ...]
     tables: ShippedTables | None
@@ -100,16 +100,16 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
     require_whole(lines, {**missing, **_contradiction(facts, source.name)}, source.name, EngineFile)
     version = str(facts["version"])
     name = request.name or f"sglang-{version}-{facts['platform']}"
-    free_name(Kind.ENGINE, name, home, replace=request.replace)
+    free_name(EntryKind.ENGINE, name, home, replace=request.replace)
     patches = source.patches(SourceChecker.of_ledger())
     options, text = _options(version, source, request, home)
     shipped, notes = _shipped(source)
     store = Store.at(home, None, _reference(facts))
     found = OnboardedEngine(
-        file=OnboardedFile(
-            kind=Kind.ENGINE,
+        file=CatalogFile(
+            kind=EntryKind.ENGINE,
             name=name,
-            path=home.root / Kind.ENGINE.file(name),
+            path=home.root / EntryKind.ENGINE.file(name),
             lines=tuple(lines),
             notes=(*notes, *_notes(facts, patches)),
         ),
@@ -119,7 +119,7 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
     )
     if not request.dry_run:
         if text:
-            write_whole(table_path(version, home), text)
+            atomic_write(table_path(version, home), text)
         if shipped is not None:
             store.keep_shipped(shipped.rows)
         write_part(found.file, _head(name, source, patches), EngineFile)
@@ -128,8 +128,8 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
 
 def next_command(found: OnboardedEngine, home: Home) -> str:
     """The command that shows the first profile of the catalogue which the engine suits; empty for none."""
-    catalogue = Catalogue.of(home)
-    for profile in catalogue.names(Kind.PROFILE):
+    catalogue = Catalog.of(home)
+    for profile in catalogue.names(EntryKind.PROFILE):
         choice = f"engine={found.file.name}"
         try:
             read_profile(profile, overrides=[choice], catalogue=catalogue).decide()
@@ -174,8 +174,8 @@ def _reference(facts: Mapping[str, Data]) -> str | None:
 
 def _options(version: str, source: EngineSource, request: EngineRequest, home: Home) -> tuple[OptionTable, str]:
     """The table of that version's options; its text where it has to be written, made from the engine's own sources."""
-    catalogue = Catalogue.of(home)
-    if (path := catalogue.find(Kind.FLAGS, version)) is not None:
+    catalogue = Catalog.of(home)
+    if (path := catalogue.find(EntryKind.FLAGS, version)) is not None:
         count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
         return OptionTable(count=count, path=catalogue.shown(path), made=False), ""
     with tempfile.TemporaryDirectory(prefix="deploy-engine-") as folder:

@@ -9,7 +9,7 @@ from typing import Protocol
 from orchestrator.core.errors import BuildError, Problem, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
-from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import ImageConfig, docker_config
 from orchestrator.images.facts import ImageFacts, copy_package, read_facts
 from orchestrator.images.patch_check import PatchState, SourceChecker, fetch_wheel, wheel_version
@@ -135,7 +135,7 @@ class _Image:
         self.name = self.request.what
 
     @cached_property
-    def docker(self) -> Docker:
+    def docker(self) -> DockerCli:
         return find_docker(self.request.host)
 
     @cached_property

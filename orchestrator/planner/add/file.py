@@ -7,11 +7,11 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from orchestrator.core.catalog import Catalogue, Kind, can_be_named
+from orchestrator.core.catalog import Catalog, EntryKind, is_valid_name
 from orchestrator.core.errors import Problem, ProfileError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import checked, model_of
+from orchestrator.core.validation import model_of, validate
 from orchestrator.core.yaml_document import Data, KeyPath, read_document
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.yaml_writer import YamlLine, flow, yaml_text
@@ -20,10 +20,10 @@ _GIVEN: Final = "--set"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnboardedFile:
+class CatalogFile:
     """The file of a part: its lines, and what is worth saying of it."""
 
-    kind: Kind
+    kind: EntryKind
     name: str
     path: Path
     lines: tuple[YamlLine, ...]
@@ -40,25 +40,25 @@ class OnboardedFile:
         return {self.kind.name.lower(): self.name, "path": str(self.path), "facts": facts, "notes": list(self.notes)}
 
 
-def write_part(found: OnboardedFile, head: Sequence[str], model: type[BaseModel]) -> None:
+def write_part(found: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:
     """Write the file, whole; `head` are comments that stand before its lines."""
     text = yaml_text([f"yaml-language-server: $schema=../{found.kind.name.lower()}.schema.json", *head], found.lines)
     model_of(read_document(text, str(found.path)), model)  # what it says is what was checked
-    write_whole(found.path, text)
+    atomic_write(found.path, text)
 
 
-def free_name(kind: Kind, name: str, home: Home, *, replace: bool) -> None:
+def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
     """Raises UsageError for a name that cannot be one, and for one that is taken unless `replace`."""
-    if not can_be_named(name) or "/" in name:
+    if not is_valid_name(name) or "/" in name:
         hint = "give one: `--name NAME`, of letters, digits, `.`, `_`, `+` and `-`"
         raise UsageError(f"`{name}` cannot be the name of {_a(kind)}", hint=hint)
     if not replace:
         require_free(kind, name, home)
 
 
-def require_free(kind: Kind, name: str, home: Home) -> None:
+def require_free(kind: EntryKind, name: str, home: Home) -> None:
     """Raises UsageError where there is a file of that kind and name, here or among those that ship."""
-    catalogue = Catalogue.of(home)
+    catalogue = Catalog.of(home)
     if (path := catalogue.find(kind, name)) is not None:
         ours = path.is_relative_to(home.root)
         hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
@@ -69,7 +69,7 @@ def require_free(kind: Kind, name: str, home: Home) -> None:
         )
 
 
-def _a(kind: Kind) -> str:
+def _a(kind: EntryKind) -> str:
     word = kind.name.lower()
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
@@ -105,7 +105,7 @@ def require_whole(
 
     problems = list(missing.values())
     try:
-        checked(data, model, place=place, message="")
+        validate(data, model, place=place, message="")
     except ProfileError as error:
         problems += [each for each in error.problems if not _is_asked(each, missing)]
     if problems:

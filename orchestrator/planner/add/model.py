@@ -10,12 +10,12 @@ from orchestrator.checkpoints.describe import Description, describe
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.summary import hub_outline, local_outline
 from orchestrator.checkpoints.verify import compared
-from orchestrator.core.catalog import Kind
+from orchestrator.core.catalog import EntryKind
 from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
-from orchestrator.planner.add.file import OnboardedFile, free_name, part_lines, require_whole, write_part
+from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import ModelFile
 from orchestrator.profiles.yaml_writer import YamlLine
@@ -32,7 +32,7 @@ def onboard_model(
     overrides: Sequence[str] = (),
     replace: bool = False,
     environ: Mapping[str, str] = os.environ,
-) -> OnboardedFile:
+) -> CatalogFile:
     """Write a model's file from the checkpoint in a directory, or of a repository on the hub.
 
     In what the tensors of a directory differ from their config is told; of a repository too few headers are read.
@@ -45,7 +45,7 @@ def onboard_model(
         raise UsageError("a directory has no revision", hint="`--revision` is for a repository of the hub")
     given = [Override.parse(text) for text in overrides]
     name = name or (directory.name if directory else where.partition("/")[2]).lower()
-    free_name(Kind.MODEL, name, home, replace=replace)
+    free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
         outline, origin = local_outline(directory), {"kind": "directory", "location": str(directory)}
@@ -58,8 +58,8 @@ def onboard_model(
         origin = {"kind": "hub", "location": where, "revision": listing.commit}
     lines = _lines(name, origin, found, given, gated=gated)
     require_whole(lines, found.missing, where, ModelFile)
-    path = home.root / Kind.MODEL.file(name)
-    onboarded = OnboardedFile(kind=Kind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
+    path = home.root / EntryKind.MODEL.file(name)
+    onboarded = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
     said = f"{name}, as `deploy onboard model` read its checkpoint: behind each fact stands what says so."
     write_part(onboarded, [said, *found.notes], ModelFile)
     return onboarded

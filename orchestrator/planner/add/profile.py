@@ -8,10 +8,10 @@ from typing import Final
 
 from packaging.version import Version
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import warn
 from orchestrator.core.errors import Problem, ProfileError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file, read_model
@@ -19,11 +19,19 @@ from orchestrator.core.yaml_document import Data
 from orchestrator.engine.options import Meaning, Tie, flag_for, ties
 from orchestrator.plan.capacity import Capacity, graph_requests
 from orchestrator.plan.plan import NAME
-from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
+from orchestrator.plan.propose import (
+    ContextNeed,
+    LayoutAttempt,
+    inherited_flags,
+    layouts,
+    longest,
+    refused_by_all,
+    shortfall,
+)
 from orchestrator.plan.rules import VENDOR_OF, image_arch
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.add.file import require_free
-from orchestrator.planner.planning import Valid, read_draft, read_profile
+from orchestrator.planner.planning import LoadedProfile, read_draft, read_profile
 from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile, Scalar
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
@@ -31,7 +39,7 @@ _MEASURED: Final = {
     Meaning.METRICS: "the smoke test and bench read them",
     Meaning.CACHED_TOKENS_REPORT: "the smoke test and bench read cached tokens",
 }
-_PARTS: Final = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
+_PARTS: Final = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
 _SECTIONS: Final = ("layout", "flags", "env")  # as they stand in a profile
 
 
@@ -63,7 +71,7 @@ class Proposal:
     name: str
     text: str
     decisions: tuple[Decision, ...]
-    valid: Valid
+    valid: LoadedProfile
 
     def rows(self) -> Iterator[list[str]]:
         """For people."""
@@ -81,7 +89,7 @@ class _Draft:
 
     name: str
     path: Path
-    catalogue: Catalogue
+    catalogue: Catalog
     keys: dict[str, Data] = field(default_factory=dict)
     settings: dict[tuple[str, str], tuple[Data, str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
@@ -109,13 +117,13 @@ class _Draft:
         ]
         return yaml_text(head, lines)
 
-    def valid(self) -> Valid:
+    def valid(self) -> LoadedProfile:
         return read_draft(self.text(), self.path, self.catalogue)
 
 
 def write_proposal(proposal: Proposal, home: Home) -> Path:
     """Write a profile into the home's catalogue."""
-    return write_whole(_path(proposal.name, home), proposal.text)
+    return atomic_write(_path(proposal.name, home), proposal.text)
 
 
 def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, replace_it: bool = False) -> Proposal:
@@ -124,7 +132,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     Raises UsageError for a name that is taken or cannot be one, ProfileError for parts that are not there and for a
     model that does not fit, with the figures of each layout.
     """
-    catalogue = Catalogue.of(home)
+    catalogue = Catalog.of(home)
     for part in ("model", "hardware"):
         catalogue.path(_PARTS[part], getattr(request, part))
     name = _free_name(name, request, home, replace_it=replace_it)
@@ -133,8 +141,8 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
     _take_flags(request, base, profile)
-    need = Need(context=request.context or profile.model.context_length)
-    tried: list[Tried] = []
+    need = ContextNeed(context=request.context or profile.model.context_length)
+    tried: list[LayoutAttempt] = []
     for tp in layouts(profile.hardware.gpus):
         draft, found = _try(base.copy(), profile, tp)
         tried.append(found)
@@ -149,8 +157,8 @@ def next_command(model: str, home: Home) -> str:
 
     AMD's nodes come first, and those with the most memory.
     """
-    catalogue = Catalogue.of(home)
-    nodes = {name: _node(catalogue, name) for name in sorted(catalogue.names(Kind.HARDWARE), reverse=True)}
+    catalogue = Catalog.of(home)
+    nodes = {name: _node(catalogue, name) for name in sorted(catalogue.names(EntryKind.HARDWARE), reverse=True)}
     for hardware in sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram)):
         if nodes[hardware].vendor == "cpu":
             continue
@@ -159,13 +167,13 @@ def next_command(model: str, home: Home) -> str:
             found = propose_profile(request, home, name=None, replace_it=True)
         except (ProfileError, UsageError):
             continue
-        again = " --replace" if catalogue.find(Kind.PROFILE, found.name) else ""
+        again = " --replace" if catalogue.find(EntryKind.PROFILE, found.name) else ""
         return f"deploy onboard profile --model {model} --hardware {hardware}{again}"
     return ""
 
 
 def _path(name: str, home: Home) -> Path:
-    return home.root / Kind.PROFILE.file(name)
+    return home.root / EntryKind.PROFILE.file(name)
 
 
 def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:
@@ -174,7 +182,7 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace
         hint = "give one: `--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
     if not replace_it:
-        require_free(Kind.PROFILE, name, home)
+        require_free(EntryKind.PROFILE, name, home)
     return name
 
 
@@ -205,18 +213,20 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     return draft
 
 
-def _part(catalogue: Catalogue, part: str, name: str) -> Mapping[str, Data]:
+def _part(catalogue: Catalog, part: str, name: str) -> Mapping[str, Data]:
     path = catalogue.path(_PARTS[part], name)
     return read_file(path, catalogue.shown(path)).data
 
 
-def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, catalogue: Catalogue) -> tuple[str, str]:
+def _engine(
+    request: ProfileRequest, like: LoadedProfile | None, node: HardwareFile, catalogue: Catalog
+) -> tuple[str, str]:
     """The engine that is asked for, that of the other profile, or the newest for such GPUs.
 
     An image goes before wheels; of one version's images the first by name, which is the usual line of ROCm.
     """
     if request.engine:
-        catalogue.path(Kind.ENGINE, request.engine)
+        catalogue.path(EntryKind.ENGINE, request.engine)
         return request.engine, "as asked for"
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
@@ -232,10 +242,10 @@ def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, cat
     return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
 
 
-def _engines(catalogue: Catalogue) -> Iterator[tuple[str, EngineFile]]:
+def _engines(catalogue: Catalog) -> Iterator[tuple[str, EngineFile]]:
     """Each engine of the catalogue; one that cannot be read is left out, with a warning."""
-    for name in catalogue.names(Kind.ENGINE):
-        path = catalogue.path(Kind.ENGINE, name)
+    for name in catalogue.names(EntryKind.ENGINE):
+        path = catalogue.path(EntryKind.ENGINE, name)
         try:
             yield name, read_model(path, EngineFile, catalogue.shown(path))
         except ProfileError as error:
@@ -243,8 +253,8 @@ def _engines(catalogue: Catalogue) -> Iterator[tuple[str, EngineFile]]:
             warn(f"engine `{name}` is left out: {first.message}", hint=f"mend {first.where or path}")
 
 
-def _node(catalogue: Catalogue, name: str) -> HardwareFile:
-    path = catalogue.path(Kind.HARDWARE, name)
+def _node(catalogue: Catalog, name: str) -> HardwareFile:
+    path = catalogue.path(EntryKind.HARDWARE, name)
     return read_model(path, HardwareFile, catalogue.shown(path))
 
 
@@ -256,7 +266,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         table.set("layout", "tp", 1, "")
         known = tuple(table.valid().table.flags)
         own = [name for name in like.profile.flags if _is_own(like, "flags", name)]
-        left = adopted(like.profile, own, model=model, known=known)
+        left = inherited_flags(like.profile, own, model=model, known=known)
         for name in own:
             if name not in left:
                 draft.set("flags", name, _plain(like.profile.flags[name].value), f"as `{request.like}` has it")
@@ -271,7 +281,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         draft.set("flags", *flag_for(Meaning.CONTEXT, request.context), "the longest request that was asked for")
 
 
-def _is_own(like: Valid, section: str, name: str) -> bool:
+def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Whether the profile itself says so, and none of its parts."""
     place = like.composed.place((section, name)).rpartition(":")[0]
     catalogue = like.catalogue
@@ -279,7 +289,7 @@ def _is_own(like: Valid, section: str, name: str) -> bool:
     return place not in {catalogue.shown(path) for path in parts if path is not None}
 
 
-def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
+def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
     """The draft with this many GPUs a replica, its memory shared out, and what comes of it."""
     dp = max(profile.hardware.gpus // tp, 1)
     draft.set("layout", "tp", tp, "the fewest GPUs that hold it")
@@ -302,8 +312,8 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
     try:
         valid.decide()
     except ProfileError as error:
-        return draft, Tried(tp=tp, capacity=None, refused=error.each())
-    return draft, Tried(tp=tp, capacity=valid.capacity, refused=())
+        return draft, LayoutAttempt(tp=tp, capacity=None, refused=error.each())
+    return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, refused=())
 
 
 def _many(profile: Profile, tp: int, dp: int) -> str:
@@ -313,7 +323,7 @@ def _many(profile: Profile, tp: int, dp: int) -> str:
     return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}"
 
 
-def _explain(draft: _Draft, tried: Sequence[Tried], need: Need, capacity: Capacity | None) -> None:
+def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, capacity: Capacity | None) -> None:
     """Say why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
@@ -342,7 +352,7 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
     yield from (each for each in draft.decisions if each.key not in anew)
 
 
-def _does_not_fit(request: ProfileRequest, tried: Sequence[Tried], need: Need) -> ProfileError:
+def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need: ContextNeed) -> ProfileError:
     if common := refused_by_all(tried):
         message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])

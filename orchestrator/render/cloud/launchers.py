@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from orchestrator.engine import endpoints
-from orchestrator.render.artifacts import ContextFile, needs_options
-from orchestrator.render.cloud.task import PATH_THERE, Rental, broker_file
+from orchestrator.render.artifacts import RenderedFile, needs_options
+from orchestrator.render.cloud.task import PATH_THERE, CloudTask, broker_file
 
 _CPUS: Final = 4  # of a machine without GPUs, at least: a server on a CPU has three busy processes
 _SLACK: Final = 2  # times the estimate, until a broker takes a replica for one that never gets ready
 
 
-def skypilot(rental: Rental) -> tuple[ContextFile, ...]:
+def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
     """For `sky launch` and for `sky serve up`."""
     plan, given = rental.plan, " ".join(f"--secret {name}" for name in rental.secrets)
     hardware = plan.hardware
@@ -44,7 +44,7 @@ def skypilot(rental: Rental) -> tuple[ContextFile, ...]:
     )
 
 
-def dstack(rental: Rental) -> tuple[ContextFile, ...]:
+def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
     """For `dstack apply`: variables come from the shell that calls it."""
     plan = rental.plan
     hardware, shm = plan.hardware, plan.hardware.container.shm_bytes
@@ -86,7 +86,10 @@ def dstack(rental: Rental) -> tuple[ContextFile, ...]:
     )
 
 
-BROKERS: Final[Mapping[str, Callable[[Rental], tuple[ContextFile, ...]]]] = {"skypilot": skypilot, "dstack": dstack}
+LAUNCHERS: Final[Mapping[str, Callable[[CloudTask], tuple[RenderedFile, ...]]]] = {
+    "skypilot": skypilot,
+    "dstack": dstack,
+}
 
 
 def _script(*lines: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.plan.plan import Plan
-from orchestrator.render.artifacts import ContextFile
+from orchestrator.render.artifacts import RenderedFile
 
 _UV: Final = "curl -LsSf https://astral.sh/uv/install.sh | sh"  # docs.astral.sh/uv, "Installation"
 PATH_THERE: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # where it puts itself and what it installs
@@ -16,7 +16,7 @@ _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rental:
+class CloudTask:
     """A server on a rented machine, in the broker's container, by the process runtime: so `plan` has decided it.
 
     `tool` is what `uv tool install` takes there; `brought` are files of this machine, by their path over there.
@@ -58,6 +58,6 @@ class Rental:
         return (shlex.join(self.up), shlex.join(["exec", "deploy", "watch", self.plan.profile]))
 
 
-def broker_file(path: str, data: Mapping[str, object], *comments: str) -> ContextFile:
+def broker_file(path: str, data: Mapping[str, object], *comments: str) -> RenderedFile:
     """A file of a broker's: comments, then YAML in the order of its keys, scripts as blocks."""
-    return ContextFile(path=path, content=dump_yaml(data, *comments).encode(), executable=False)
+    return RenderedFile(path=path, content=dump_yaml(data, *comments).encode(), executable=False)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.text import parse_json
-from orchestrator.hosts.context import Space, Subject
+from orchestrator.hosts.context import CheckContext, DiskNeed
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
@@ -15,7 +15,7 @@ _MISSING: Final = 127  # a shell's exit code for a program that is not there
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
-def daemon(subject: Subject) -> Iterator[Finding]:
+def daemon(subject: CheckContext) -> Iterator[Finding]:
     """A Docker daemon answers."""
     said = subject.access.runner(_VERSION)
     text = (said.stdout + said.stderr).strip()
@@ -27,7 +27,7 @@ def daemon(subject: Subject) -> Iterator[Finding]:
         yield info("docker", text, "a daemon")
 
 
-def image(subject: Subject) -> Iterator[Finding]:
+def image(subject: CheckContext) -> Iterator[Finding]:
     """The image can be reached: one that is ready, else the base, which has to be the one that was pinned."""
     plan, engine = subject.plan, subject.plan.engine
     name = plan.ready_image or engine.image
@@ -63,14 +63,14 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
         yield info("image", "there", name)
 
 
-def image_space(plan: Plan, runner: Runner) -> Iterator[Space]:
+def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
     """Room for an image that is still to be pulled."""
     image = plan.ready_image or plan.engine.image
     if not image or plan.hardware.vendor == "cpu":
         return
     root = runner(("docker", "info", "--format", "{{.DockerRootDir}}"))
     if root.ok and not runner(("docker", "image", "inspect", image)).ok:
-        yield Space(purpose="image", directory=root.stdout.strip(), size=IMAGE_BYTES)
+        yield DiskNeed(purpose="image", directory=root.stdout.strip(), size=IMAGE_BYTES)
 
 
 def image_digests(runner: Runner, reference: str) -> frozenset[str]:
@@ -94,6 +94,6 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
     raise OSError(_last_line(there))
 
 
-def _last_line(result: ProgramResult) -> str:
+def _last_line(result: CompletedProgram) -> str:
     lines = (result.stderr or result.stdout).strip().splitlines()
     return lines[-1] if lines else f"exit code {result.code}"

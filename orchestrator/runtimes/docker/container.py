@@ -9,30 +9,30 @@ from typing import Final
 from orchestrator import __version__
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
-from orchestrator.core.logs.rotation import MOST, PIECE
-from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER
-from orchestrator.plan.plan import AS_PLANNED, ContainerNeeds, FoundPatches, Plan
+from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
+from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
+from orchestrator.plan.plan import AS_PLANNED, ContainerRequirements, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import (
     Artifacts,
     BuildContext,
-    ContextFile,
+    RenderedFile,
     gateway_command,
     needs_options,
     server_command,
 )
-from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrapped
+from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrap_argv
 
 LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
-LOG_OPTIONS: Final = {"max-size": f"{PIECE >> 20}m", "max-file": str(MOST)}
-RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
+LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
+MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
 PART: Final = "deploy.part"  # label: which of several servers it is; their gateway has none
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
 _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 
-_NOTHING: Final = ContainerNeeds(
+_NOTHING: Final = ContainerRequirements(
     devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
 )
 # Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
@@ -61,7 +61,7 @@ class ContainerSpec:
     """What `docker run` is given, apart from name, command and environment."""
 
     image: str
-    needs: ContainerNeeds
+    needs: ContainerRequirements
     mounts: tuple[Mount, ...]
     caches: tuple[CacheVolume, ...]
     publish: tuple[str, int, int] | None  # host address, host port, container port; None: the host's own network
@@ -88,11 +88,11 @@ def _several(plan: Plan, build: BuildContext | None, image: str, found: FoundPat
         mounts=(),
         caches=(),
         publish=None,
-        restarts=RESTARTS,
+        restarts=MAX_RESTARTS,
         stop_grace=plan.waiting.grace,
     )
     command = replace(
-        gateway_command(plan, launcher=f"{IN_IMAGE}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
+        gateway_command(plan, launcher=f"{IMAGE_DIR}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
     )
     servers = tuple(render(each, None, image, found) for each in replica_plans(plan))
     return Artifacts(plan=plan, command=command, build=build, spec=gateway, replicas=servers)
@@ -105,7 +105,7 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
     return artifacts.spec
 
 
-def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[ContextFile]:
+def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[RenderedFile]:
     """`docker-run.sh`: the `docker run` line as a script; of several servers, one for each and for their gateway."""
     for number, server in enumerate(artifacts.replicas, start=1):
         folder = replica_folder(number)
@@ -113,7 +113,7 @@ def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[ContextFile]:
     yield _script("docker-run.sh", docker_run_line(artifacts, name))
 
 
-def _script(path: str, line: str) -> ContextFile:
+def _script(path: str, line: str) -> RenderedFile:
     return script_file(path, f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
 
 
@@ -125,7 +125,7 @@ def container_spec(plan: Plan, image: str, found: FoundPatches = AS_PLANNED) -> 
         mounts=_mounts(plan, found),
         caches=_caches(plan, image),
         publish=(plan.server.host, plan.server.port, plan.server.port),
-        restarts=RESTARTS,
+        restarts=MAX_RESTARTS,
         stop_grace=plan.waiting.grace,
     )
 
@@ -206,7 +206,7 @@ def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
         f"{option} {value}" for option, value in _options(artifacts, spec, container_labels(artifacts.plan, name, part))
     ]
     argv = container_argv(artifacts, config=artifacts.plan.server.api_key_env is not None)
-    return " \\\n  ".join([*lines, shlex.quote(spec.image), wrapped(argv)]) + "\n"
+    return " \\\n  ".join([*lines, shlex.quote(spec.image), wrap_argv(argv)]) + "\n"
 
 
 def _mounts(plan: Plan, found: FoundPatches) -> tuple[Mount, ...]:

@@ -45,7 +45,7 @@ def daemon_errors(host: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DaemonRefusal:
+class DaemonError:
     """A container that could not be created or started, with what is needed to say why."""
 
     said: str  # by the daemon
@@ -134,7 +134,7 @@ _CAUSES: Final = (
 )
 
 
-def start_error(refusal: DaemonRefusal) -> DeployError:
+def start_error(refusal: DaemonError) -> DeployError:
     """The error to show: the first cause whose words the daemon used."""
     for cause in _CAUSES:
         if match := re.search(cause.pattern, refusal.said, re.IGNORECASE):
@@ -148,7 +148,7 @@ def start_error(refusal: DaemonRefusal) -> DeployError:
     return StartError("the container could not be started", details=f"  {refusal.said}")
 
 
-def _facts(refusal: DaemonRefusal, said: dict[str, str | None]) -> dict[str, str | None]:
+def _facts(refusal: DaemonError, said: dict[str, str | None]) -> dict[str, str | None]:
     """What a message may name: the groups of the pattern, and what is known of the container."""
     limit = _LIMITS.get(int(said.get("number") or -1), said.get("number"))
     taken = said.get("port") or said.get("allocated")

@@ -11,9 +11,9 @@ from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.core.subprocesses import ProgramResult, attempt, quote
-from orchestrator.hosts.daemon import docker_endpoint, far_machine
-from orchestrator.hosts.ssh import FarHost, Tunnel
+from orchestrator.core.subprocesses import CompletedProgram, quote, run_or_127
+from orchestrator.hosts.daemon import docker_endpoint, remote_host
+from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
 
@@ -25,7 +25,7 @@ class DockerHost:
         self._local_home = home
         self._environ = environ
         self._url = docker_endpoint(url, environ)
-        self.named = url is not None or far_machine(self._url, environ) is not None
+        self.named = url is not None or remote_host(self._url, environ) is not None
 
     @cached_property
     def client(self) -> docker.DockerClient:
@@ -85,7 +85,7 @@ class DockerHost:
 
     @cached_property
     def _tunnel(self) -> Tunnel | None:
-        return Tunnel.open(FarHost.parse(self._url)) if self._url.startswith("ssh://") else None
+        return Tunnel.open(SshHost.parse(self._url)) if self._url.startswith("ssh://") else None
 
-    def _run(self, argv: Sequence[str]) -> ProgramResult:
-        return self._tunnel.run(argv) if self._tunnel is not None else attempt(argv, timeout=60)
+    def _run(self, argv: Sequence[str]) -> CompletedProgram:
+        return self._tunnel.run(argv) if self._tunnel is not None else run_or_127(argv, timeout=60)

@@ -12,8 +12,8 @@ from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import move, open_new
-from orchestrator.core.logs.lines import Lines, gathered, redacted, whole_lines
-from orchestrator.core.polling import look_until
+from orchestrator.core.logs.lines import Lines, coalesce, complete_lines, redacted
+from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.base import LOG
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
@@ -58,7 +58,7 @@ class ContainerTail:
         before = self._seen
         since = datetime.fromisoformat(f"{before[:26]}+00:00").timestamp() if before else None
         pieces = container.logs(stream=True, follow=False, timestamps=True, since=since)
-        for line in Lines(whole_lines(pieces)):
+        for line in Lines(complete_lines(pieces)):
             stamp, _, text = line.partition(" ")
             if not _STAMP.match(stamp):  # the rest of a line with a carriage return
                 stamp, text = self._seen, line
@@ -71,7 +71,7 @@ def save_log(container: Container, run_dir: Path) -> None:
     """Keep the log, redacted, in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
     with open_new(unfinished) as file:
-        file.writelines(line.encode() for line in redacted(gathered(container.logs(stream=True, follow=False))))
+        file.writelines(line.encode() for line in redacted(coalesce(container.logs(stream=True, follow=False))))
     move(unfinished, run_dir / LOG)
 
 
@@ -86,13 +86,13 @@ def _runs_again(container: Container, run: str) -> bool:
         return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
 
     goes_on = ("running", run)
-    if look_until(lambda seen: seen != goes_on, look, within=_SETTLED, pause=_PAUSE) == goes_on:
+    if poll_until(lambda seen: seen != goes_on, look, within=_SETTLED, pause=_PAUSE) == goes_on:
         hint = "ask for it again: the daemon was restarted?"
         raise HostError("the log was cut off while the server runs on", hint=hint)
-    status, _ = look_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
+    status, _ = poll_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
     return status == "running"
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
     pieces = container.logs(stream=True, follow=follow, since=since)  # a line each
-    return Lines(redacted(pieces if follow else gathered(pieces)))
+    return Lines(redacted(pieces if follow else coalesce(pieces)))

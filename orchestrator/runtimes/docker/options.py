@@ -11,8 +11,8 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.launch import Delivery
-from orchestrator.plan.plan import ContainerNeeds
+from orchestrator.engine.launch import SecretDelivery
+from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
@@ -31,7 +31,7 @@ _ENV_FILE: Final = "/run/secrets/deploy.env"
 
 
 def container_options(
-    artifacts: Artifacts, spec: ContainerSpec, secrets: Delivery
+    artifacts: Artifacts, spec: ContainerSpec, secrets: SecretDelivery
 ) -> dict[str, Any]:  # Any: the SDK's own keywords
     """Keywords of `create_container`, apart from name, labels and `host_config`."""
     return {
@@ -64,7 +64,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     }
 
 
-def secret_files(secrets: Delivery) -> dict[str, Secret]:
+def secret_files(secrets: SecretDelivery) -> dict[str, Secret]:
     """The files a container is given, by path: sglang's config, and other variables as a shell reads them."""
     files = {} if secrets.config is None else {CONFIG_FILE: secrets.config}
     if secrets.env:
@@ -88,7 +88,7 @@ def archive(files: Mapping[str, Secret]) -> bytes:
     return buffer.getvalue()
 
 
-def _argv(artifacts: Artifacts, secrets: Delivery) -> list[str]:
+def _argv(artifacts: Artifacts, secrets: SecretDelivery) -> list[str]:
     argv = list(container_argv(artifacts, config=secrets.config is not None))
     if secrets.env:
         argv = ["sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh", *argv]
@@ -107,7 +107,7 @@ def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
     return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
 
 
-def _needs(needs: ContainerNeeds, gid: GroupId) -> dict[str, Any]:
+def _needs(needs: ContainerRequirements, gid: GroupId) -> dict[str, Any]:
     """What the hardware asks for; groups by id, since an image need not know the host's names.
 
     A group that the host does not have owns no device there, and is left out.

@@ -17,22 +17,22 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import find_process, identity
+from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.launch import Delivery, delivery
-from orchestrator.hosts.daemon import far_machine
+from orchestrator.engine.launch import SecretDelivery, split_secrets
+from orchestrator.hosts.daemon import remote_host
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
-    Place,
-    Prepared,
+    HostRef,
+    PreparedRun,
     Runtime,
     ServerState,
     Unit,
-    since_then,
+    lines_since,
 )
 from orchestrator.runtimes.docker.container import (
     PART,
@@ -44,12 +44,12 @@ from orchestrator.runtimes.docker.container import (
     spec_of,
 )
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.replicas import goes_beside, is_replica, number_of, part_of, with_roles
+from orchestrator.runtimes.replicas import is_replica, may_coexist, replica_name, replica_number, with_roles
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-    from orchestrator.hosts.context import Check, Space
+    from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.survey import Runner
     from orchestrator.plan.rules import Rule
 
@@ -86,7 +86,7 @@ class DockerRuntime(Runtime):
 
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
-        return far_machine(host, environ)
+        return remote_host(host, environ)
 
     @classmethod
     def checks(cls) -> Sequence[Check]:
@@ -95,7 +95,7 @@ class DockerRuntime(Runtime):
         return (daemon, image)
 
     @classmethod
-    def spaces(cls, plan: Plan, runner: Runner) -> Iterator[Space]:
+    def spaces(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
         from orchestrator.runtimes.docker.checks import image_space
 
         return image_space(plan, runner)
@@ -107,11 +107,11 @@ class DockerRuntime(Runtime):
         return rendered(plan, inputs)
 
     @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
         return tuple(docker_run_files(artifacts, name))
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
         from orchestrator.runtimes.docker.spec import prepare
 
         return prepare(artifacts, place)
@@ -125,14 +125,14 @@ class DockerRuntime(Runtime):
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
         from docker.errors import APIError
 
-        from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
+        from orchestrator.runtimes.docker.errors import DaemonError, start_error
 
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
-        part = part_of(run_dir)
+        part = replica_name(run_dir)
         if part or artifacts.plan.gateway is not None:
             self._require_own(name, run_dir)
-        given = delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
-        starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
+        given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
+        starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         labels = container_labels(artifacts.plan, name, part) | {_STARTER: starter, RUN_DIR: str(run_dir)}
         with self._host.errors():
             self._host.copy_files(spec)
@@ -143,7 +143,7 @@ class DockerRuntime(Runtime):
             except APIError as error:
                 self._discard(starter)
                 said, holder = str(error.explanation or error), self._host.port_holder
-                raise start_error(DaemonRefusal(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
+                raise start_error(DaemonError(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
             except BaseException:  # Ctrl-C, above all: nobody would know of this container
                 self._discard(starter)
                 raise
@@ -182,7 +182,7 @@ class DockerRuntime(Runtime):
         container = self._get(unit)
         if container is None:
             kept = LogTail(Path(unit.run_dir, LOG)).to_end()
-            yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
+            yield from kept if since is None else lines_since(kept, since, started=None, zone=UTC)
             return
         moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():
@@ -220,7 +220,7 @@ class DockerRuntime(Runtime):
 
     def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError where a container of another start has the name of one of several servers."""
-        if not goes_beside(run_dir, self.find(name)):
+        if not may_coexist(run_dir, self.find(name)):
             raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
     def _keep_log(self, container: Container, unit: Unit) -> None:
@@ -257,11 +257,11 @@ class DockerRuntime(Runtime):
             forward=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels["deploy.name"]) / "unknown"),
             identity=str(container.id),
-            number=number_of(labels.get(PART, "")) or 1,
+            number=replica_number(labels.get(PART, "")) or 1,
         )
 
     def _create(
-        self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
+        self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: SecretDelivery
     ) -> Container:
         """A container with its secrets inside, ready to be started."""
         from docker.errors import APIError
@@ -341,5 +341,5 @@ def _unless_gone() -> Iterator[None]:
 def _abandoned(starter: str) -> bool:
     """Whether a start was begun by a process of this machine that runs no more."""
     process = starter.rpartition("/")[0]
-    boot = identity(os.getpid()).partition("/")[0]
+    boot = process_identity(os.getpid()).partition("/")[0]
     return process.partition("/")[0] == boot and find_process(process) is None

@@ -7,10 +7,10 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
-from orchestrator.images.patch_drift import differences, found_at_start
+from orchestrator.images.patch_drift import found_at_start, unexpected_patches
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import render
 from orchestrator.runtimes.image import engine_in, image_of
 
@@ -23,7 +23,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return render(plan, *image_of(plan, inputs))
 
 
-def prepare(artifacts: Artifacts, place: Place) -> Prepared:
+def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     """Build the plan's image where there is none, on the machine it is to run on; a ready one is there already.
 
     Raises BuildError, PatchError.
@@ -37,11 +37,11 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         "patches.json": asdict(built.receipt),
     }
     plan = artifacts.plan
-    for text in differences(plan, built.receipt):
+    for text in unexpected_patches(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
     if (found := found_at_start(plan, built.receipt)).ids:
         artifacts = render(plan, artifacts.build, built.tag, found)
-    return Prepared(
+    return PreparedRun(
         artifacts=artifacts,
         records=records,
         not_needed=built.receipt.not_at_start(plan.patches),

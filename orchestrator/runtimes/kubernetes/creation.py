@@ -7,23 +7,25 @@ from typing import Any
 from orchestrator.core.console import warn
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.secrets import Secret
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.text import printable
-from orchestrator.engine.launch import delivery
+from orchestrator.engine.launch import split_secrets
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.files import image_of_pods
 from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, metadata, secret_name
-from orchestrator.runtimes.kubernetes.namespaces import Seat
+from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef
 from orchestrator.runtimes.kubernetes.record import NAME, STARTER
 from orchestrator.runtimes.kubernetes.staging import staging_job
 
 
-def objects_of_start(seat: Seat, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]) -> Iterator[Manifest]:
+def objects_of_start(
+    seat: ReplicaRef, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
+) -> Iterator[Manifest]:
     """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
     plan = artifacts.plan
-    given = delivery(secrets, api_key_env=plan.server.api_key_env)
+    given = split_secrets(secrets, api_key_env=plan.server.api_key_env)
     if given.config is not None and cluster_of(plan).secret is None:
         about = metadata(plan, name, called=secret_name(plan, name))
         data = {CONFIG: given.config.reveal()}
@@ -60,7 +62,7 @@ def holder(about: Mapping[str, Any]) -> str:
     return f": started from {printable(host)} at {since}" if host and since else ""
 
 
-def require_taken(applied: ProgramResult) -> None:
+def require_taken(applied: CompletedProgram) -> None:
     """Raise StartError for a refusal."""
     if not applied.ok:
         said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())

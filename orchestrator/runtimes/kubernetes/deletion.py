@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import part_in
+from orchestrator.runtimes.kubernetes.namespaces import replica_of
 from orchestrator.runtimes.kubernetes.record import object_name, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
@@ -63,7 +63,7 @@ class Removal:
                 self._end(*sorted(new))
             return [pod for pod in pods if not (is_over(pod) or self._never_starts(pod))]
 
-        left = look_until(lambda found: not found, running, within=grace + late, pause=_PAUSE)
+        left = poll_until(lambda found: not found, running, within=grace + late, pause=_PAUSE)
         if left:
             names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
             force = self._cluster.shown("delete", "pod", *names, "--force", "--grace-period=0")
@@ -82,7 +82,7 @@ class Removal:
         return deployments, [each for each in items if each["kind"] == "Pod"]
 
     def _is_of(self, each: Mapping[str, Any]) -> bool:
-        return not self._part or part_in(each) == self._part
+        return not self._part or replica_of(each) == self._part
 
     def _is_anothers(self, deployments: Collection[Mapping[str, Any]]) -> bool:
         return any(self._is_of(each) and each["metadata"]["uid"] not in self._meant for each in deployments)

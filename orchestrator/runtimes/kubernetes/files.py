@@ -11,7 +11,7 @@ from orchestrator.core.text import printable
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name
@@ -26,7 +26,7 @@ class PodImage:
     built_here: bool  # and known to no registry
 
 
-def manifest_files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
+def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """The server's objects, and the Job that stages its checkpoint, where there is one.
 
     Raises ProfileError for a plan that no cluster can start: an image in no registry, a config.json that has to be
@@ -83,7 +83,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""
 
 
-def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> ContextFile:
+def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> RenderedFile:
     comments = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in head)
     documents = (dump_yaml(each, width=1000) for each in objects)
-    return ContextFile(path=path, content=(comments + "---\n" + "---\n".join(documents)).encode(), executable=False)
+    return RenderedFile(path=path, content=(comments + "---\n" + "---\n".join(documents)).encode(), executable=False)

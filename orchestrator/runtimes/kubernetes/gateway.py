@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, LIVENESS, READINESS, PodSearch
+from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER, LIVENESS, READINESS, PodDiscovery
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
@@ -18,10 +18,10 @@ from orchestrator.runtimes.kubernetes.manifests import (
     METRICS_PORT,
     PERIOD,
     Manifest,
-    as_written,
     cluster_of,
     config_words,
     deployment,
+    escape_dollar,
     key_volume,
     metadata,
     network_policy,
@@ -32,7 +32,7 @@ from orchestrator.runtimes.kubernetes.manifests import (
 )
 from orchestrator.runtimes.kubernetes.record import GATEWAY, NAME, REPLICA, ROLE, object_name
 
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy guards
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy guards
 _ANSWER: Final = 5  # seconds that a look may take: it asks no server
 _PATIENCE: Final = 60  # looks that a start may take: an image that is there is up within 4 s
 
@@ -46,15 +46,15 @@ def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> I
 
 def command_of_gateway(plan: Plan, name: str) -> Command:
     """What its pod runs, before the servers of that name."""
-    pods = PodSearch(
+    pods = PodDiscovery(
         namespace=cluster_of(plan).namespace,
         labels={NAME: name, ROLE: REPLICA},
         port=replica_plans(plan)[0].server.port,
     )
     cluster = cluster_of(plan)
-    metrics = EVERYWHERE if cluster.metrics_from else LOOPBACK
-    launcher = f"{IN_IMAGE}/{LAUNCHER}"
-    command = gateway_command(plan, launcher=launcher, host=EVERYWHERE, metrics_host=metrics, pods=pods)
+    metrics = ANY_ADDRESS if cluster.metrics_from else LOOPBACK
+    launcher = f"{IMAGE_DIR}/{LAUNCHER}"
+    command = gateway_command(plan, launcher=launcher, host=ANY_ADDRESS, metrics_host=metrics, pods=pods)
     return replace(command, env=(("PYTHONPATH", IN_IMAGE_PACKAGES),))
 
 
@@ -105,8 +105,8 @@ def _pod(plan: Plan, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": pull_policy(cluster),
-        "args": [as_written(word) for word in (*command.argv, *config_words(plan))],
-        "env": [{"name": variable, "value": as_written(env[variable])} for variable in sorted(env)],
+        "args": [escape_dollar(word) for word in (*command.argv, *config_words(plan))],
+        "env": [{"name": variable, "value": escape_dollar(env[variable])} for variable in sorted(env)],
         "ports": [{"name": "http", "containerPort": plan.server.port}, *_metrics_port(plan, cluster)],
         "startupProbe": {
             "httpGet": {"path": LIVENESS, "port": "http"},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.subprocesses import PIPE, Program, ProgramMissingError, ProgramResult, quote, run, start
+from orchestrator.core.subprocesses import PIPE, CompletedProgram, Program, ProgramMissingError, quote, run, start
 
 MANAGER: Final = "deploy"  # of the fields that we apply
 _ASKED: Final = 10.0  # seconds that the API server may take
@@ -48,7 +48,7 @@ class Cluster:
         """The same as a person would write it."""
         return f"`{quote(self.argv(*words))}`"
 
-    def ask(self, *words: str, stdin: str | None = None, within: float = _ASKED) -> ProgramResult:
+    def ask(self, *words: str, stdin: str | None = None, within: float = _ASKED) -> CompletedProgram:
         """Run kubectl to its end; the API server has so many seconds for each answer.
 
         Raises HostError for a cluster that does not answer; a refusal is a result.
@@ -59,17 +59,17 @@ class Cluster:
         """What it answers, as JSON. Raises HostError where it refuses."""
         return self._read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
 
-    def create(self, made: Mapping[str, Any]) -> ProgramResult:
+    def create(self, made: Mapping[str, Any]) -> CompletedProgram:
         """Make an object that is not there yet, as ours; its text is the object as it was made."""
         words = ("create", f"--field-manager={MANAGER}", "--output", "json", "--filename", "-")
         return self.ask(*words, stdin=json.dumps(made))
 
-    def change(self, made: Mapping[str, Any], patch: Mapping[str, Any]) -> ProgramResult:
+    def change(self, made: Mapping[str, Any], patch: Mapping[str, Any]) -> CompletedProgram:
         """Change fields of an object that is there, as ours."""
         which = f"{made['kind']}/{made['metadata']['name']}".lower()
         return self.ask("patch", which, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
 
-    def apply(self, objects: Sequence[Mapping[str, Any]]) -> ProgramResult:
+    def apply(self, objects: Sequence[Mapping[str, Any]]) -> CompletedProgram:
         """Apply objects on the server's side, as ours. They go through a pipe: no argv and no file holds a Secret."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         return self.ask("apply", "--server-side", f"--field-manager={MANAGER}", "--filename", "-", stdin=text)
@@ -81,25 +81,25 @@ class Cluster:
         except ProgramMissingError as error:
             raise _no_kubectl() from error
 
-    def refused(self, done: ProgramResult) -> HostError:
+    def refused(self, done: CompletedProgram) -> HostError:
         """What is said of an answer that is a refusal."""
         said = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
         return HostError(
             f"the cluster refuses: {said.splitlines()[0] if said else f'exit code {done.code}'}", details=said
         )
 
-    def _answer(self, done: ProgramResult) -> ProgramResult:
+    def _answer(self, done: CompletedProgram) -> CompletedProgram:
         if not done.ok and (done.code == 124 or _UNREACHED.search(done.stderr)):
             raise self._silent(done)
         return done
 
-    def _read(self, done: ProgramResult) -> Mapping[str, Any]:
+    def _read(self, done: CompletedProgram) -> Mapping[str, Any]:
         if not done.ok:
             raise self.refused(done)
         found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return found
 
-    def _silent(self, done: ProgramResult) -> HostError:
+    def _silent(self, done: CompletedProgram) -> HostError:
         where = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
         said = done.stderr.strip().splitlines()
         return HostError(
@@ -123,7 +123,7 @@ def ask_each(clusters: Sequence[Cluster], *words: str) -> Iterator[Mapping[str, 
 
 
 @contextmanager
-def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], ProgramResult]]:
+def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], CompletedProgram]]:
     """A question that goes on meanwhile; what is given waits for the answer, until then on the monotonic clock."""
     argv = (_timeout(_BRIEFLY), *words, "--output", "json")
     with (
@@ -132,10 +132,10 @@ def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], ProgramR
         cluster.start(*argv, output=out, errors=errors) as program,
     ):
 
-        def answer(end: float) -> ProgramResult:
+        def answer(end: float) -> CompletedProgram:
             code = program.wait_for(max(end - time.monotonic(), 0))
             said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, errors)]
-            return ProgramResult(argv=argv, code=124 if code is None else code, stdout=said[0], stderr=said[1])
+            return CompletedProgram(argv=argv, code=124 if code is None else code, stdout=said[0], stderr=said[1])
 
         yield answer
 
@@ -144,7 +144,7 @@ def _timeout(seconds: float) -> str:
     return f"--request-timeout={seconds:g}s"
 
 
-def _run(argv: Sequence[str], *, stdin: str | None, limit: float) -> ProgramResult:
+def _run(argv: Sequence[str], *, stdin: str | None, limit: float) -> CompletedProgram:
     try:
         return run(argv, stdin=stdin, timeout=limit)
     except ProgramMissingError as error:

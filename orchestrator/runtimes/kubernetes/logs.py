@@ -11,7 +11,7 @@ from itertools import chain, dropwhile
 from math import inf
 from typing import Final, TypeAlias
 
-from orchestrator.core.logs.lines import LONGEST_LINE, Lines, whole_lines
+from orchestrator.core.logs.lines import LONGEST_LINE, Lines, complete_lines
 from orchestrator.core.subprocesses import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import CONTAINER
@@ -112,12 +112,12 @@ class ServerLog:
             if view is None or time.monotonic() - self._ended < _PAUSE or not self._has_more(view):
                 return
             if view.restarts:
-                yield from Lines(whole_lines(self._pieces(view, "--previous")))
+                yield from Lines(complete_lines(self._pieces(view, "--previous")))
             self._following = self._start(view, "--follow")
         data, ended = _at_hand(self._following)
         if ended:
             self.close()
-        yield from Lines(whole_lines([self._lines.of(data)]))
+        yield from Lines(complete_lines([self._lines.of(data)]))
 
     def close(self) -> None:
         """End what `tail` holds open."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from orchestrator.engine import endpoints
-from orchestrator.plan.plan import ContainerNeeds, Kubernetes, Plan
+from orchestrator.plan.plan import ContainerRequirements, Kubernetes, Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.arguments import argument_container, argument_files
 from orchestrator.runtimes.kubernetes.liveness import liveness_probe, liveness_program, liveness_volume
@@ -125,7 +125,7 @@ def receipt_path(plan: Plan) -> str:
     return f"{model_path(plan)}.receipt.json"
 
 
-def as_written(text: str) -> str:
+def escape_dollar(text: str) -> str:
     """A word of a command or a variable of which the kubelet expands nothing: `$$` is its `$`."""
     return text.replace("$", "$$")
 
@@ -234,8 +234,8 @@ def _server(artifacts: Artifacts, cluster: Kubernetes, *, image: str, mounts: li
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": pull_policy(cluster),
-        "args": [as_written(word) for word in argv],
-        "env": [{"name": variable, "value": as_written(env[variable])} for variable in sorted(env)],
+        "args": [escape_dollar(word) for word in argv],
+        "env": [{"name": variable, "value": escape_dollar(env[variable])} for variable in sorted(env)],
         "ports": [{"name": PORT, "containerPort": plan.server.port}],
         "resources": _resources(plan, cluster),
         "startupProbe": {
@@ -284,7 +284,7 @@ def _await_checkpoint(plan: Plan, cluster: Kubernetes, image: str) -> Manifest:
         "name": AWAITS,
         "image": image,
         "imagePullPolicy": pull_policy(cluster),
-        "command": ["sh", "-c", as_written(waits), receipt_path(plan)],
+        "command": ["sh", "-c", escape_dollar(waits), receipt_path(plan)],
         "volumeMounts": [{"name": models["name"], "mountPath": at, "readOnly": True}],
     }
 
@@ -303,7 +303,7 @@ def _resources(plan: Plan, cluster: Kubernetes) -> Manifest:
     return {kind: amounts for kind, amounts in (("requests", asked), ("limits", limits)) if amounts}
 
 
-def _pod_security(needs: ContainerNeeds, cluster: Kubernetes) -> Manifest:
+def _pod_security(needs: ContainerRequirements, cluster: Kubernetes) -> Manifest:
     """Groups by their ids: a name means nothing to a node. The device plugin gives the devices themselves."""
     found: Manifest = {}
     if "seccomp=unconfined" in needs.security_opt:

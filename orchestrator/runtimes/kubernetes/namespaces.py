@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.core.files import read_own
+from orchestrator.core.files import read_private
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME as SERVER_NAME
@@ -19,14 +19,14 @@ _PORT: Final = re.compile("[0-9]{1,5}")  # of thousands of digits Python makes n
 
 
 @dataclass(frozen=True)
-class Seat:
+class ReplicaRef:
     """Where a server is: its cluster, and which of several it is there, "" for one by itself."""
 
     cluster: Cluster
     part: str
 
 
-def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
+def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
     """The namespaces in which servers were started from a home, by the newest plan of each name.
 
     Of a name that this home knows it is its own alone: another cluster may be gone. For a list of all, those of servers
@@ -42,7 +42,7 @@ def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
         if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / ENDING).is_file()):
             continue
         try:
-            said = json.loads(read_own(newest_run / "plan.json"))["kubernetes"]
+            said = json.loads(read_private(newest_run / "plan.json"))["kubernetes"]
             found.add(Cluster(said["context"] or "", said["namespace"]))
         except (OSError, ValueError, KeyError, TypeError):  # no plan, or one for another runtime
             continue
@@ -62,6 +62,6 @@ def is_record(about: Mapping[str, Any]) -> bool:
     )
 
 
-def part_in(each: Mapping[str, Any]) -> str:
+def replica_of(each: Mapping[str, Any]) -> str:
     """Which of several servers an object belongs to, "" for a server by itself."""
     return str(each["metadata"]["labels"].get(PART, ""))

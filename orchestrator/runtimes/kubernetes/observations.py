@@ -10,17 +10,19 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import Seat, part_in
+from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, replica_of
 from orchestrator.runtimes.kubernetes.record import NAME, STAGES, selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
 _ASKED: Final = 4.0  # seconds for an answer: who looks again and again can do without one
-OUTAGE: Final = 300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
+MAX_STALENESS: Final = (
+    300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class ObservedServer:
     """A server's Deployment and pod, each None where there is none."""
 
     at: float = -inf  # on the monotonic clock
@@ -28,17 +30,17 @@ class Sighting:
     view: PodView | None = None
 
 
-class Sightings:
+class ObservationCache:
     """By the identity of each server."""
 
     def __init__(self) -> None:
         """Nothing was seen yet."""
-        self._seen: dict[str, Sighting] = {}
+        self._seen: dict[str, ObservedServer] = {}
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when, and how
 
-    def of(self, unit: Unit, seat: Seat) -> Sighting:
+    def of(self, unit: Unit, seat: ReplicaRef) -> ObservedServer:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
-        seen, cluster = self._seen.get(unit.identity, Sighting()), seat.cluster
+        seen, cluster = self._seen.get(unit.identity, ObservedServer()), seat.cluster
         failed, why = self._failed.get(cluster, (-inf, None))
         if why is not None and time.monotonic() - failed < _FRESH:
             if seen.at == -inf:
@@ -50,10 +52,10 @@ class Sightings:
             words = ("deployments,pods", "--selector", selector(unit.name, seat.part))
             self.keep(unit, seat, cluster.json("get", *words, within=_ASKED)["items"])
         except HostError as error:
-            if time.monotonic() - seen.at > OUTAGE:
+            if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
             if why is None:
-                warn(f"{error.message}: waiting for it for {OUTAGE / 60:.0f} min", hint=error.hint)
+                warn(f"{error.message}: waiting for it for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
             self._failed[cluster] = time.monotonic(), error
             return seen
         if self._failed.pop(cluster, None) is not None:
@@ -63,13 +65,13 @@ class Sightings:
     def keep(
         self,
         unit: Unit,
-        seat: Seat,
+        seat: ReplicaRef,
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
-    ) -> Sighting:
+    ) -> ObservedServer:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
         own, cluster = (unit.name, seat.part), seat.cluster
-        ours = [each for each in items if (each["metadata"]["labels"][NAME], part_in(each)) == own]
+        ours = [each for each in items if (each["metadata"]["labels"][NAME], replica_of(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == unit.identity), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
         if view is not None and view.warns:
@@ -77,7 +79,7 @@ class Sightings:
         if view is not None and view.awaits_checkpoint:
             staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={unit.name}")["items"]
             view = replace(view, staging=staging)
-        self._seen[unit.identity] = seen = Sighting(at=time.monotonic(), deployment=deployment, view=view)
+        self._seen[unit.identity] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
         return seen
 
     def answers(self, cluster: Cluster) -> bool:

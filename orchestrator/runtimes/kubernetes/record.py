@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes.replicas import number_of
+from orchestrator.runtimes.replicas import replica_number
 
 NAME: Final = "deploy.name"  # the label that selects all objects of a server
 STAGES: Final = "deploy.stages"  # the label of what brings a server's checkpoint: a Service sends nothing there
@@ -49,7 +49,7 @@ def deployment_name(name: str, part: str = "") -> str:
     """
     if part == GATEWAY:
         return f"{object_name(name)}--{GATEWAY}"
-    return object_name(name) if number_of(part) == 1 else object_name(name, part)
+    return object_name(name) if replica_number(part) == 1 else object_name(name, part)
 
 
 def labels(name: str, part: str = "") -> dict[str, str]:

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.logs.lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     LOG,
-    Place,
-    Pods,
-    Prepared,
+    HostRef,
+    PartialResultError,
+    PodTargets,
+    PreparedRun,
     Runtime,
     ServerState,
     Status,
-    UnansweredError,
     Unit,
-    since_then,
+    lines_since,
 )
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
@@ -43,8 +43,8 @@ from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.manifests import CONTAINER, cluster_of
-from orchestrator.runtimes.kubernetes.namespaces import Seat, is_record, known_places, part_in
-from orchestrator.runtimes.kubernetes.observations import Sightings, warnings_of
+from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, is_record, known_namespaces, replica_of
+from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
@@ -61,8 +61,8 @@ from orchestrator.runtimes.kubernetes.record import (
     object_name,
     selector,
 )
-from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
-from orchestrator.runtimes.replicas import number_of, part_of
+from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
+from orchestrator.runtimes.replicas import replica_name, replica_number
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
@@ -119,33 +119,33 @@ class KubernetesRuntime(Runtime):
         return rendered(plan, inputs)
 
     @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
         return manifest_files(artifacts, name)
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, _place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, _place: HostRef) -> PreparedRun:
         from orchestrator.runtimes.kubernetes.spec import prepare
 
         return prepare(artifacts)
 
     @classmethod
-    def pods(cls, plan: Plan, name: str) -> Pods | None:
-        from orchestrator.runtimes.kubernetes.spec import pods
+    def pods(cls, plan: Plan, name: str) -> PodTargets | None:
+        from orchestrator.runtimes.kubernetes.spec import monitoring_targets
 
-        return pods(plan, name)
+        return monitoring_targets(plan, name)
 
     @classmethod
     def keeper(cls, plan: Plan) -> str | None:
-        from orchestrator.runtimes.kubernetes.spec import keeper
+        from orchestrator.runtimes.kubernetes.spec import restart_owner
 
-        return keeper(plan)
+        return restart_owner(plan)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
-        self._seats: dict[str, Seat] = {}  # by the identity of a server
+        self._seats: dict[str, ReplicaRef] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
-        self._seen = Sightings()
+        self._seen = ObservationCache()
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
         self._overdue: set[str] = set()  # of those whose end was awaited in vain
@@ -158,13 +158,13 @@ class KubernetesRuntime(Runtime):
         """
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
-        seat = Seat(cluster, part_of(run_dir) or (GATEWAY if plan.gateway is not None else ""))
+        seat = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
         *others, deployment = objects_of_start(seat, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
         for each in (*others, deployment):
             each["metadata"]["annotations"] |= start
         try:
-            with held():  # a request that was sent cannot be taken back
+            with defer_signals():  # a request that was sent cannot be taken back
                 made = create_deployment(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
             require_taken(cluster.apply(others))
             require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
@@ -178,7 +178,7 @@ class KubernetesRuntime(Runtime):
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
-        places = known_places(self._home, name)
+        places = known_namespaces(self._home, name)
         selected = selector(name) if name else f"{NAME},{OURS}"
         answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
         found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
@@ -188,7 +188,7 @@ class KubernetesRuntime(Runtime):
         units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.number))
         if silent := [each for each in found if isinstance(each, HostError)]:
             said = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise UnansweredError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
+            raise PartialResultError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
         return tuple(units)
 
     def state(self, unit: Unit) -> ServerState:
@@ -201,7 +201,7 @@ class KubernetesRuntime(Runtime):
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
             forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
-        if state.status is not Status.PENDING or not trouble(deployment, view):
+        if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
             self._stuck_since.pop(unit.identity, None)
             return state
         since = self._stuck_since.setdefault(unit.identity, time.monotonic())
@@ -223,7 +223,7 @@ class KubernetesRuntime(Runtime):
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
         if not unit.identity or self._look(unit)[0] is None:
             kept = LogTail(Path(unit.run_dir, LOG)).to_end()
-            yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
+            yield from kept if since is None else lines_since(kept, since, started=None, zone=UTC)
             return
         log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
@@ -266,7 +266,7 @@ class KubernetesRuntime(Runtime):
                 raise seat.cluster.refused(done)
             return bool(done.stdout.strip())
 
-        if not look_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
+        if not poll_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
             self._seen.forget(unit)
             what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
             hint = f"{seat.cluster.shown('describe', what)} shows more"
@@ -326,7 +326,7 @@ class KubernetesRuntime(Runtime):
             if (state := self.state(unit)).status is Status.UNKNOWN:
                 warn(f"the log is not kept: {state.detail}")
             elif self._look(unit)[0] is not None:
-                write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
+                atomic_write(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
@@ -342,7 +342,7 @@ class KubernetesRuntime(Runtime):
             for each in servers:
                 self._forget(each)
 
-    def _discard(self, seat: Seat, name: str, starter: str) -> None:
+    def _discard(self, seat: ReplicaRef, name: str, starter: str) -> None:
         """Delete what a start has made; where that fails, say so: the error to raise is the start's own."""
         cluster, called = seat.cluster, deployment_name(name, seat.part)
         try:
@@ -357,7 +357,7 @@ class KubernetesRuntime(Runtime):
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
         said, identity = about["annotations"], str(about["uid"])
-        self._seats[identity] = seat = Seat(cluster, part_in(deployment))
+        self._seats[identity] = seat = ReplicaRef(cluster, replica_of(deployment))
         name, port = about["labels"][NAME], said[URL].rpartition(":")[2]
         return Unit(
             runtime="kubernetes",
@@ -368,7 +368,7 @@ class KubernetesRuntime(Runtime):
             run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             identity=identity,
             role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
-            number=number_of(seat.part) or 1,
+            number=replica_number(seat.part) or 1,
             service=said[URL],
             forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
         )

@@ -7,19 +7,19 @@ from orchestrator.core.errors import Problem
 from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Pods, Prepared
+from orchestrator.runtimes.base import PodTargets, PreparedRun
 from orchestrator.runtimes.image import image_of
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods
-from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
+from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import METRICS_PORT, PORT, cluster_of, model_path
 from orchestrator.runtimes.kubernetes.record import GATEWAY, PART, REPLICA, ROLE, object_name, selected
 
 
-def weights_have_a_place(case: Case) -> Iterator[Problem]:
+def weights_have_a_place(case: RuleContext) -> Iterator[Problem]:
     """The pods find the checkpoint: in a claim, or on their node."""
     weights, origin = case.profile.kubernetes.weights, case.profile.model.origin.kind
     if origin != "directory" and not weights.claim and not weights.host_path:
@@ -36,7 +36,7 @@ def weights_have_a_place(case: Case) -> Iterator[Problem]:
         )
 
 
-def asks_for_a_key(case: Case) -> Iterator[Problem]:
+def asks_for_a_key(case: RuleContext) -> Iterator[Problem]:
     """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
     server, service = case.profile.server, case.profile.kubernetes.service
     if service != "ClusterIP" and server.api_key_env is None and not server.allow_public:
@@ -67,18 +67,18 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
 
 
 def _server(plan: Plan) -> Command:
-    return server_command(plan, model_path=model_path(plan), host=EVERYWHERE)
+    return server_command(plan, model_path=model_path(plan), host=ANY_ADDRESS)
 
 
-def prepare(artifacts: Artifacts) -> Prepared:
+def prepare(artifacts: Artifacts) -> PreparedRun:
     """The nodes pull the image. Raises ProfileError for one that they cannot have."""
-    return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
+    return PreparedRun(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 
 
-def pods(plan: Plan, name: str) -> Pods:
+def monitoring_targets(plan: Plan, name: str) -> PodTargets:
     """Of several the servers, not their gateway: it is the role that they have in common."""
     several = plan.gateway is not None
-    return Pods(
+    return PodTargets(
         namespace=cluster_of(plan).namespace,
         labels=selected(name) | ({ROLE: REPLICA} if several else {}),
         port=PORT,
@@ -89,7 +89,7 @@ def pods(plan: Plan, name: str) -> Pods:
     )
 
 
-def keeper(plan: Plan) -> str:
+def restart_owner(plan: Plan) -> str:
     """Say what starts a server again."""
     hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
     return f"its cluster does: it starts again what ends, at once, and {hangs}"

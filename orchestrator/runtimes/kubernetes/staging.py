@@ -7,8 +7,8 @@ from typing import Final
 from orchestrator.plan.plan import Kubernetes, Plan
 from orchestrator.runtimes.kubernetes.manifests import (
     Manifest,
-    as_written,
     cluster_of,
+    escape_dollar,
     metadata,
     model_path,
     models_volume,
@@ -53,8 +53,8 @@ def _pod(plan: Plan, cluster: Kubernetes, image: str) -> Manifest:
                 "name": "stage",
                 "image": image,
                 "imagePullPolicy": "IfNotPresent",
-                "command": ["sh", "-c", as_written(script), "deploy"],
-                "args": [as_written(word) for word in _stage(plan)],
+                "command": ["sh", "-c", escape_dollar(script), "deploy"],
+                "args": [escape_dollar(word) for word in _stage(plan)],
                 "volumeMounts": mounts,
             }
         ],

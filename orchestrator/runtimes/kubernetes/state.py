@@ -155,10 +155,12 @@ def _of_pod(view: PodView) -> ServerState:
     if view.restarts or _last_end(view.container) is not None:
         return _between(view)
     refusal = refusal_in(view.pod)
-    return replace(_pending(trouble(None, view) or _waits_for(view)), refusal=refusal, stuck=refusal is not None)
+    return replace(
+        _pending(scheduling_problem(None, view) or _waits_for(view)), refusal=refusal, stuck=refusal is not None
+    )
 
 
-def trouble(deployment: Seen | None, view: PodView | None) -> str:
+def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
     """Why no pod starts, where none will by itself; "" where nothing is known to be wrong."""
     if view is None:
         return _refused(deployment) if deployment is not None else ""

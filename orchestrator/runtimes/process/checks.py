@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from orchestrator.hosts.context import Subject
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import gib
 from orchestrator.hosts.report import Finding, fail, info, warn
 
 
-def device_access(subject: Subject) -> Iterator[Finding]:
+def device_access(subject: CheckContext) -> Iterator[Finding]:
     """This user may open the GPU's devices."""
     if subject.plan.hardware.vendor != "amd":
         return
@@ -18,7 +18,7 @@ def device_access(subject: Subject) -> Iterator[Finding]:
         yield fail("device access", f"{closed[0].path} is closed to {user}", "read and write", hint)
 
 
-def locked_memory(subject: Subject) -> Iterator[Finding]:
+def locked_memory(subject: CheckContext) -> Iterator[Finding]:
     """ROCm and RCCL lock memory (ROCR-Runtime #313); a container's limit is set by its own ulimits."""
     limit = subject.machine.memlock
     if subject.plan.hardware.vendor == "cpu" or limit is None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from orchestrator.core.errors import Problem
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import RuleContext
 
 
-def has_interpreter(case: Case) -> Iterator[Problem]:
+def has_interpreter(case: RuleContext) -> Iterator[Problem]:
     """There is an interpreter with the engine, or a list to install one from."""
     engine = case.profile.engine
     if engine.requirements is None and engine.python is None:

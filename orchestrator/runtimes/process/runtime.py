@@ -22,37 +22,37 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
+from orchestrator.core.procfs import VARIABLE, ProcessMarkers, read_cmdline, server_processes, tokens
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
-    Place,
-    Prepared,
+    HostRef,
+    PreparedRun,
     Runtime,
     ServerState,
     Status,
     Unit,
-    since_then,
+    lines_since,
 )
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
-from orchestrator.runtimes.process.stop import ask, end, put_away, record_end, runs, serves
-from orchestrator.runtimes.replicas import goes_beside, number_of, top_of, with_roles
+from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
+from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
     CONFIG,
     FILE,
     UNREADABLE,
     Record,
-    how_it_ended,
+    describe_exit,
     is_copy,
     parts_of,
     read_record,
-    token_of,
+    run_marker,
 )
 from orchestrator.runtimes.supervisor.request import start_request
 
@@ -91,13 +91,13 @@ class ProcessRuntime(Runtime):
         return rendered(plan, inputs)
 
     @classmethod
-    def files(cls, artifacts: Artifacts, _name: str) -> Sequence[ContextFile]:
+    def files(cls, artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
         from orchestrator.runtimes.supervisor.prepare import launcher_files
 
         return launcher_files(artifacts)
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
         from orchestrator.runtimes.supervisor.prepare import prepare
 
         return prepare(artifacts, place, place.home.packages)
@@ -129,17 +129,17 @@ class ProcessRuntime(Runtime):
         )
         with handing_over(self._home.make_runs(name)) as lock:
             found = _servers(self._home.runs / FileName(name))
-            if not goes_beside(run_dir.absolute(), found):
+            if not may_coexist(run_dir.absolute(), found):
                 raise NameTakenError(
                     f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
-                with held():
+                with defer_signals():
                     record = _launch(
                         request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock.fileno()
                     )
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
-                with held():
+                with defer_signals():
                     self._take_back(name, run_dir)
                 raise
         return _unit(record, run_dir)
@@ -160,7 +160,7 @@ class ProcessRuntime(Runtime):
             record = read_record(Path(unit.run_dir))
         except HostError as error:
             return ServerState(status=Status.UNKNOWN, detail=error.message)
-        if not Path(unit.run_dir).exists() and family(Marks(token=token_of(Path(unit.run_dir)))):
+        if not Path(unit.run_dir).exists() and server_processes(ProcessMarkers(token=run_marker(Path(unit.run_dir)))):
             deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
             return ServerState(status=Status.UNKNOWN, detail=deleted)
         if record is None or record.stopped or record.supervisor != unit.identity:
@@ -172,8 +172,8 @@ class ProcessRuntime(Runtime):
             record = read_record(Path(unit.run_dir))
         except HostError:
             return ()
-        running = family(record.marks) if record is not None and not record.stopped else ()
-        return tuple(title for process in running if (title := read_title(process.pid)))
+        running = server_processes(record.marks) if record is not None and not record.stopped else ()
+        return tuple(title for process in running if (title := read_cmdline(process.pid)))
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
@@ -181,7 +181,7 @@ class ProcessRuntime(Runtime):
         if since is not None:
             started = self.state(unit).started_at
             begun = datetime.fromisoformat(started) if started else None
-            yield from since_then(tail() if follow else tail.to_end(), since, started=begun, zone=None)
+            yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
         while follow and self.state(unit).status is Status.RUNNING:
             yield from tail()
             time.sleep(_POLL * 4)
@@ -200,22 +200,22 @@ class ProcessRuntime(Runtime):
         try:
             record = read_record(run_dir)
         except HostError:
-            marks = Marks(token=token_of(run_dir))
-            if not family(marks):
+            marks = ProcessMarkers(token=run_marker(run_dir))
+            if not server_processes(marks):
                 raise
-            end(unit.name, marks, grace=grace)
-            put_away(unit.name, run_dir)
+            terminate(unit.name, marks, grace=grace)
+            quarantine_record(unit.name, run_dir)
             return
         if record is None and not run_dir.exists():
-            end(unit.name, Marks(token=token_of(run_dir)), grace=grace)
+            terminate(unit.name, ProcessMarkers(token=run_marker(run_dir)), grace=grace)
         if record is not None and record.supervisor == unit.identity and not record.stopped:
-            end(unit.name, record.marks, grace=grace)
+            terminate(unit.name, record.marks, grace=grace)
             record_end(record, run_dir)
 
     def ask_to_end(self, unit: Unit) -> None:
         record = read_record(Path(unit.run_dir))
         if record is not None and not record.stopped:
-            ask(record.marks, family(record.marks))
+            ask(record.marks, server_processes(record.marks))
 
     def _take_back(self, name: str, run_dir: Path) -> None:
         """End what a start that failed has left, whether its record is there or not."""
@@ -223,13 +223,13 @@ class ProcessRuntime(Runtime):
             record = read_record(run_dir)
         except HostError:
             record = None
-        end(name, record.marks if record else Marks(token=token_of(run_dir)), grace=0)
+        terminate(name, record.marks if record else ProcessMarkers(token=run_marker(run_dir)), grace=0)
         if record is not None:
             record_end(record, run_dir)
 
 
 def _state(record: Record) -> ServerState:
-    running = record.exit_code is None and serves(record.marks)
+    running = record.exit_code is None and is_serving(record.marks)
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
         exit_code=record.exit_code,
@@ -241,7 +241,7 @@ def _state(record: Record) -> ServerState:
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
     """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
-    supervisor = subprocesses.own(SUPERVISOR, str(lock))
+    supervisor = subprocesses.python_module_argv(SUPERVISOR, str(lock))
     result = subprocesses.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
@@ -297,7 +297,7 @@ def _deleted(runs: Path) -> list[Unit]:
         run_dir = Path(token)
         if not token.isprintable() or run_dir.exists() or not run_dir.is_relative_to(top):
             continue
-        folder = top_of(run_dir).parent
+        folder = run_root(run_dir).parent
         if folder.parent == top and NAME.match(folder.name):
             found.append(_lost(folder.name, run_dir))
     return found
@@ -347,7 +347,7 @@ def _unit(record: Record, run_dir: Path) -> Unit:
         url=record.url,
         run_dir=str(run_dir.absolute()),
         identity=record.supervisor,
-        number=number_of(run_dir.name) or 1,
+        number=replica_number(run_dir.name) or 1,
     )
 
 
@@ -361,6 +361,6 @@ def _lost(name: str, run_dir: Path) -> Unit:
 def _how_it_ended(record: Record) -> str:
     code = record.exit_code
     if code is None:
-        left = f"; {count} of its processes still run" if (count := len(family(record.marks))) else ""
+        left = f"; {count} of its processes still run" if (count := len(server_processes(record.marks))) else ""
         return f"its supervisor was killed, and the server with it{left}"
-    return how_it_ended(code)
+    return describe_exit(code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.locks import hold, is_held
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 
 _FILE: Final = ".start.lock"
 _WITHIN: Final = 10.0  # seconds a handover may take before others go on with what is there; it takes less than one
@@ -24,4 +24,4 @@ def handing_over(folder: Path) -> FileIO:
 def await_handover(folder: Path) -> None:
     """Let a start of that name that is under way write its record. Where there is none this takes no time."""
     if is_held(lock := folder / _FILE):
-        look_until(bool, lambda: not is_held(lock), within=_WITHIN, pause=_POLL)
+        poll_until(bool, lambda: not is_held(lock), within=_WITHIN, pause=_POLL)

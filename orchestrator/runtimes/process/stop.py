@@ -9,8 +9,15 @@ from typing import Final
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import move, remove_file
-from orchestrator.core.polling import look_until
-from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
+from orchestrator.core.polling import poll_until
+from orchestrator.core.procfs import (
+    Process,
+    ProcessMarkers,
+    find_process,
+    process_identity,
+    server_processes,
+    signal_processes,
+)
 from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
@@ -18,44 +25,44 @@ _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its ser
 _AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
 
 
-def serves(marks: Marks) -> bool:
+def is_serving(marks: ProcessMarkers) -> bool:
     """Whether a server or its supervisor runs; what they have left behind serves nobody."""
     return any(find_process(marked) is not None for marked in (marks.supervisor, marks.server) if marked is not None)
 
 
-def runs(marks: Marks) -> bool:
+def runs(marks: ProcessMarkers) -> bool:
     """Whether anything of a server does."""
-    return serves(marks) or bool(family(marks))
+    return is_serving(marks) or bool(server_processes(marks))
 
 
-def end(name: str, marks: Marks, *, grace: float) -> None:
+def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
     """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
-    if not (running := family(marks)):
+    if not (running := server_processes(marks)):
         return
     supervisors = ask(marks, running)
-    if look_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
+    if poll_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
-    if left := ", ".join(str(process.pid) for process in family(marks)):
+    if left := ", ".join(str(process.pid) for process in server_processes(marks)):
         raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
 
 
-def ask(marks: Marks, running: Sequence[Process]) -> list[Process]:
+def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
     """SIGTERM to a server, of which these processes run; returns its supervisors."""
     server = find_process(marks.server) if marks.server else None
     leaders = (process for process in running if process.pid == process.session)
-    supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
-    send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
+    supervisors = [leader for leader in leaders if marks.supervisor in {None, process_identity(leader.pid)}]
+    signal_processes([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
     return supervisors
 
 
-def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
+def _kill(marks: ProcessMarkers, spared: Collection[Process], *, within: float) -> None:
     """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
 
     def kill(left: Collection[Process]) -> None:
-        send([process for process in left if process not in spared], signal.SIGKILL)
+        signal_processes([process for process in left if process not in spared], signal.SIGKILL)
 
-    look_until(lambda left: not left, lambda: family(marks), within=within, pause=_POLL, meanwhile=kill)
+    poll_until(lambda left: not left, lambda: server_processes(marks), within=within, pause=_POLL, meanwhile=kill)
 
 
 def record_end(record: Record, run_dir: Path) -> None:
@@ -71,7 +78,7 @@ def record_end(record: Record, run_dir: Path) -> None:
         )
 
 
-def put_away(name: str, run_dir: Path) -> None:
+def quarantine_record(name: str, run_dir: Path) -> None:
     """What could not be read when its server ended: the supervisor's last word, or else out of the way."""
     try:
         record = read_record(run_dir)

@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.core.files import remove_file
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.subprocesses import attempt
+from orchestrator.core.subprocesses import run_or_127
 from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_server, server_module_at
 from orchestrator.images.sources import argument_checker
 from orchestrator.render.arguments import argument_question
@@ -35,7 +35,7 @@ def judge_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[s
     remove_file(run_dir / FileName(REFUSAL))  # a job that was requeued asks again
     python = argv[: server_module_at(argv) - 1]  # before `-m`
     files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REFUSAL)]
-    done = attempt([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
+    done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
     return refusal_in(run_dir) if done.code == REFUSED else None
 
 

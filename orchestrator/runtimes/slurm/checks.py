@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.hosts.context import Subject
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.slurm.script import job_of
@@ -29,7 +29,7 @@ class NodeGroup:
     gpus: tuple[tuple[str, int], ...]  # type and count, "" for GPUs without one
 
 
-def cluster(subject: Subject) -> Iterator[Finding]:
+def cluster(subject: CheckContext) -> Iterator[Finding]:
     """Slurm is there and answers; the partition has nodes with these GPUs, and gives that much time."""
     runner, job = subject.access.runner, job_of(subject.plan)
     if missing := [each for each in _COMMANDS if not runner(("sh", "-c", f"command -v {each}")).ok]:
@@ -56,7 +56,7 @@ def cluster(subject: Subject) -> Iterator[Finding]:
     yield from _time(job.time, ours)
 
 
-def node_interpreter(subject: Subject) -> Iterator[Finding]:
+def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
     """The interpreter has the plan's engine, seen from here: the nodes share this machine's home directory."""
     if job_of(subject.plan).container == "none":
         yield from interpreter(subject)
@@ -104,7 +104,7 @@ def _partition(ours: list[NodeGroup]) -> Iterator[Finding]:
         yield info("partition", f"{name}: {total} nodes, {states}", "a node")
 
 
-def _several(subject: Subject, groups: tuple[NodeGroup, ...], ours: list[NodeGroup]) -> Iterator[Finding]:
+def _several(subject: CheckContext, groups: tuple[NodeGroup, ...], ours: list[NodeGroup]) -> Iterator[Finding]:
     """There are nodes for all servers that take whole ones, and for the gateway before them."""
     plan, job = subject.plan, job_of(subject.plan)
     if plan.gateway is None:
@@ -126,7 +126,7 @@ def _several(subject: Subject, groups: tuple[NodeGroup, ...], ours: list[NodeGro
         yield info("nodes", f"{total} in {ours[0].partition}", what)
 
 
-def _gpus(subject: Subject, ours: list[NodeGroup]) -> Iterator[Finding]:
+def _gpus(subject: CheckContext, ours: list[NodeGroup]) -> Iterator[Finding]:
     plan = replica_plans(subject.plan)[0]
     if not plan.gpus:
         return

@@ -12,7 +12,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME
 from orchestrator.runtimes.base import Unit
-from orchestrator.runtimes.replicas import top_of
+from orchestrator.runtimes.replicas import run_root
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment, read_submission
@@ -53,7 +53,7 @@ class _Start:
 
 def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
     """The starts that are not over; where all are, the last one, unless somebody ended that."""
-    alive = {top_of(path) for path in live}
+    alive = {run_root(path) for path in live}
     left, found, lost = set(alive), list[_Start](), list[Unit]()
     for top in sorted(alive | _run_dirs(folder), key=lambda path: path.name, reverse=True):
         left.discard(top)
@@ -77,7 +77,7 @@ def _read_start(
     name: str, top: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]
 ) -> _Start:
     start, parts = _Start(), dict[Path, Unit]()
-    for part in dict.fromkeys((*parts_of(top), *(path for path in live if top_of(path) == top))):
+    for part in dict.fromkeys((*parts_of(top), *(path for path in live if run_root(path) == top))):
         if part in live:
             parts[part], start.stopped = live[part], False
             continue

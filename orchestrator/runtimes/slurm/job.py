@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError
-from orchestrator.core.files import read_own, remove_file
+from orchestrator.core.files import read_private, remove_file
 from orchestrator.core.procfs import VARIABLE
 from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
@@ -59,7 +59,7 @@ def start_file(request: dict[str, Any], *, requeue: bool) -> str:
 def _take_request(run_dir: Path) -> StartRequest:
     path = run_dir / START
     try:
-        data = json.loads(read_own(path))
+        data = json.loads(read_private(path))
         request = StartRequest.read(json.dumps(data["request"]))
         if not data[_KEEPS]:
             remove_file(path)
@@ -93,15 +93,15 @@ def _wait_for_vram(run_dir: Path) -> None:
     """Keep the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one has ended."""
     from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415
     from orchestrator.hosts.survey import local  # noqa: PLC0415 - not as long as the server runs
-    from orchestrator.hosts.vram import wait_for_vram  # noqa: PLC0415 - not as long as the server runs
+    from orchestrator.hosts.vram import wait_for_vram_release  # noqa: PLC0415 - not as long as the server runs
     from orchestrator.plan.plan import Plan  # noqa: PLC0415
 
     try:
-        plan = Plan.from_json(read_own(run_dir / "plan.json"))
+        plan = Plan.from_json(read_private(run_dir / "plan.json"))
         if plan.gpus and plan.gateway is None:
             vendor, given = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
             gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
-            wait_for_vram(lambda: read_gpus(vendor, local), gpus=gpus)
+            wait_for_vram_release(lambda: read_gpus(vendor, local), gpus=gpus)
     except (HostError, OSError, ValueError) as error:
         write(sys.stderr, f"{error.message if isinstance(error, DeployError) else error}\n")
 

@@ -64,7 +64,7 @@ _ENDS: Final = {
 }
 
 
-def why_it_waits(job: Job) -> str:
+def pending_reason(job: Job) -> str:
     """A sentence with Slurm's own word: `job 5 waits: no node has what it asks for free (Resources)`."""
     if job.state == "CONFIGURING":
         return f"job {job.id}: its node {job.node} boots"
@@ -75,7 +75,7 @@ def why_it_waits(job: Job) -> str:
     return f"job {job.id} waits{again}: {said}{begins}"
 
 
-def never_runs(job: Job) -> str:
+def unschedulable_hint(job: Job) -> str:
     """What mends a job that no waiting will bring to run; "" for one that only has to wait."""
     if not job.waits:
         return ""
@@ -85,7 +85,7 @@ def never_runs(job: Job) -> str:
     return _NEVER.get(word, "")
 
 
-def why_it_ended(job: Job) -> str:
+def exit_reason(job: Job) -> str:
     """How Slurm says that a job has ended; "" where its own exit code says it."""
     words = _ENDS.get(job.state, "")
     node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""

@@ -12,7 +12,7 @@ from typing import Final
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.secrets import secret_variables
-from orchestrator.core.subprocesses import ProgramResult, run
+from orchestrator.core.subprocesses import CompletedProgram, run
 
 _WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late
 _QUEUE: Final = "--format=%i|%k"
@@ -140,7 +140,7 @@ def cancel(number: str) -> None:
     _cancelled(["scancel", number])
 
 
-def in_step(number: str, argv: Sequence[str], *, within: float) -> str:
+def run_in_job_step(number: str, argv: Sequence[str], *, within: float) -> str:
     """What a program prints that runs beside the server on its node; "" where it cannot be run there."""
     words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/"]
     try:
@@ -156,21 +156,21 @@ def _cancelled(argv: Sequence[str]) -> None:
         _require(done)
 
 
-def _asked(argv: Sequence[str]) -> ProgramResult:
+def _asked(argv: Sequence[str]) -> CompletedProgram:
     return _require(_run(argv, env=_TIMES))
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> ProgramResult:
+def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> CompletedProgram:
     return run(argv, env=env, timeout=_WITHIN)
 
 
-def _require(done: ProgramResult) -> ProgramResult:
+def _require(done: CompletedProgram) -> CompletedProgram:
     if not done.ok:
         raise HostError(f"Slurm does not answer `{done.argv[0]}`: {_said(done)}", hint="`scontrol ping` says why")
     return done
 
 
-def _said(done: ProgramResult) -> str:
+def _said(done: CompletedProgram) -> str:
     """Its last word on why, without the program's own name."""
     if done.code == 124:
         return f"nothing within {_WITHIN:.0f} s"

@@ -7,9 +7,9 @@ from typing import Final
 
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import StartError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason, unschedulable_hint
 from orchestrator.runtimes.slurm.jobs import Job
 
 _POLL: Final = 0.5  # seconds between two looks at a job
@@ -17,7 +17,9 @@ _BESIDE: Final = 5.0  # seconds between two looks at what else is to be seen to
 _STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
 
 
-def await_node(number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None) -> Job:
+def wait_for_node(
+    number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None
+) -> Job:
     """Wait, saying why, until a job runs or has run.
 
     `hint` is what else gives it a place, `beside` what is done every few seconds. Raises StartError where it never
@@ -36,13 +38,13 @@ def await_node(number: str, *, limit: float | None, hint: str = "", beside: Call
         since = reasons.get(word, now)
         reasons.clear()
         reasons[word] = since
-        if now - since >= _STANDS and (never := never_runs(job)):
-            raise StartError(why_it_waits(job), hint=never)
+        if now - since >= _STANDS and (never := unschedulable_hint(job)):
+            raise StartError(pending_reason(job), hint=never)
         room = f"; {hint}" if hint and now - since >= _STANDS else ""
-        progress.update(f"{why_it_waits(job)}{room}", transient=f"{now - began:.0f} s")
+        progress.update(f"{pending_reason(job)}{room}", transient=f"{now - began:.0f} s")
 
     try:
-        job = look_until(
+        job = poll_until(
             lambda job: not job.waits,
             lambda: _known(number),
             within=inf if limit is None else limit,
@@ -53,9 +55,9 @@ def await_node(number: str, *, limit: float | None, hint: str = "", beside: Call
         progress.done()
     if job.waits:
         longer = "a longer `slurm.pending` in the profile waits longer"
-        raise StartError(f"{why_it_waits(job)}; {limit:g} s are over", hint="; ".join(filter(None, [longer, hint])))
+        raise StartError(f"{pending_reason(job)}; {limit:g} s are over", hint="; ".join(filter(None, [longer, hint])))
     if not job.node:
-        raise StartError(f"job {number} ended before it ran: {why_it_ended(job) or job.state}", hint=_show(number))
+        raise StartError(f"job {number} ended before it ran: {exit_reason(job) or job.state}", hint=_show(number))
     note(f"job {number} runs on {job.node}")
     return job
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.procfs import family, read_title
+from orchestrator.core.procfs import read_cmdline, server_processes
 from orchestrator.core.streams import write
 from orchestrator.runtimes.slurm.record import SERVER
 from orchestrator.runtimes.supervisor.record import read_record
@@ -17,8 +17,8 @@ def main() -> int:
         record = read_record(Path(sys.argv[1]), SERVER)
     except HostError:
         return 1
-    running = family(record.marks) if record is not None else ()
-    write(sys.stdout, json.dumps([title for process in running if (title := read_title(process.pid))]))
+    running = server_processes(record.marks) if record is not None else ()
+    write(sys.stdout, json.dumps([title for process in running if (title := read_cmdline(process.pid))]))
     return 0
 
 

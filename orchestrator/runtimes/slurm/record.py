@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import read_own, write_whole
+from orchestrator.core.files import atomic_write, read_private
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
 
@@ -76,14 +76,14 @@ class Submission:
 
 def write_submission(run_dir: Path, submission: Submission) -> None:
     """Put it in place, whole or not at all. Raises OSError."""
-    write_whole(run_dir / FILE, json.dumps(dataclasses.asdict(submission), indent=2) + "\n", mode=0o600)
+    atomic_write(run_dir / FILE, json.dumps(dataclasses.asdict(submission), indent=2) + "\n", mode=0o600)
 
 
 def read_submission(run_dir: Path) -> Submission | None:
     """The job of a run; None where there was none. Raises HostError for a record that cannot be read."""
     path = run_dir / FILE
     try:
-        return _submission(parse_json(read_own(path)))
+        return _submission(parse_json(read_private(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

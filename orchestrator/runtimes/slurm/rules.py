@@ -8,7 +8,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.plan import SlurmJob
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
 
 _ONE: Final = "leave it out: a server is one task on one node, which starts its ranks itself; `replicas` starts several"
@@ -46,7 +46,7 @@ def settings(profile: Profile) -> RuntimeSettings:
     return RuntimeSettings(slurm=SlurmJob(**profile.slurm.model_dump()), one_node=False)
 
 
-def has_engine(case: Case) -> Iterator[Problem]:
+def has_engine(case: RuleContext) -> Iterator[Problem]:
     """The node has an interpreter with the engine, or the container an image."""
     section, engine = case.profile.slurm, case.profile.engine
     if section.container == "none":
@@ -71,7 +71,7 @@ def has_engine(case: Case) -> Iterator[Problem]:
         )
 
 
-def is_reached(case: Case) -> Iterator[Problem]:
+def address_is_routable(case: RuleContext) -> Iterator[Problem]:
     """The server runs on another machine, at an address that is known once the job has its node.
 
     It listens on all of that node's, so it asks for a key, or somebody says that it need not.
@@ -96,7 +96,7 @@ def is_reached(case: Case) -> Iterator[Problem]:
         )
 
 
-def stays_where_it_is(case: Case) -> Iterator[Problem]:
+def no_requeue_with_replicas(case: RuleContext) -> Iterator[Problem]:
     """Slurm moves no server of several to another node: their gateway would look for it where it was."""
     profile = case.profile
     if profile.replicas > 1 and profile.slurm.requeue:
@@ -112,7 +112,7 @@ def _meant(name: str) -> str | None:
     return name if name in _OURS else next((ours for ours in _OURS if ours.startswith(name)), None)
 
 
-def options_are_free(case: Case) -> Iterator[Problem]:
+def options_are_free(case: RuleContext) -> Iterator[Problem]:
     """A further option of sbatch is none that this tool sets, and holds no secret."""
     for index, option in enumerate(case.profile.slurm.options):
         place, name = case.place("slurm", "options", index), option[2:].partition("=")[0]
@@ -126,4 +126,4 @@ def options_are_free(case: Case) -> Iterator[Problem]:
             )
 
 
-RULES: Final = (has_engine, is_reached, options_are_free, stays_where_it_is)
+RULES: Final = (has_engine, address_is_routable, options_are_free, no_requeue_with_replicas)

@@ -19,37 +19,37 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.core.files import remove_file, write_whole
+from orchestrator.core.files import atomic_write, remove_file
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
-from orchestrator.core.signals import held
+from orchestrator.core.signals import defer_signals
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
-    Place,
-    Prepared,
+    ExternalImage,
+    HostRef,
+    PreparedRun,
     Runtime,
     ServerState,
     Status,
-    TakenImage,
     Unit,
-    since_then,
+    lines_since,
 )
-from orchestrator.runtimes.replicas import goes_beside, number_of, part_of, with_roles
+from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.discovery import forgotten, found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
-from orchestrator.runtimes.slurm.placement import await_node
+from orchestrator.runtimes.slurm.placement import wait_for_node
 from orchestrator.runtimes.slurm.record import (
     CHECKER,
     FILE,
@@ -114,13 +114,13 @@ class SlurmRuntime(Runtime):
         return rendered(plan, inputs)
 
     @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[ContextFile]:
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
         from orchestrator.runtimes.slurm.spec import files
 
         return files(artifacts, name)
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
         from orchestrator.runtimes.slurm.spec import prepare
 
         return prepare(artifacts, place)
@@ -132,10 +132,10 @@ class SlurmRuntime(Runtime):
         return tables(plan, home)
 
     @classmethod
-    def takes(cls, plan: Plan) -> TakenImage | None:
-        from orchestrator.runtimes.slurm.spec import takes
+    def takes(cls, plan: Plan) -> ExternalImage | None:
+        from orchestrator.runtimes.slurm.spec import external_image
 
-        return takes(plan)
+        return external_image(plan)
 
     @classmethod
     def kept(cls, run_dir: Path) -> ServerState | None:
@@ -151,7 +151,7 @@ class SlurmRuntime(Runtime):
         One of several servers is only queued: `placed` waits for its node.
         """
         found = self.find(name)
-        if not goes_beside(run_dir.absolute(), found):
+        if not may_coexist(run_dir.absolute(), found):
             raise NameTakenError(f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`")
         plan = artifacts.plan
         comment = JobComment(
@@ -159,12 +159,12 @@ class SlurmRuntime(Runtime):
         )
         try:
             artifacts = _addressed(artifacts, Path(comment.run), found)
-            with held():
+            with defer_signals():
                 submission = self._submit(artifacts, comment, secrets)
             queued = self._unit(comment, forgotten(submission.job))
-            return queued if part_of(run_dir) else self.placed(queued, plan)
+            return queued if replica_name(run_dir) else self.placed(queued, plan)
         except BaseException:  # Ctrl-C, above all: nobody would know of this job
-            with held():
+            with defer_signals():
                 self._take_back(comment)
             raise
 
@@ -174,7 +174,7 @@ class SlurmRuntime(Runtime):
 
     def placed(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         hint = _GIVE_ROOM if plan.gateway else ""
-        job = await_node(unit.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
+        job = wait_for_node(unit.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
         return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, unit: Unit) -> ServerState:
@@ -196,7 +196,7 @@ class SlurmRuntime(Runtime):
         if since is not None:
             started = self.state(unit).started_at
             begun = datetime.fromisoformat(started) if started else None
-            yield from since_then(tail() if follow else tail.to_end(), since, started=begun, zone=None)
+            yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
         while follow and self.state(unit).status in {Status.RUNNING, Status.PENDING}:
             for _ in range(5):  # a look at the log costs nothing, one at the job a program
                 yield from tail()
@@ -232,7 +232,7 @@ class SlurmRuntime(Runtime):
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
         """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""
         plan, run_dir = artifacts.plan, Path(comment.run)
-        if plan.server.api_key_env is None and not part_of(run_dir):
+        if plan.server.api_key_env is None and not replica_name(run_dir):
             warn(f"`{comment.name}` asks for no API key: it answers everyone in the cluster's network")
         job, python = job_of(plan), job_of(plan).python or sys.executable
         request = start_request(
@@ -242,7 +242,7 @@ class SlurmRuntime(Runtime):
         written |= {SCRIPT: job_script(plan, comment.name), **argument_files(artifacts)}
         try:
             for file, text in written.items():
-                write_whole(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
+                atomic_write(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
@@ -274,7 +274,7 @@ class SlurmRuntime(Runtime):
         if job.runs:
             _end_server(number, run_dir, grace=grace)
         jobs.cancel(number)
-        job = look_until(_is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL)
+        job = poll_until(_is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL)
         if job is not None and not job.is_over:
             raise DeployError(
                 f"job {number} does not end: it is {job.state} on {job.node or 'no node'}",
@@ -290,7 +290,7 @@ class SlurmRuntime(Runtime):
             url=f"http://{self._address(job.node)}:{comment.port}" if job.node else "",
             run_dir=comment.run,
             identity=job.id,
-            number=number_of(Path(comment.run).name) or 1,
+            number=replica_number(Path(comment.run).name) or 1,
         )
 
     def _listed(self, comment: JobComment, job: Job) -> Unit:
@@ -305,9 +305,11 @@ class SlurmRuntime(Runtime):
 
 
 def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
-    argv = subprocesses.own("orchestrator.runtimes.slurm.processes", submission.comment.run, python=submission.python)
+    argv = subprocesses.python_module_argv(
+        "orchestrator.runtimes.slurm.processes", submission.comment.run, python=submission.python
+    )
     try:
-        return tuple(map(str, parse_json(jobs.in_step(job.id, argv, within=_ASKED))))
+        return tuple(map(str, parse_json(jobs.run_in_job_step(job.id, argv, within=_ASKED))))
     except ValueError:
         return ()
 
@@ -334,7 +336,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has given the GPUs back."""
     for within in (grace, _LAST_WORD):
         jobs.signal_server(number)
-        if not look_until(lambda alive: not alive, lambda: _serves(number, run_dir), within=within, pause=_POLL):
+        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), within=within, pause=_POLL):
             break
     else:
         return
@@ -345,7 +347,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
             progress.update("waiting for the node to give back its VRAM", transient=f"{waited:.0f} s")
 
     try:
-        look_until(
+        poll_until(
             lambda job: job is None or not job.runs,
             lambda: jobs.find_job(number),
             within=_DRAINS,

@@ -11,9 +11,9 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, ContextFile, gateway_command, server_command
+from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, server_command
 from orchestrator.render.scripts import replica_folder, script_file
-from orchestrator.runtimes.base import Place, Prepared, TakenImage
+from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
 from orchestrator.runtimes.slurm.script import SCRIPT, container_words, job_of, job_script
 from orchestrator.runtimes.supervisor import prepare as supervisor
 
@@ -31,7 +31,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return Artifacts(plan=plan, command=gateway, build=None, replicas=servers)
 
 
-def prepare(artifacts: Artifacts, place: Place) -> Prepared:
+def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     """Make what the nodes need in the home that they share. Raises BuildError, PatchError.
 
     A gateway has an environment there, whatever its servers run in.
@@ -42,14 +42,14 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
     home = str(place.home.root)
     made = supervisor.commanded(artifacts, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
-    return Prepared(artifacts=made, records={})
+    return PreparedRun(artifacts=made, records={})
 
 
 def _in_container(plan: Plan) -> bool:
     return job_of(plan).container != "none"
 
 
-def takes(plan: Plan) -> TakenImage | None:
+def external_image(plan: Plan) -> ExternalImage | None:
     """The image of the site's container, where it is not pinned. Of apptainer's forms `docker://` takes a digest."""
     job = job_of(plan)
     image = job.image or ""
@@ -58,7 +58,7 @@ def takes(plan: Plan) -> TakenImage | None:
     scheme, of_registry, reference = image.partition("://")
     pinnable = job.container == "apptainer" and scheme == "docker" and bool(of_registry)
     why = f"{job.container} takes `{image}` as it is, and its digest is not known"
-    return TakenImage(
+    return ExternalImage(
         key="slurm.image", scheme="docker://", reference=reference if pinnable else "", unpinned=redact(why)
     )
 
@@ -69,7 +69,7 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
     return Artifacts(plan=plan, command=replace(command, argv=argv), build=None)
 
 
-def files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
+def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """The job of the server, or that of the gateway and one in each server's folder."""
     own = (script_file(SCRIPT, job_script(artifacts.plan, name)), *supervisor.launcher_files(artifacts))
     replicas = enumerate(artifacts.replicas, start=1)

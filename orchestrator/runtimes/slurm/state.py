@@ -11,11 +11,11 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.slurm.arguments import refusal_in
-from orchestrator.runtimes.slurm.job_reasons import why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG
-from orchestrator.runtimes.supervisor.record import Record, how_it_ended, read_record
+from orchestrator.runtimes.supervisor.record import Record, describe_exit, read_record
 
 _SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
 
@@ -37,7 +37,7 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
     """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
     if job is not None and job.waits:
-        return ServerState(status=Status.PENDING, restarts=job.restarts, detail=why_it_waits(job))
+        return ServerState(status=Status.PENDING, restarts=job.restarts, detail=pending_reason(job))
     current = None if record is None or (job is not None and is_stale(record, job)) else record
     if job is not None and job.runs and (current is None or current.exit_code is None):
         return ServerState(status=Status.RUNNING, restarts=job.restarts, started_at=job.begins)
@@ -55,8 +55,8 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     code = record.exit_code if record is not None else None
     if code is None and job is not None and job.is_over:
         code = job.exit_code
-    by_slurm = why_it_ended(job) if job is not None else ""
-    detail = by_slurm or (how_it_ended(code) if code is not None else _UNTOLD if job is None else _ENDING)
+    by_slurm = exit_reason(job) if job is not None else ""
+    detail = by_slurm or (describe_exit(code) if code is not None else _UNTOLD if job is None else _ENDING)
     if record is None and not by_slurm and (said := _last_word(run_dir)):
         detail += f": {said}"
     return ServerState(

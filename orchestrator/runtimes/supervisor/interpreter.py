@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orchestrator.core.text import parse_json
-from orchestrator.hosts.context import Subject
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpu_checks import carries
 from orchestrator.hosts.gpus import VENDORS
 from orchestrator.hosts.report import Finding, fail, info, warn
@@ -27,7 +27,7 @@ _NVCC: Final = 'command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"'
 _TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # what torch calls what it was built for
 
 
-def interpreter(subject: Subject) -> Iterator[Finding]:
+def interpreter(subject: CheckContext) -> Iterator[Finding]:
     """The interpreter runs, and has the plan's sglang and a torch for these GPUs that the driver carries."""
     python, engine = subject.access.interpreter, subject.plan.engine
     if python is None:
@@ -60,7 +60,7 @@ def _versions(printed: str) -> Mapping[str, str | None] | None:
     return answer if isinstance(answer, dict) and {"sglang", "torch", "cuda", "hip"} <= answer.keys() else None
 
 
-def compiler(subject: Subject) -> Iterator[Finding]:
+def compiler(subject: CheckContext) -> Iterator[Finding]:
     """`nvcc` is there: flashinfer compiles its sampling kernels at their first use."""
     if subject.plan.hardware.vendor != "nvidia":
         return
@@ -74,7 +74,7 @@ def compiler(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _torch(subject: Subject, versions: Mapping[str, str | None]) -> Iterator[Finding]:
+def _torch(subject: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
     """Torch is built for the plan's GPUs, and their driver carries what it was built for."""
     vendor, inventory = subject.plan.hardware.vendor, subject.inventory
     if versions["torch"] is None:

@@ -32,8 +32,8 @@ from typing import IO, Final
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.files import remove_file
 from orchestrator.core.logs.lines import redacted
-from orchestrator.core.logs.rotation import BoundedLog
-from orchestrator.core.procfs import Marks, family, identity, send
+from orchestrator.core.logs.rotation import RotatingLog
+from orchestrator.core.procfs import ProcessMarkers, process_identity, server_processes, signal_processes
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import set_known
 from orchestrator.core.streams import write
@@ -119,11 +119,11 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     record = _first_record(request)
     try:
-        log = BoundedLog(run_dir / LOG, private)
+        log = RotatingLog(run_dir / LOG, private)
         write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
         server = _spawn(request)
         output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
-        record = replace(record, server=identity(server.pid), output=output)
+        record = replace(record, server=process_identity(server.pid), output=output)
         write_record(run_dir, record, request.record)
     except (OSError, HostError) as error:
         for name in (request.record, CONFIG):
@@ -148,7 +148,7 @@ def _first_record(request: StartRequest) -> Record:
         argv=_argv(request),
         started_at=_now(),
         token=request.token,
-        supervisor=identity(os.getpid()),
+        supervisor=process_identity(os.getpid()),
         server=None,
         output=None,
         exit_code=None,
@@ -197,13 +197,13 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
         remove_file(fifo)
 
 
-def _copy_output(server: Program, log: BoundedLog, marks: Marks) -> None:
+def _copy_output(server: Program, log: RotatingLog, marks: ProcessMarkers) -> None:
     for text in redacted(_output(server, marks)):
         with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
             log.write(text.encode())
 
 
-def _output(server: Program, marks: Marks) -> Iterator[bytes]:
+def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:
     """What the server and its children write, until it has ended and, with it, all of them."""
     source = [server.output.fileno()]
     while True:
@@ -229,11 +229,11 @@ def _collect_orphans(server: Program) -> None:
                 return
 
 
-def _end_children(server: Program, marks: Marks) -> None:
+def _end_children(server: Program, marks: ProcessMarkers) -> None:
     """Kill what the server has left, wherever it has gone to."""
     own = os.getpid()
-    while left := [process for process in family(marks) if process.pid != own]:
-        send(left, signal.SIGKILL)
+    while left := [process for process in server_processes(marks) if process.pid != own]:
+        signal_processes(left, signal.SIGKILL)
         time.sleep(0.02)
         _collect_orphans(server)
 

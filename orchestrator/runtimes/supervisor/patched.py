@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, PatchError
-from orchestrator.core.files import copy_tree, remove_file, remove_tree, write_whole
+from orchestrator.core.files import atomic_write, copy_tree, remove_file, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.subprocesses import ProgramResult, run
+from orchestrator.core.subprocesses import CompletedProgram, run
 from orchestrator.core.text import parse_json
 from orchestrator.images.receipt import ImageReceipt, parse_receipt
 from orchestrator.images.sources import program_paths
@@ -104,7 +104,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     copy_tree(Path(found["sglang"]["root"]), package, linked=True)
     places = {destination: table_in(folder, destination) for destination in sources.tables}
     for destination, content in sources.tables.items():
-        write_whole(Path(places[destination]), content)
+        atomic_write(Path(places[destination]), content)
     said = folder / "applied.json"
     argv = ("apply", "--manifest", "-", "--receipt", str(said), "--root", f"sglang={package}")
     before = os.environ.get("PYTHONPATH")
@@ -120,7 +120,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
-    write_whole(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
+    atomic_write(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
     return receipt
 
 
@@ -173,7 +173,7 @@ def sources_identity(python: str) -> str | None:
 
 def _run(
     python: str, *arguments: str, stdin: str | None = None, path: str | None = None, timeout: float | None = None
-) -> ProgramResult:
+) -> CompletedProgram:
     env = {} if path is None else {"PYTHONPATH": path}
     return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
 

@@ -11,7 +11,7 @@ from orchestrator.core.files import remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Cache, Runtime, Status
-from orchestrator.runtimes.replicas import top_of
+from orchestrator.runtimes.replicas import run_root
 from orchestrator.runtimes.supervisor.patched import receipt_of
 
 
@@ -68,6 +68,6 @@ def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
         if unit.state.status not in {Status.RUNNING, Status.PENDING}:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
-            receipt = parse_json(Path(top_of(Path(unit.run_dir)), "patches.json").read_text(encoding="utf-8"))
+            receipt = parse_json(Path(run_root(Path(unit.run_dir)), "patches.json").read_text(encoding="utf-8"))
             root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
             yield unit.name, str(Path(root).parents[1])

@@ -8,22 +8,22 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.checkpoints.overlay import overlay_path
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import BuildError, HostError, KernelsError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
 from orchestrator.engine.gateway import LAUNCHER
-from orchestrator.hosts.venvs.venv import ensure, interpreter
-from orchestrator.images.patch_drift import differences, found_at_start
+from orchestrator.hosts.venvs.venv import engine_python, ensure_venv
+from orchestrator.images.patch_drift import found_at_start, unexpected_patches
 from orchestrator.images.sources import carried_patches
 from orchestrator.kernels.disk.image import tables_below
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
 from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, Command, ContextFile, gateway_command, server_command
-from orchestrator.runtimes.base import EnginePython, Place, Prepared
+from orchestrator.render.artifacts import Artifacts, Command, RenderedFile, gateway_command, server_command
+from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
 from orchestrator.runtimes.supervisor.patched import (
     PatchedCopy,
     SourcePatches,
@@ -88,7 +88,7 @@ def model_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str:
     return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"
 
 
-def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None = None) -> Prepared:
+def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | None = None) -> PreparedRun:
     """Put the interpreter that has the engine into the command, and the patched copy of its sources before it.
 
     The copy lies below `packages`; `host` as of `rendered`.
@@ -96,10 +96,10 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     Raises BuildError; PatchError where a patch cannot be applied.
     """
     plan = artifacts.plan
-    python = interpreter(plan.engine, place.home)
+    python = engine_python(plan.engine, place.home)
     if artifacts.spec is None:
         made = commanded(artifacts, place.home, lambda each: _started_by(python, _command(each, host)), host)
-        return Prepared(
+        return PreparedRun(
             artifacts=made,
             records={},
             engine=_engine_python(python, made, place.home, identity=_identity(plan, python)),
@@ -110,7 +110,7 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
     gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
-    for text in differences(plan, copy.receipt):
+    for text in unexpected_patches(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` holds what was found")
     found = found_at_start(plan, copy.receipt)
 
@@ -119,7 +119,7 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
         return replace(started, env=_env(started, sources, copy), script=script)
 
     made = commanded(artifacts, place.home, command, host)
-    return Prepared(
+    return PreparedRun(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(plan.patches),
@@ -165,9 +165,9 @@ def commanded(
     plan = artifacts.plan
     if plan.gateway is None:
         return replace(artifacts, command=command(plan))
-    catalogue = Catalogue.of(home)
-    made = ensure(catalogue.path(Kind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
-    launcher = str(catalogue.path(Kind.IMAGE_FILE, LAUNCHER))
+    catalogue = Catalog.of(home)
+    made = ensure_venv(catalogue.path(EntryKind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
+    launcher = str(catalogue.path(EntryKind.IMAGE_FILE, LAUNCHER))
     return replace(
         artifacts,
         command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),
@@ -175,17 +175,17 @@ def commanded(
     )
 
 
-def launcher_files(artifacts: Artifacts) -> tuple[ContextFile, ...]:
+def launcher_files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
     """What `gateway.sh` runs, beside it."""
     if artifacts.plan.gateway is None:
         return ()
-    content = Catalogue.from_environment().path(Kind.IMAGE_FILE, LAUNCHER).read_bytes()
-    return (ContextFile(path=LAUNCHER, content=content, executable=False),)
+    content = Catalog.from_environment().path(EntryKind.IMAGE_FILE, LAUNCHER).read_bytes()
+    return (RenderedFile(path=LAUNCHER, content=content, executable=False),)
 
 
 def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """The tables that the interpreter's aiter reads by itself. Raises KernelsError where it has none."""
-    python = interpreter(plan.engine, home)
+    python = engine_python(plan.engine, home)
     found = find_sources(python).get("aiter")
     if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
         raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="name the interpreter of a ROCm image")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import read_own, write_whole
-from orchestrator.core.procfs import Marks, is_identity
+from orchestrator.core.files import atomic_write, read_private
+from orchestrator.core.procfs import ProcessMarkers, is_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.text import parse_json
-from orchestrator.runtimes.replicas import is_replica, number_of, top_of
+from orchestrator.runtimes.replicas import is_replica, replica_number, run_root
 
 FILE: Final = "process.json"
 UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # one that was put out of the way
@@ -45,9 +45,9 @@ class Record:
     stopped: bool  # somebody asked for its end
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> ProcessMarkers:
         """What its processes are told by."""
-        return Marks(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
+        return ProcessMarkers(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
 def parts_of(run_dir: Path) -> tuple[Path, ...]:
@@ -57,10 +57,10 @@ def parts_of(run_dir: Path) -> tuple[Path, ...]:
             found = [entry.name for entry in entries if is_replica(entry.name)]
     except OSError:
         found = []
-    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=number_of)))
+    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=replica_number)))
 
 
-def token_of(run_dir: Path) -> str:
+def run_marker(run_dir: Path) -> str:
     """What the processes of a run have in their environment: its directory, which is known without a record."""
     return str(run_dir.resolve())
 
@@ -78,7 +78,7 @@ def is_copy(record: Record, run_dir: Path) -> bool:
 
 def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     """Put the record in place, whole or not at all, readable by its owner only."""
-    write_whole(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+    atomic_write(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
 
 
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
@@ -89,7 +89,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     """
     path = run_dir / FileName(file)
     try:
-        return _record(parse_json(read_own(path)), owner=top_of(run_dir).parent.name)
+        return _record(parse_json(read_private(path)), owner=run_root(run_dir).parent.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -120,7 +120,7 @@ def _record(data: dict[str, Any], *, owner: str) -> Record:
     return record
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code <= 128:
         return f"exit code {code}"

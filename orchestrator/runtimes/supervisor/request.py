@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token, known
-from orchestrator.engine.launch import delivery
+from orchestrator.engine.launch import split_secrets
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.supervisor.main import StartRequest
-from orchestrator.runtimes.supervisor.record import token_of
+from orchestrator.runtimes.supervisor.record import run_marker
 
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
 
@@ -19,7 +19,7 @@ def start_request(
     artifacts: Artifacts, *, name: str, run_dir: Path, cwd: Path, secrets: Mapping[str, Secret], record: str
 ) -> StartRequest:
     """The start of a server under a name, in the directory `cwd`; it holds secrets. `record` is of `StartRequest`."""
-    plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
+    plan, ways = artifacts.plan, split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
     given = {variable: secret.reveal() for variable, secret in ways.env.items()}
     if (token := hub_token()) and _reads_hub(plan):
         given.setdefault(HUB_TOKEN, token.reveal())
@@ -35,7 +35,7 @@ def start_request(
         profile=plan.profile,
         plan_digest=plan.digest,
         url=plan.server.url,
-        token=token_of(run_dir),
+        token=run_marker(run_dir),
         record=record,
     )
 

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, NotReadyError, StartError
-from orchestrator.core.files import read_own, write_whole
+from orchestrator.core.files import atomic_write, read_private
 from orchestrator.core.paths import Home
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.gateway import WORKERS, Behind, read_behind
-from orchestrator.engine.responses import NoAnswerError, OddAnswerError
-from orchestrator.runs.run_dir import unwritable
+from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
+from orchestrator.runs.run_dir import write_error
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.verify.gateway import count_servers
 
@@ -36,9 +36,9 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     """Make the control key of a gateway that is about to be started there. Raises HostError."""
     key = secrets.token_hex(32)
     try:
-        write_whole(run_dir / _FILE, key, mode=0o600)
+        atomic_write(run_dir / _FILE, key, mode=0o600)
     except OSError as error:
-        raise unwritable(home, error) from error
+        raise write_error(home, error) from error
     return Secret(key)
 
 
@@ -48,7 +48,7 @@ def require_own(url: str, control: Secret) -> None:
     It may have been there before, as on a node of a cluster, where nobody asks for free ports.
     """
     try:
-        Control(url=url, control=control, key=None, settle=0).behind()
+        GatewayWorkers(url=url, control=control, key=None, settle=0).behind()
     except HostError as error:
         where = f"another gateway than the one that was started answers at {url}"
         raise NotReadyError(where, hint="`--set server.port=…` takes another port", details=error.message) from error
@@ -56,7 +56,7 @@ def require_own(url: str, control: Secret) -> None:
 
 def control_of(
     gateway: RunningServer, runtime: ServerGroup, *, servers: int, key: Secret | None, grace: float
-) -> "Control | Discovery":
+) -> "GatewayWorkers | DiscoveredWorkers":
     """The control of a gateway that runs, of so many servers, some of which may be down.
 
     `key` is the servers', `grace` the seconds that their requests may take.
@@ -64,11 +64,11 @@ def control_of(
     Raises StartError where that is not to be had.
     """
     if runtime.discovers:
-        return Discovery(url=gateway.url, runtime=runtime, servers=servers)
+        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=servers)
     file = Path(gateway.own_dir) / _FILE
     try:
-        control = Control(
-            url=gateway.url, control=Secret(read_own(file).decode()), key=key, settle=min(int(grace), _SETTLE)
+        control = GatewayWorkers(
+            url=gateway.url, control=Secret(read_private(file).decode()), key=key, settle=min(int(grace), _SETTLE)
         )
         control.behind()
     except (OSError, UnicodeDecodeError, HostError) as error:
@@ -81,7 +81,7 @@ def control_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class GatewayWorkers:
     """A gateway whose servers are changed. Each call raises HostError where it does not answer as expected.
 
     Each server has a port that no other of them has, and is known by it: one that a cluster has moved, or that is
@@ -93,12 +93,12 @@ class Control:
     key: Secret | None  # of the servers
     settle: int  # seconds that a server stays listed, and is sent nothing new
 
-    def behind(self) -> tuple[Behind, ...]:
+    def behind(self) -> tuple[GatewayWorker, ...]:
         """The servers behind it."""
         try:
             with EngineClient(self.url, key=self.control) as gateway:
-                return read_behind(gateway.get(WORKERS))
-        except (NoAnswerError, OddAnswerError) as error:
+                return parse_workers(gateway.get(WORKERS))
+        except (NoResponseError, UnexpectedResponseError) as error:
             raise HostError(f"the gateway does not list its servers: {error}") from error
 
     def hold_back(self, new: RunningServer) -> None:
@@ -118,26 +118,26 @@ class Control:
             idle = 0 if any(each.ready or each.requests for each in left) else idle + 1
             return not left or idle > 1
 
-        look_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
+        poll_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
 
     def put_back(self, url: str, new: RunningServer) -> None:
         """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
-        look_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
+        poll_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key})
-        if not look_until(bool, lambda: self.serves(url, new), within=_WITHIN, pause=_PAUSE):
+        if not poll_until(bool, lambda: self.serves(url, new), within=_WITHIN, pause=_PAUSE):
             raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
 
     def serves(self, url: str, _: RunningServer) -> bool:
         """Whether it sends requests there."""
         return any(server.ready for server in self._of(url))
 
-    def _gone(self, url: str) -> tuple[Behind, ...]:
+    def _gone(self, url: str) -> tuple[GatewayWorker, ...]:
         """What is left of a server that was taken away."""
         return tuple(server for server in self._of(url) if not server.ready)
 
-    def _of(self, url: str) -> tuple[Behind, ...]:
+    def _of(self, url: str) -> tuple[GatewayWorker, ...]:
         port = urlsplit(url).port
         return tuple(server for server in self.behind() if urlsplit(server.url).port == port)
 
@@ -145,14 +145,14 @@ class Control:
         try:
             with EngineClient(self.url, key=self.control) as gateway:
                 status = gateway.status(method, path, body)
-        except NoAnswerError as error:
+        except NoResponseError as error:
             raise HostError(f"the gateway does not answer: {error}") from error
         if status != _ACCEPTED:
             raise HostError(f"the gateway answers `{method} {path}` with {status}", where=self.url)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discovery:
+class DiscoveredWorkers:
     """A gateway that finds its `servers` by itself. Each call raises HostError where its cluster does not answer."""
 
     url: str
@@ -172,17 +172,17 @@ class Discovery:
         if before < self.servers and not ready:  # it is one of those that are not counted
             return
         look = partial(count_servers, self.url)
-        if look_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= self.servers:
+        if poll_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= self.servers:
             which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"
             warn(f"the gateway still counts {which}: what it sends there may fail")
 
     def put_back(self, _: str, new: RunningServer) -> None:
         """Have a server that serves found, and wait until it is. Raises NotReadyError."""
         look = partial(count_servers, self.url)
-        before = look_until(bool, look, within=_MORE, pause=_PAUSE)  # one that does not answer in time counts none
+        before = poll_until(bool, look, within=_MORE, pause=_PAUSE)  # one that does not answer in time counts none
         self.runtime.show(new, shown=True)
         more = min(before + 1, self.servers)
-        if look_until(lambda count: count >= more, look, within=_WITHIN, pause=_PAUSE) < more:
+        if poll_until(lambda count: count >= more, look, within=_WITHIN, pause=_PAUSE) < more:
             what = f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s"
             raise NotReadyError(what, hint="its log says why")
 

@@ -14,7 +14,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.estimate import starting
+from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir
@@ -22,14 +22,14 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
-from orchestrator.servers.start.verify import await_ready, of_replica, prove
+from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks, wait_for_gateway
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.target import target_of
 
 
 @dataclass(kw_only=True)
-class Several:
+class ReplicatedStart:
     """One start of several servers."""
 
     artifacts: Artifacts
@@ -65,19 +65,21 @@ class Several:
             others = partial(self._require_others, self._servers[number])
             self._servers[number] = self.runtime.placed(self._servers[number], replica.plan, meanwhile=others)
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
-            seconds = await_ready(
+            seconds = wait_for_server(
                 server,
                 self.runtime,
                 plan=replica.plan,
                 key=self.key,
                 timeout=timeout,
-                about=starting(replica.plan),
+                about=startup_seconds(replica.plan),
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
             self._seconds += seconds  # the next one has started meanwhile
             say(f"replica {number} of {len(self._servers)} serves")
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
-            self._checks += of_replica(number, prove(server, self.runtime, plan=replica.plan, key=self.key))
+            self._checks += prefix_replica(
+                number, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key)
+            )
         self.run.save("smoke.json", self.report.to_dict())
         self.report.require()
         return self._seconds

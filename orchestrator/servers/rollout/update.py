@@ -16,23 +16,23 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.signals import heard, held
+from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import why_all_at_once
-from orchestrator.planner.estimate import starting
+from orchestrator.plan.replicas import rolling_update_blocker
+from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
-from orchestrator.runtimes.base import Place, Status
-from orchestrator.servers.exit_record import keep_ending, stop_server, why_failed
-from orchestrator.servers.group import RunningServer, ServerGroup, start_of
-from orchestrator.servers.rollout.gateway_workers import Control, Discovery, control_of
-from orchestrator.servers.servers import Fleet, lost_parts, note_gateway
-from orchestrator.servers.start.host import require_machine, wait_until_free
-from orchestrator.servers.start.launch import Start, Up, explanation, open_start, take_down
+from orchestrator.runtimes.base import HostRef, Status
+from orchestrator.servers.exit_record import record_exit, stop_server, why_failed
+from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
+from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, control_of
+from orchestrator.servers.servers import Servers, dead_processes, note_gateway
+from orchestrator.servers.start.host import require_ready_host, wait_until_released
+from orchestrator.servers.start.launch import StartSpec, UpResult, diagnose_failure, open_run_dir, stop_after_failure
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.verify import await_ready, of_replica, prove
+from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.target import target_of
@@ -40,9 +40,9 @@ from orchestrator.verify.target import target_of
 _REPLACED = "replaced"
 
 
-def require_one_by_one(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
+def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
     """Raise NameTakenError where servers of one plan cannot be replaced one after the other by those of another."""
-    if why := why_all_at_once(old, new):
+    if why := rolling_update_blocker(old, new):
         raise NameTakenError(
             f"the replicas of `{name}` cannot be replaced one after the other: {why}",
             hint=all_at_once(name, request),
@@ -54,7 +54,7 @@ def all_at_once(name: str, request: UpRequest) -> str:
     return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
 
 
-def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) -> Up:
+def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, place: HostRef) -> UpResult:
     """Replace the servers that are not those of the plan; where all are, each of them once more.
 
     Raises StartError where the gateway takes no changes, before anything is touched; afterwards a DeployError, or what
@@ -66,8 +66,8 @@ def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) ->
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
         prepare_harness(servers.home)
-    run = open_start(start, servers.home)
-    change = _Change(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
+    run = open_run_dir(start, servers.home)
+    change = _RollingUpdate(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
     change.see(standing)
     numbers = change.wrong() or [*range(1, plan.replicas + 1)]
     chosen = numbers[: start.request.only]
@@ -77,7 +77,7 @@ def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) ->
             change.end_starts()
         if len(chosen) < len(numbers):
             note(f"{change.stands()}; {change.ways()}")
-            return Up(handle=servers.one(start.name), smoke=change.report(()), seconds=change.seconds)
+            return UpResult(handle=servers.one(start.name), smoke=change.report(()), seconds=change.seconds)
         report = change.report(change.of_the_whole())
         run.save(SMOKE_FILE, report.to_dict())
         report.require()
@@ -89,19 +89,19 @@ def roll(start: Start, servers: Fleet, standing: RunningServer, place: Place) ->
         raise failure from error
     note_gateway(run, change.seconds)
     start.proven()
-    return Up(handle=servers.one(start.name), smoke=report, seconds=change.seconds)
+    return UpResult(handle=servers.one(start.name), smoke=report, seconds=change.seconds)
 
 
 @dataclass(kw_only=True)
-class _Change:
+class _RollingUpdate:
     """One change of several servers, as far as it has come; they are counted from 1."""
 
-    start: Start
-    servers: Fleet
+    start: StartSpec
+    servers: Servers
     runtime: ServerGroup
-    control: Control | Discovery
+    control: GatewayWorkers | DiscoveredWorkers
     run: RunDir
-    place: Place
+    place: HostRef
     seconds: float = 0.0  # that the new ones took until they were ready
     _standing: dict[int, RunningServer] = field(default_factory=dict)
     _starts: set[Path] = field(default_factory=set)  # that servers which stood here are of
@@ -131,7 +131,7 @@ class _Change:
         of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
         numbers = {number: of_folder.get(replica_folder(number)) for number in range(1, self._plan.replicas + 1)}
         self._standing = {number: server for number, server in numbers.items() if server is not None}
-        self._starts = {start_of(server) for server in self._standing.values()}
+        self._starts = {run_dir_of(server) for server in self._standing.values()}
 
     def wrong(self) -> list[int]:
         """The servers that are not as the plan has them, those first that do not serve."""
@@ -147,16 +147,16 @@ class _Change:
         return (
             server is not None
             and self.runtime.state(server).status is Status.RUNNING
-            and not lost_parts(self.runtime, server)
+            and not dead_processes(self.runtime, server)
             and self.control.serves(self._address(number), server)
         )
 
     def replace_replica(self, number: int) -> None:
         """Put a new server in the place of one; where that fails, or is interrupted, nothing new is left."""
         step = _Step()
-        with held():
+        with defer_signals():
             try:
-                with heard():
+                with allow_signals():
                     self._stop_old(number, step)
                     new = self._start_new(number, step)
                 self.control.put_back(self._address(number, new), new)
@@ -176,36 +176,36 @@ class _Change:
             grace = plan.waiting.grace
             stop_server(self.runtime, old, home=self.servers.home, grace=grace, why=_REPLACED)
         self._standing.pop(number, None)
-        wait_until_free(plan, self.place)
+        wait_until_released(plan, self.place)
 
     def _start_new(self, number: int, step: "_Step") -> RunningServer:
         replica, key = self._artifacts(number), self.start.key
-        self.run.save("host.json", require_machine(replica.plan, self.place).to_dict())
+        self.run.save("host.json", require_ready_host(replica.plan, self.place).to_dict())
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
         step.new = new = self.runtime.placed(new, replica.plan)
         self.control.hold_back(new)
         say(f"started {self._called(number)}; log: {RunDir(folder).log}")
-        timeout, about = self.start.request.timeout, starting(replica.plan)
-        self.seconds += await_ready(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
-        report = prove(new, self.runtime, plan=replica.plan, key=key)
+        timeout, about = self.start.request.timeout, startup_seconds(replica.plan)
+        self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
+        report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
         RunDir(folder).save(SMOKE_FILE, report.to_dict())
         report.require()
         self._require_score(new, number)
         strict = self.start.request.strict_kernels
         kernel_gate(self.runtime.logs(new, follow=False), plan=replica.plan, run=RunDir(folder), strict=strict)
-        self._checks[number] = of_replica(number, report)
+        self._checks[number] = prefix_replica(number, report)
         return new
 
     def _require_score(self, new: RunningServer, number: int) -> None:
         least = self.start.request.least_gsm8k
         if least is None:
             return
-        from orchestrator.bench.run import MeasuredTarget  # noqa: PLC0415 - and with it the whole load client
+        from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - and with it the whole load client
         from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415
 
-        target = MeasuredTarget(
+        target = BenchTarget(
             url=new.url,
             key=self.start.key,
             provenance=ServerProvenance(),
@@ -219,14 +219,14 @@ class _Change:
         """Leave nothing half done: the old server goes on where it was not touched, else neither is left."""
         old = self._standing.get(number)
         if step.new is not None:
-            detail = take_down(step.new, self.runtime, RunDir(self._folder(number)), why_failed(failure))
+            detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), why_failed(failure))
             if isinstance(failure, DeployError):
-                told = explanation(self.runtime, step.new, detail)
+                told = diagnose_failure(self.runtime, step.new, detail)
                 failure.details = "\n\n".join(filter(None, [failure.details, told]))
             self._leave(number)
         elif step.away and old is not None:  # in the midst of its stop
             self._standing.pop(number, None)
-            take_down(old, self.runtime, self.servers.run_of(old), _REPLACED)
+            stop_after_failure(old, self.runtime, self.servers.run_of(old), _REPLACED)
         elif step.begun and old is not None:
             try:
                 self.control.put_back(self._address(number, old), old)
@@ -245,8 +245,8 @@ class _Change:
         for number, server in self._standing.items():
             if number not in self._checks:
                 plan = self._artifacts(number).plan
-                found = prove(server, self.runtime, plan=plan, key=self.start.key)
-                self._checks[number] = of_replica(number, found)
+                found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
+                self._checks[number] = prefix_replica(number, found)
         url = self.control.url
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), self._plan.replicas)
 
@@ -257,15 +257,15 @@ class _Change:
 
     def end_starts(self) -> None:
         """Keep of each start of which no server is left how it ended."""
-        left = {start_of(server) for server in self._standing.values()}
+        left = {run_dir_of(server) for server in self._standing.values()}
         for path in self._starts - left:
-            keep_ending(RunDir(path), _REPLACED)
+            record_exit(RunDir(path), _REPLACED)
         self._starts &= left
 
     def tell(self, error: BaseException) -> None:
         """Have the error say what stands where and how to go on or back; keep how a start ended of which nothing is."""
-        if not any(start_of(server) == self.run.path for server in self._standing.values()):
-            keep_ending(self.run, why_failed(error))
+        if not any(run_dir_of(server) == self.run.path for server in self._standing.values()):
+            record_exit(self.run, why_failed(error))
         if isinstance(error, DeployError):
             error.hint = "; ".join(filter(None, [error.hint, self.stands(), self.ways()]))
 

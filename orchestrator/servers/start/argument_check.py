@@ -11,20 +11,20 @@ from typing import Final
 from orchestrator.checkpoints.engine_files import hub_engine_files, local_engine_files
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.engine.server_args import ArgumentRefusal, ArgumentVerdict, read_verdicts
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.images.sources import argument_checker
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import read_profile
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import EnginePython, Place
+from orchestrator.runtimes.base import EnginePython, HostRef
 from orchestrator.runtimes.image import engine_in
 from orchestrator.servers.start.prepare import known_headers
 
@@ -32,7 +32,7 @@ Locate = Callable[[tuple[str, ...]], str]  # a key path of the profile to `file:
 _SHOWN: Final = 300  # characters of why a program failed
 
 
-def engine_files(plan: Plan, place: Place, *, fetch: bool) -> dict[str, str] | None:
+def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] | None:
     """The files that tell the engine of the model's shape; None where they are not at hand.
 
     With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
@@ -79,13 +79,13 @@ def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate
     """Where a profile says something, its file read once that is asked for."""
 
     def locate(path: tuple[str, ...]) -> str:
-        return read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)).composed.place(path)
+        return read_profile(profile, overrides=overrides, catalogue=Catalog.of(home)).composed.place(path)
 
     return locate
 
 
 def require_accepted_by_image(
-    artifacts: Artifacts, docker: Docker, image: str, place: Place, *, profile: str, overrides: Sequence[str]
+    artifacts: Artifacts, docker: DockerCli, image: str, place: HostRef, *, profile: str, overrides: Sequence[str]
 ) -> None:
     """Let the engine in an image that was built judge the arguments of its profile. Raises as `require_accepted`."""
     engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, place.home)
@@ -137,4 +137,4 @@ def _ask(program: str, question: str, engine: EnginePython) -> str:
 
 def _keep(path: Path, answer: str) -> None:
     with suppress(OSError):  # a full disk: it is asked again
-        write_whole(path, answer + "\n")
+        atomic_write(path, answer + "\n")

@@ -7,26 +7,26 @@ from functools import partial
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
-from orchestrator.images.client import Docker, find_docker
-from orchestrator.images.prebuilt import ReadyImage, require_ready
+from orchestrator.images.client import DockerCli, find_docker
+from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
 from orchestrator.images.sources import input_digests
-from orchestrator.kernels.coverage import applies_to
-from orchestrator.kernels.plan_coverage import NOTHING_GIVEN, RowSources, note_coverage, require_covered
+from orchestrator.kernels.coverage import uses_tuned_table
+from orchestrator.kernels.plan_coverage import NOTHING_GIVEN, RowSources, report_coverage, require_covered
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.fusion import inferred_fusion_flag, may_fuse
+from orchestrator.plan.fusion import inferred_fusion_flag, might_fuse
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
 from orchestrator.planner.source import PlanSource, ProfileSource
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
 from orchestrator.servers.start.prepare import (
-    bring_checkpoint,
     builtin_tables,
-    far_headers,
+    ensure_checkpoint,
+    fetch_remote_headers,
     known_experts,
     prepare_engine,
     prepare_overlay,
@@ -47,7 +47,9 @@ class PlanWithFiles:
         return render_artifacts(self.plan, self.files)
 
 
-def decide_beforehand(request: UpRequest, source: PlanSource, place: Place, *, offline: bool = False) -> PlanWithFiles:
+def decide_beforehand(
+    request: UpRequest, source: PlanSource, place: HostRef, *, offline: bool = False
+) -> PlanWithFiles:
     """Decide before anything costs money. `offline`: no other host is asked, and what a tag means here is taken.
 
     Raises ProfileError, and for a prebuilt image that is known what keeps it from being the plan's: BuildError,
@@ -60,7 +62,7 @@ def decide_beforehand(request: UpRequest, source: PlanSource, place: Place, *, o
     return decision
 
 
-def _decide(source: PlanSource, place: Place, image: ReadyImage | None) -> PlanWithFiles:
+def _decide(source: PlanSource, place: HostRef, image: PrebuiltImage | None) -> PlanWithFiles:
     """Decide with what is known by now of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
@@ -70,11 +72,11 @@ def _decide(source: PlanSource, place: Place, image: ReadyImage | None) -> PlanW
     )
     plan = source.decide(facts)
     if image is not None:
-        require_ready(plan, image)
+        require_matches_plan(plan, image)
     return PlanWithFiles(plan=plan, files=files)
 
 
-def _known_image(source: PlanSource, place: Place, *, offline: bool) -> ReadyImage | None:
+def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> PrebuiltImage | None:
     """What is known of the prebuilt image that a profile is to run from, without fetching it."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
@@ -84,7 +86,7 @@ def _known_image(source: PlanSource, place: Place, *, offline: bool) -> ReadyIma
     pulled_here = not runtime_class(source.runtime).elsewhere
     if pulled_here and not offline:
         return newest_image(source.image, find_docker(place.far))
-    docker: Docker | None = None
+    docker: DockerCli | None = None
     with suppress(HostError):  # no daemon: what would be started can be shown all the same
         docker = None if place.far else find_docker()
     return known_image(source.image, docker, pulled_here=pulled_here)
@@ -102,7 +104,7 @@ def tell_decision(plan: Plan, before: Plan | None = None) -> None:
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
-def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: Place) -> Prepared:
+def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: HostRef) -> PreparedRun:
     """Bring checkpoint, tables and engine into place, and decide finally with what they turned out to be.
 
     Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
@@ -117,8 +119,10 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     files = engine_files(plan, place, fetch=request.stage) if plan.model.source.kind == "hub" else None
     if files is not None:
         early = _judged(source, first.artifacts, place, files)
-    bring_checkpoint(plan, place, stage=request.stage)
-    rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
+    ensure_checkpoint(plan, place, stage=request.stage)
+    rows = (
+        replace(rows, model=fetch_remote_headers(plan, place)) if uses_tuned_table(plan) or might_fuse(plan) else rows
+    )
     if not source.decided and plan.ready_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
     final = _decide(source, place, image)
@@ -131,14 +135,14 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     return early
 
 
-def look_at_coverage(request: UpRequest, plan: Plan, place: Place, rows: RowSources = NOTHING_GIVEN) -> None:
+def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the tuned kernels, and refuse a load that would miss some. Raises KernelsError."""
-    note_coverage(plan, place.home, rows)
+    report_coverage(plan, place.home, rows)
     if not request.accept_untuned:
         require_covered(plan, place.home, rows)
 
 
-def _judged(source: PlanSource, artifacts: Artifacts, place: Place, files: Mapping[str, str] | None) -> Prepared:
+def _judged(source: PlanSource, artifacts: Artifacts, place: HostRef, files: Mapping[str, str] | None) -> PreparedRun:
     """What the server runs in, which has accepted the arguments as far as it can be asked here.
 
     Raises BuildError, ProfileError.

@@ -8,26 +8,26 @@ from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
-from orchestrator.core.signals import heard, held, unheard
+from orchestrator.core.signals import allow_signals, defer_signals, ignore_signals
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote
 from orchestrator.kernels.plan_table import kernel_gate
-from orchestrator.planner.estimate import starting
-from orchestrator.planner.lock import kept_files, lock_of_start
+from orchestrator.planner.estimate import startup_seconds
+from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import FILES_FILE, RunDir, open_run
-from orchestrator.servers.exit_record import keep_ending, why_failed
+from orchestrator.servers.exit_record import record_exit, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.rollout.replicas import Several
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.rollout.replicas import ReplicatedStart
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.verify import await_ready, explain_failure, prove
+from orchestrator.servers.start.verify import explain_failure, run_smoke_test, wait_for_server
 from orchestrator.verify.report import SmokeReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Up:
+class UpResult:
     """A server that is up; `smoke` is None where it already was."""
 
     handle: RunningServer
@@ -41,7 +41,7 @@ class Up:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class StartSpec:
     """One start: what is started, under which name, and what its run directory keeps of the way here."""
 
     name: str
@@ -49,7 +49,7 @@ class Start:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file; without secrets
     key: Secret | None
-    proven: Callable[[], None] = unheard
+    proven: Callable[[], None] = ignore_signals
 
     @property
     def secrets(self) -> dict[str, Secret]:
@@ -58,13 +58,13 @@ class Start:
         return {variable: self.key} if variable and self.key else {}
 
 
-def open_start(start: Start, home: Home) -> RunDir:
+def open_run_dir(start: StartSpec, home: Home) -> RunDir:
     """A run directory of its own, with what is kept of every start. Raises HostError."""
     ignore_sigpipe()
     plan, request = start.artifacts.plan, start.request
     run = open_run(home, start.name, plan)
     lock = lock_of_start(plan, request.profile, request.overrides, home, run.path)
-    rendered = (*rendered_files(start.artifacts, start.name), *kept_files(plan, home), lock)
+    rendered = (*rendered_files(start.artifacts, start.name), *input_copies(plan, home), lock)
     run.write(rendered)
     for file, record in start.records.items():
         run.save_state(file, record)
@@ -73,23 +73,23 @@ def open_start(start: Start, home: Home) -> RunDir:
     return run
 
 
-def bring_up(start: Start, servers: Fleet) -> Up:
+def bring_up(start: StartSpec, servers: Servers) -> UpResult:
     """Start, await, prove; whatever ends that, nothing of it is left. Raises a DeployError, or what interrupted it."""
     name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
     runtime = servers.runtimes[plan.runtime]
-    run = open_start(start, servers.home)
+    run = open_run_dir(start, servers.home)
     handle = None
-    with held():  # whatever ends the block below, nothing more interrupts the taking down
+    with defer_signals():  # whatever ends the block below, nothing more interrupts the taking down
         try:
-            with heard():
+            with allow_signals():
                 if plan.gateway is None:
                     handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
                     say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-                    timeout, about = start.request.timeout, starting(plan)
-                    seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
-                    report = prove(handle, runtime, plan=plan, key=key)
+                    timeout, about = start.request.timeout, startup_seconds(plan)
+                    seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
+                    report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:
-                    several = Several(
+                    several = ReplicatedStart(
                         artifacts=start.artifacts, name=name, run=run, home=servers.home, key=key, runtime=runtime
                     )
                     seconds = several.start_servers(secrets, timeout=start.request.timeout)
@@ -105,7 +105,7 @@ def bring_up(start: Start, servers: Fleet) -> Up:
             if failure is error:
                 raise
             raise failure from error
-    return Up(handle=handle, smoke=report, seconds=seconds)
+    return UpResult(handle=handle, smoke=report, seconds=seconds)
 
 
 def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | None:
@@ -133,28 +133,28 @@ def _give_up(
     interrupted = isinstance(error, KeyboardInterrupt)
     failure = Interrupted("interrupted") if interrupted else error
     if handle is None:
-        keep_ending(run, why_failed(failure))
+        record_exit(run, why_failed(failure))
         return Interrupted("interrupted", hint="nothing was started") if interrupted else error
-    detail = "" if keep else take_down(handle, runtime, run, why_failed(failure))
+    detail = "" if keep else stop_after_failure(handle, runtime, run, why_failed(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:
         failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     if not interrupted:
-        failure.details = "\n\n".join(filter(None, [failure.details, explanation(runtime, handle, detail)]))
+        failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))
     return failure
 
 
-def explanation(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
+def diagnose_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
     """What the log of a server that was taken down gives away, unless that is interrupted."""
     try:
-        with heard():
+        with allow_signals():
             return explain_failure(runtime, handle, detail)
     except KeyboardInterrupt:
         return "diagnosis: interrupted"
 
 
-def take_down(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
+def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail
@@ -169,6 +169,6 @@ def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: 
     try:
         runtime.stop(handle, grace=0)
         if run is not None:
-            keep_ending(run, why)
+            record_exit(run, why)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")

@@ -7,17 +7,17 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.checkpoints.generate import generate_model
 from orchestrator.checkpoints.overlay import overlay_path, write_overlay
-from orchestrator.checkpoints.profile_match import require_facts
+from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.remote_headers import copy_headers
-from orchestrator.checkpoints.staging import stage_missing, stage_missing_there
+from orchestrator.checkpoints.staging import ensure_staged, stage_missing_there
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, note, warn
-from orchestrator.core.errors import WeightsError
+from orchestrator.core.errors import CheckpointError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
-from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.hosts.venvs.venv import engine_python
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import make_table
@@ -28,11 +28,11 @@ from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Model, Plan
 from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.servers.start.host import place_of, runner_for
+from orchestrator.runtimes.base import HostRef, PreparedRun
+from orchestrator.servers.start.host import host_ref, runner_for
 
 
-def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
+def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
     """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
 
     Raises WeightsError, HostError.
@@ -45,12 +45,12 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
-        python = Path(interpreter(plan.engine, home))
-        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
+        python = Path(engine_python(plan.engine, home))
+        generator = Catalog.of(home).path(EntryKind.IMAGE_FILE, plan.model.source.location)
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
-        require_facts(directory, plan.model)
+        require_profile_match(directory, plan.model)
     else:
-        note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
+        note(f"checkpoint {directory}: {ensure_staged(plan, directory, allowed=stage)}")
 
 
 def _bring_far(plan: Plan, far: str, *, stage: bool) -> None:
@@ -66,7 +66,7 @@ def far_directory(plan: Plan) -> str:
     return str(checkpoint_directory(plan.model, Home(Path())))
 
 
-def far_headers(plan: Plan, place: Place) -> Path | None:
+def fetch_remote_headers(plan: Plan, place: HostRef) -> Path | None:
     """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
     if place.far is None or plan.model.source.kind == "generated":
         return None
@@ -76,7 +76,7 @@ def far_headers(plan: Plan, place: Place) -> Path | None:
     return copy_headers(runner_for(place), far_directory(plan), folder)
 
 
-def known_headers(model: Model, place: Place) -> Path | None:
+def known_headers(model: Model, place: HostRef) -> Path | None:
     """Those of a far checkpoint that were copied here before; None where there are none, and for one here."""
     folder = _headers(model, place.home, place.far) if place.far is not None else None
     return folder if folder is not None and (folder / "config.json").is_file() else None
@@ -86,7 +86,7 @@ def _headers(model: Model, home: Home, far: str) -> Path:
     return home.made_for(far) / "headers" / FileName(model.name)
 
 
-def known_experts(model: Model, place: Place) -> MoeCheckpoint | None:
+def known_experts(model: Model, place: HostRef) -> MoeCheckpoint | None:
     """How a checkpoint stores its experts, as far as it is staged here, or its headers were copied from there."""
     folder = checkpoint_directory(model, place.home) if place.far is None else known_headers(model, place)
     return read_checkpoint(folder) if folder is not None and (folder / "config.json").is_file() else None
@@ -111,14 +111,14 @@ def plan_to_build(
     source = profile_source(profile, overrides, home, given=given)
     plan, inputs = source.planned()
     source.valid.note_deprecated()
-    place = place_of(plan.runtime, home, host)
+    place = host_ref(plan.runtime, home, host)
     tables = partial(builtin_tables, plan, home, place)
     if MOE_TABLE in given or not make_table(plan, home, tables, accept_untuned=accept_untuned):
         return plan, inputs
     return source.planned()
 
 
-def builtin_tables(plan: Plan, home: Home, place: Place) -> RowSources:
+def builtin_tables(plan: Plan, home: Home, place: HostRef) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
     return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), far=place.far)
 
@@ -129,17 +129,17 @@ def base_overrides(reference: str) -> tuple[str, ...]:
     return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
 
 
-def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
+def prepare_engine(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
     return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
 
 
-def prepare_overlay(prepared: Prepared, place: Place) -> None:
+def prepare_overlay(prepared: PreparedRun, place: HostRef) -> None:
     """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
     _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or AS_PLANNED)
 
 
-def _overlay(plan: Plan, place: Place, not_needed: frozenset[str], found: FoundPatches = AS_PLANNED) -> None:
+def _overlay(plan: Plan, place: HostRef, not_needed: frozenset[str], found: FoundPatches = AS_PLANNED) -> None:
     """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
     The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
@@ -158,12 +158,12 @@ def _overlay(plan: Plan, place: Place, not_needed: frozenset[str], found: FoundP
     note(f"config overlay: {said}")
 
 
-def _far_overlay(plan: Plan, place: Place, written: Path, transforms: Sequence[str]) -> str:
+def _far_overlay(plan: Plan, place: HostRef, written: Path, transforms: Sequence[str]) -> str:
     there = far_directory(plan)
     with TemporaryDirectory(prefix="deploy-headers-") as folder:
         try:
             headers = copy_headers(runner_for(place), there, Path(folder))
             return write_overlay(headers, written, transforms, linked=False)
-        except WeightsError as error:
+        except CheckpointError as error:
             error.where = f"{place.far}: {error.where.replace(folder, there)}"
             raise

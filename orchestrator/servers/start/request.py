@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestrator.core.console import warn
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
-from orchestrator.planner.lock import home_of_run, lock_source, moved_since
+from orchestrator.planner.lock import home_of_run, inputs_changed_since, lock_source
 from orchestrator.planner.planning import is_path
 from orchestrator.planner.source import PlanSource, profile_source, run_source
 from orchestrator.runs.run_dir import RunDir
@@ -64,7 +64,7 @@ class UpRequest:
         if self.run is not None:
             run = RunDir(Path(self.run))
             source = run_source(run, home_of_run(run.path, home))
-            for name in moved_since(run.path, source.plan, source.home):
+            for name in inputs_changed_since(run.path, source.plan, source.home):
                 what = f"`{name}` is another one now than when `{run.path.name}` was started"
                 warn(f"{what}: what it makes is as it is now")
             return source

@@ -10,8 +10,8 @@ from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, N
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact_data
-from orchestrator.core.signals import unheard
-from orchestrator.plan.diff import changes
+from orchestrator.core.signals import ignore_signals
+from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import note_capacity
 from orchestrator.planner.estimate import steps_text
@@ -19,18 +19,18 @@ from orchestrator.planner.image_env import image_hazards, note_environment
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import RunDir, claim, latest_run, open_run, read_plan
+from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, open_run, read_plan
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.rollout.update import require_one_by_one, roll
-from orchestrator.servers.servers import Fleet, api_key, fleet, of_other_plans
+from orchestrator.servers.rollout.update import require_rollable, rolling_update
+from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, look_at_coverage, prepare_start, tell_decision
-from orchestrator.servers.start.host import place_of, require_host, require_machine
-from orchestrator.servers.start.launch import Start, Up, bring_up
+from orchestrator.servers.start.host import host_ref, require_host, require_ready_host
+from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.verify import await_healthy, gateway_lives
+from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Preview:
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
     source = request.source(home)
-    home, place = source.home, place_of(source.runtime, source.home, request.host)
+    home, place = source.home, host_ref(source.runtime, source.home, request.host)
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
     tell_decision(plan)
@@ -63,9 +63,9 @@ def up(
     home: Home,
     *,
     again: str = "",
-    claimed: Callable[[Fleet], object] = lambda _: None,
-    proven: Callable[[], None] = unheard,
-) -> Up:
+    claimed: Callable[[Servers], object] = lambda _: None,
+    proven: Callable[[], None] = ignore_signals,
+) -> UpResult:
     """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again.
 
     `again` is the command that brings back what this stops, by default the one that started it. `claimed` is called
@@ -73,7 +73,7 @@ def up(
     `proven` lets by default nothing interrupt the command any more; who goes on takes the server down himself.
     """
     source = request.source(home)
-    home, place = source.home, place_of(source.runtime, source.home, request.host)
+    home, place = source.home, host_ref(source.runtime, source.home, request.host)
     first = decide_beforehand(request, source, place)
     plan = first.plan
     name = request.name or plan.profile
@@ -83,7 +83,7 @@ def up(
         warn(
             f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
         )
-    with fleet(home, request.host) as servers, claim(home, name):
+    with open_servers(home, request.host) as servers, name_lock(home, name):
         claimed(servers)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
@@ -97,17 +97,17 @@ def up(
         if servers.find(name):
             _require_writable(home, name, made)
         request = replace(request, image=made.plan.ready_image) if source.image else request
-        start = Start(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
+        start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
         if standing is not None:
-            return roll(start, servers, standing, place)
+            return rolling_update(start, servers, standing, place)
         with _way_back(servers, name, again):
             _make_room(servers, name, why=HEALING if request.healing else "replaced")
-            machine = require_machine(made.plan, place, before)
+            machine = require_ready_host(made.plan, place, before)
             start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
             return bring_up(start, servers)
 
 
-def _replaced_one_by_one(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
+def _replaced_one_by_one(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
     """The servers of that name which give way one after the other; None where there are none.
 
     Raises NameTakenError where they cannot, and UsageError for what is asked of them where there are none.
@@ -115,24 +115,24 @@ def _replaced_one_by_one(servers: Fleet, name: str, *, plan: Plan, request: UpRe
     standing = _standing_several(servers, name, healing=request.healing)
     if standing is not None:
         old = read_plan(RunDir(Path(standing.run_dir)))
-        require_one_by_one(old or plan, plan, name, request)
+        require_rollable(old or plan, plan, name, request)
     elif request.only is not None or request.least_gsm8k is not None:
         option = "--least-gsm8k" if request.only is None else "--only"
         raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
     return standing
 
 
-def _standing_several(servers: Fleet, name: str, *, healing: bool) -> RunningServer | None:
+def _standing_several(servers: Servers, name: str, *, healing: bool) -> RunningServer | None:
     """The servers of that name behind a gateway that runs, each started by itself; None where there are none.
 
     Behind one that hangs none can be changed: `healing` ends them all, as where it has died.
     """
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
-    return next((handle for handle in running if not healing or gateway_lives(handle)), None)
+    return next((handle for handle in running if not healing or is_gateway_alive(handle)), None)
 
 
-def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:
+def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
     """The same plan, running and healthy, is up already; one that has ended is started again.
 
     Raises NameTakenError for another plan and StartError for one that does not become healthy in time, unless it is to
@@ -147,7 +147,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             raise StartError(f"`{name}`: {state.detail}", hint=hint)
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
-            details = changes(old.to_dict(), plan.to_dict()) if old else ""
+            details = render_diff(old.to_dict(), plan.to_dict()) if old else ""
             ended = "" if state.status is Status.RUNNING else f", and does not run: {state.ending}"
             raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
         if state.status is Status.PENDING:
@@ -156,7 +156,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             )
         if state.status is not Status.RUNNING:
             continue
-        if others := of_other_plans(handle, plan):
+        if others := replicas_on_other_plan(handle, plan):
             raise StartError(
                 f"`{name}` has this plan in part: {others}",
                 hint=f"`{request.command(name)} --replace` goes on, `deploy rollback {name}` goes back",
@@ -168,7 +168,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
                 f"`{name}` runs this plan and is unhealthy: {error.message}",
                 hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}",
             ) from error
-        return Up(handle=handle, smoke=None, seconds=None)
+        return UpResult(handle=handle, smoke=None, seconds=None)
     return None
 
 
@@ -188,7 +188,7 @@ def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
 
 
 @contextmanager
-def _way_back(servers: Fleet, name: str, again: str = "") -> Iterator[None]:
+def _way_back(servers: Servers, name: str, again: str = "") -> Iterator[None]:
     """Where the block fails, or is interrupted, name the command that brings back what runs under that name now."""
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
     command = again or (_recorded_command(servers.home, name) if runs else None)
@@ -204,7 +204,7 @@ def _way_back(servers: Fleet, name: str, again: str = "") -> Iterator[None]:
         raise failure from error
 
 
-def _make_room(servers: Fleet, name: str, *, why: str) -> None:
+def _make_room(servers: Servers, name: str, *, why: str) -> None:
     """Stop what has that name."""
     for handle in servers.find(name):
         runtime = servers.runtime(handle)

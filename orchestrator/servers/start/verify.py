@@ -11,32 +11,34 @@ import httpx
 
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
-from orchestrator.core.polling import look_until
+from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS
-from orchestrator.engine.responses import KeyRefusedError, NoAnswerError, OddAnswerError
+from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer, ServerGroup, start_of
-from orchestrator.servers.servers import Fleet, api_key, lost_parts, note_parts
+from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
+from orchestrator.servers.servers import Servers, api_key, dead_processes, record_processes
 from orchestrator.verify.gateway import count_servers, gateway_checks
-from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
-from orchestrator.verify.target import target_as_told, target_of
+from orchestrator.verify.target import target_from_server_info, target_of
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
-AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
+RESTART_HINT: Final = (
+    "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
+)
 
 
-def answers(handle: RunningServer) -> bool:
+def is_healthy(handle: RunningServer) -> bool:
     """Whether the server generates a token when asked for its health, which needs no API key.
 
     Of several, whether their gateway, which asks each of them, counts all.
@@ -51,7 +53,7 @@ def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = 
     try:
         with EngineClient(handle.url, key=None) as server:
             return int(server.health(tries=tries, within=within) == httpx.codes.OK)
-    except (NoAnswerError, OddAnswerError):
+    except (NoResponseError, UnexpectedResponseError):
         return 0
 
 
@@ -65,7 +67,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     def look() -> tuple[int, str]:
         state = runtime.state(handle)
-        if ended := state.ending if state.status is not Status.RUNNING else lost_parts(runtime, handle):
+        if ended := state.ending if state.status is not Status.RUNNING else dead_processes(runtime, handle):
             return 0, ended
         left = max(began + deadline - time.monotonic(), _SHORTEST)
         return _healthy_replicas(handle, tries=1, within=left), ""
@@ -74,7 +76,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy")
 
     try:
-        healthy, ended = look_until(
+        healthy, ended = poll_until(
             lambda seen: bool(seen[1]) or seen[0] == replicas, look, within=deadline, pause=_PAUSE, meanwhile=show
         )
     finally:
@@ -85,16 +87,16 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
 
 
-def gateway_lives(handle: RunningServer) -> bool:
+def is_gateway_alive(handle: RunningServer) -> bool:
     """Whether the gateway before several servers says that it runs."""
     try:
         with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
             return gateway.status("GET", LIVENESS) == httpx.codes.OK
-    except NoAnswerError:
+    except NoResponseError:
         return False
 
 
-def await_ready(
+def wait_for_server(
     handle: RunningServer,
     runtime: ServerGroup,
     *,
@@ -109,7 +111,7 @@ def await_ready(
     `about` is how many were estimated, `state` what is looked at in the place of the server's
     own. Raises NotReadyError at once when it exited, or when nothing moves any more.
     """
-    starting = Starting(
+    starting = StartingServer(
         url=handle.url,
         served_name=plan.model.served_name,
         log=runtime.tail(handle),
@@ -117,12 +119,12 @@ def await_ready(
         api_key=key,
         about=about,
     )
-    seconds = wait(starting, silence=plan.waiting.silence, timeout=timeout)
-    note_parts(runtime, handle, seconds)
+    seconds = wait_until_ready(starting, silence=plan.waiting.silence, timeout=timeout)
+    record_processes(runtime, handle, seconds)
     return seconds
 
 
-def prove(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
+def run_smoke_test(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed.
 
     Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
@@ -132,28 +134,28 @@ def prove(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secre
         checks = [
             check
             for number, server in enumerate(handle.replicas, start=1)
-            for check in of_replica(
+            for check in prefix_replica(
                 number,
-                prove(server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key),
+                run_smoke_test(server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key),
             )
         ]
         checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = target_of(plan, url=handle.url, api_key=key)
-    return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+    return smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
 
 
 def _plan_of(server: RunningServer) -> Plan | None:
     """The plan of the start that one of several servers is of."""
-    return read_plan(RunDir(start_of(server)))
+    return read_plan(RunDir(run_dir_of(server)))
 
 
-def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
+def prefix_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     """The checks of one of several servers, named after it."""
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def key_of(handle: RunningServer) -> Secret | None:
+def api_key_for(handle: RunningServer) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
     plan = handle.plan
     return api_key(plan.server.api_key_env) if plan else None
@@ -165,7 +167,7 @@ def served_model(handle: RunningServer) -> str:
     return plan.model.served_name if plan else "default"
 
 
-def not_running(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
+def exit_problem(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
     """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
@@ -177,16 +179,16 @@ def not_running(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
         )
     if state.status is Status.UNKNOWN:
         return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
-    return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
+    return Problem(f"`{handle.name}` does not run: {state.ending}", hint=RESTART_HINT.format(name=handle.name))
 
 
 def require_running(runtime: ServerGroup, handle: RunningServer) -> None:
     """Raise StartError, with how it has ended, for a server that no longer runs."""
-    if (ended := not_running(runtime, handle)) is not None:
+    if (ended := exit_problem(runtime, handle)) is not None:
         raise StartError(ended.message, hint=ended.hint)
 
 
-def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
+def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeReport:
     """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
 
     Raises StartError where this machine does not know that plan or the server has ended, KernelsError on a miss where
@@ -200,9 +202,9 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
             f"the plan of `{name}` is not in this home", hint="`deploy up PROFILE --replace` starts it from here"
         )
     require_running(runtime, handle)
-    if lost := lost_parts(runtime, handle):
-        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
-    report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
+    if lost := dead_processes(runtime, handle):
+        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=RESTART_HINT.format(name=name))
+    report = run_smoke_test(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
     try:
         run.save("smoke.json", report.to_dict())
         kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
@@ -211,7 +213,7 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     return report
 
 
-def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
+def smoke_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
     """The smoke test of an endpoint that somebody else started, by a plan, or by what it says of itself.
 
     Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
@@ -223,23 +225,25 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
         return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
     try:
         with EngineClient(url, key=key) as server:
-            target = target_as_told(server, url=url, api_key=key)
-    except (NoAnswerError, OddAnswerError) as error:
-        raise untold(url, error, key=key) from error
+            target = target_from_server_info(server, url=url, api_key=key)
+    except (NoResponseError, UnexpectedResponseError) as error:
+        raise unidentified_server(url, error, key=key) from error
     return smoke_test(target, faults=None)
 
 
-def untold(url: str, error: NoAnswerError | OddAnswerError, *, key: Secret | None) -> SmokeError:
+def unidentified_server(
+    url: str, error: NoResponseError | UnexpectedResponseError, *, key: Secret | None
+) -> SmokeError:
     """That nothing at a URL says of itself what it is, and what helps."""
     hint = "a gateway does not: give the URL of one of its servers, or the name of a server of `deploy status`"
-    if isinstance(error, NoAnswerError):
+    if isinstance(error, NoResponseError):
         hint = "`deploy status` lists the URLs of your own servers"
-    elif isinstance(error, KeyRefusedError):
+    elif isinstance(error, UnauthorizedError):
         hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
     return SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint)
 
 
-def faults(log: Iterable[str]) -> tuple[str, ...]:
+def degraded_faults(log: Iterable[str]) -> tuple[str, ...]:
     """Known faults in the log of a server that runs on in spite of them."""
     return diagnose(log).degraded
 

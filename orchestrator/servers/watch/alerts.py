@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.secrets import Secret, redact_data
-from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, own, start
+from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, python_module_argv, start
 
 WITHIN: Final = 30.0  # seconds that a receiver has
 _LAST: Final = 2.0  # seconds that all receivers have once the watch ends
@@ -56,7 +56,7 @@ class Receiver:
             host = None
         if not host or not url.isprintable() or " " in url:
             raise UsageError("the webhook is no URL", hint="write it as `https://host/path`")
-        argv = own("orchestrator.servers.watch.worker", "post")
+        argv = python_module_argv("orchestrator.servers.watch.worker", "post")
         return cls(shown=f"the webhook at {host}", argv=tuple(argv), url=Secret(url))
 
     def tell(self, event: Mapping[str, object]) -> Program:

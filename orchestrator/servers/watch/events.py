@@ -47,7 +47,7 @@ class WatchEvent:
         return f"{self.time[11:19]}  {self.name}  {self.event}{f': {self.detail}' if self.detail else ''}{took}"
 
 
-class Told(NamedTuple):
+class PendingEvent(NamedTuple):
     """Something to tell; `seconds` since a death was noticed."""
 
     kind: EventKind
@@ -57,7 +57,7 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Announcer:
+class EventLog:
     """What was told last of one server; times are the clock's.
 
     The one rule of alerts is in `tell`: of everything at once, but of what is `unwell` once, and only when it has
@@ -70,7 +70,7 @@ class Announcer:
     _since: float = 0.0  # that it is of this kind
     _alerted: bool = False  # of what is unwell now
 
-    def tell(self, kind: EventKind, detail: str, seconds: float | None = None, *, lasted: bool = False) -> Told:
+    def tell(self, kind: EventKind, detail: str, seconds: float | None = None, *, lasted: bool = False) -> PendingEvent:
         """Tell it; `lasted`: what is unwell has been so for long."""
         unwell = kind is EventKind.UNWELL
         alert = {
@@ -80,15 +80,15 @@ class Announcer:
         }.get(kind, True)
         self._alerted = unwell and (lasted or self._alerted)
         self.last, self._detail = kind, detail
-        return Told(kind, detail, seconds, alert)
+        return PendingEvent(kind, detail, seconds, alert)
 
-    def once(self, kind: EventKind, detail: str, now: float) -> Iterator[Told]:
+    def once(self, kind: EventKind, detail: str, now: float) -> Iterator[PendingEvent]:
         """Tell it, unless it was told last."""
         if (self.last, self._detail) != (kind, detail):
             self._since = now
             yield self.tell(kind, detail)
 
-    def unwell(self, detail: str, now: float, *, since: float | None, healed_after: float) -> Iterator[Told]:
+    def unwell(self, detail: str, now: float, *, since: float | None, healed_after: float) -> Iterator[PendingEvent]:
         """Tell it, unless it was told last, and has not lasted; `since` when it is so, where that is known."""
         if self.last is not EventKind.UNWELL:
             self._since = now

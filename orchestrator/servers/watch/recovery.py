@@ -20,21 +20,21 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runs.run_dir import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
+from orchestrator.runs.run_dir import RunDir, is_locked, known_names, latest_run, read_plan, require_name, runs_of
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
-from orchestrator.servers.run_history import request_of
-from orchestrator.servers.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
-from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
+from orchestrator.servers.run_history import read_request
+from orchestrator.servers.servers import PARTS_FILE, Servers, api_key, dead_processes, open_servers
+from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
 _GONE: Final = ServerState(status=Status.ABSENT)
 
 
-def standing(servers: Fleet, name: str) -> Standing:
+def standing(servers: Servers, name: str) -> ServerSnapshot:
     """What is known of the newest server of a name.
 
     Raises StartError where none was started from here, HostError where a runtime that may know it does not answer.
@@ -52,7 +52,7 @@ def standing(servers: Fleet, name: str) -> Standing:
         raise StartError(what, hint=near or "`deploy up PROFILE` starts what can be watched from here")
     state = servers.runtime(handle).state(handle) if handle else _GONE
     runs = handle is not None and state.status is Status.RUNNING
-    return Standing(
+    return ServerSnapshot(
         name=name,
         run=run.path.name,
         url=handle.url if handle else plan.server.url,
@@ -60,9 +60,9 @@ def standing(servers: Fleet, name: str) -> Standing:
         processes=tuple(filter(is_identity, (unit.identity for unit in handle.units))) if handle else (),
         status=state.status,
         ending="" if runs or handle is None else state.ending,
-        lost=lost_parts(servers.runtime(handle), handle) if runs and handle else "",
+        lost=dead_processes(servers.runtime(handle), handle) if runs and handle else "",
         restarts=state.restarts,
-        busy=is_claimed(servers.home, name),
+        busy=is_locked(servers.home, name),
         wanted=_is_wanted(run, handle),
         ready=bool(run.read(PARTS_FILE)),
         by_watch=_is_healing(run),
@@ -90,13 +90,13 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
     """
     for name in names:  # its cluster, which may be away, has nothing to say to that
         if (plan := read_plan(latest_run(home, name))) is not None:
-            require_ours(plan, name)
-    with fleet(home) as servers:
+            require_not_cluster_managed(plan, name)
+    with open_servers(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
 
 
-def require_ours(plan: Plan, name: str) -> None:
+def require_not_cluster_managed(plan: Plan, name: str) -> None:
     """Raise UsageError for one that others look after."""
     if (keeper := runtime_class(plan.runtime).keeper(plan)) is not None:
         raise UsageError(
@@ -105,11 +105,11 @@ def require_ours(plan: Plan, name: str) -> None:
         )
 
 
-def heal(home: Home, name: str, dead: str, why: str) -> Healed:
+def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
     """Restart `name`, unless another command has acted since run `dead` exited."""
     begun = False
 
-    def claimed(servers: Fleet) -> None:
+    def claimed(servers: Servers) -> None:
         nonlocal begun
         run, handle = _newest(servers, name)
         if run is None or run.path.name != dead or not _is_wanted(run, handle):
@@ -119,7 +119,7 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         begun = True
 
     if full := _disk_full(home, name):
-        return Healed(code=HostError.exit_code, message=full, attempted=False, others=False, postponed=True)
+        return RestartResult(code=HostError.exit_code, message=full, attempted=False, others=False, postponed=True)
     try:
         done = restart(name, home, healing=claimed)
     except KeyboardInterrupt as error:  # before anything was touched
@@ -131,7 +131,7 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         no_room = _disk_full(home, name)
         if no_room and begun:
             _forget_attempt(home, name, dead)
-        return Healed(
+        return RestartResult(
             code=code,
             message=no_room or str(error),
             attempted=begun,
@@ -140,7 +140,7 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         )
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
     message, run = f"proven at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
-    return Healed(code=0, message=message, attempted=True, others=False, run=run)
+    return RestartResult(code=0, message=message, attempted=True, others=False, run=run)
 
 
 def _disk_full(home: Home, name: str) -> str:
@@ -163,7 +163,7 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
         run.save_state(HEALING_FILE, {"healed": _kept(run)[:-1]})
 
 
-def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, RunningServer | None]:
+def _newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
     """The newest run of a name and its server; where that has none, a server of an older run with that run."""
     run, found = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
@@ -183,7 +183,7 @@ def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
 
 
 def _is_healing(run: RunDir) -> bool:
-    request = request_of(run)
+    request = read_request(run)
     return request is not None and request.healing
 
 
@@ -202,10 +202,10 @@ def _kept(run: RunDir) -> list[dict[str, object]]:
     return [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
 
 
-def look(home: Home, name: str) -> Standing | Unseen:
+def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:
     """The standing of a server, or why it is not known."""
     try:
-        with fleet(home) as servers:
+        with open_servers(home) as servers:
             return standing(servers, name)
     except DeployError as error:
-        return Unseen(message=error.message, hint=error.hint, code=error.exit_code)
+        return SnapshotFailure(message=error.message, hint=error.hint, code=error.exit_code)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class ServerSnapshot:
     """A server as its runtime, the process table and its records tell of it."""
 
     name: str
@@ -30,7 +30,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen:
+class SnapshotFailure:
     """A look that failed; `code` is that of the error's class."""
 
     message: str
@@ -39,7 +39,7 @@ class Unseen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Healed:
+class RestartResult:
     """What became of a restart. `attempted`: it is on record; `code` 0: the server is proven, and `run` its own."""
 
     code: int

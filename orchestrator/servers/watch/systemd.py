@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.errors import HostError, Interrupted, RestartLimitError, StartError, UsageError
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
-from orchestrator.core.subprocesses import own, quote
+from orchestrator.core.subprocesses import python_module_argv, quote
 from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
-from orchestrator.servers.watch.recovery import require_ours
+from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
 _SYSTEM: Final = Path("/etc/systemd/system")
@@ -72,9 +72,9 @@ def install_unit(names: Sequence[str], home: Home, *, command: str | None, outpu
     file = output or _SYSTEM / FileName(unit)
     try:
         if not secrets.exists():
-            write_whole(secrets, "", mode=0o600)
+            atomic_write(secrets, "", mode=0o600)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, unit_text(names, home, command=command, secrets=secrets), mode=0o644)
+        atomic_write(file, unit_text(names, home, command=command, secrets=secrets), mode=0o644)
     except OSError as error:
         hint = f"`--output {unit}` writes it here; then `sudo install -m 644 {unit} {_SYSTEM}`"
         raise HostError(f"cannot write the unit: {error.strerror}", where=str(error.filename), hint=hint) from error
@@ -92,7 +92,7 @@ def unit_text(
     names: Sequence[str], home: Home, *, command: str | None, secrets: Path, environ: Mapping[str, str] = os.environ
 ) -> str:
     """The unit. What may be secret, keys and a webhook's URL, is read from the file `secrets`."""
-    words = own("orchestrator", "watch", *names, "--json")
+    words = python_module_argv("orchestrator", "watch", *names, "--json")
     words += ["--exec", command] if command else []
     passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
     passed |= {name: environ[name] for name in _PASSED_ON if name in environ and not looks_secret(environ[name])}
@@ -105,7 +105,7 @@ def unit_text(
         command=" ".join(_word(word).replace("$", "$$") for word in words),
         usage=UsageError.exit_code,
         start=StartError.exit_code,
-        given_up=HealingError.exit_code,
+        given_up=RestartLimitError.exit_code,
         interrupted=Interrupted.exit_code,
     )
 
@@ -132,7 +132,7 @@ def _key_of(home: Home, name: str) -> Sequence[str]:
     plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
     if plan is None:
         raise not_started(home, name)
-    require_ours(plan, name)
+    require_not_cluster_managed(plan, name)
     return [plan.server.api_key_env] if plan.server.api_key_env else []
 
 

@@ -18,10 +18,10 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.core.errors import (
     DeployError,
-    HealingError,
     HostError,
     NameTakenError,
     Problem,
+    RestartLimitError,
     StartError,
     UsageError,
 )
@@ -30,16 +30,16 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
-from orchestrator.core.signals import start_deaf
-from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, own, start
+from orchestrator.core.signals import start_thread_without_signals
+from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, python_module_argv, start
 from orchestrator.engine.endpoints import read_key
-from orchestrator.engine.health import Pulse
-from orchestrator.engine.liveness import Work, read_work
-from orchestrator.engine.responses import NoAnswerError
+from orchestrator.engine.health import HealthClient
+from orchestrator.engine.liveness import RankProgress, read_work
+from orchestrator.engine.responses import NoResponseError
 from orchestrator.servers.watch.alerts import Alerts
-from orchestrator.servers.watch.events import EventKind, Told, WatchEvent
-from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
-from orchestrator.servers.watch.watcher import GATEWAY, Vigil
+from orchestrator.servers.watch.events import EventKind, PendingEvent, WatchEvent
+from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.watcher import GATEWAY, Watcher
 
 _TICK: Final = 0.25  # seconds
 _LOOK_WITHIN: Final = 120.0  # seconds: a Docker daemon may be slow
@@ -49,16 +49,16 @@ T = TypeVar("T")
 class _Asked(Generic[T]):
     """A question that a thread waits for."""
 
-    def __init__(self, ask: Callable[[], T], instead: Callable[[NoAnswerError], T]) -> None:
+    def __init__(self, ask: Callable[[], T], instead: Callable[[NoResponseError], T]) -> None:
         self._outcome: T | None = None
 
         def wait() -> None:
             try:
                 self._outcome = ask()
-            except NoAnswerError as error:
+            except NoResponseError as error:
                 self._outcome = instead(error)
 
-        start_deaf(threading.Thread(target=wait, daemon=True))
+        start_thread_without_signals(threading.Thread(target=wait, daemon=True))
 
     def outcome(self) -> T | None:
         """See `Pending`."""
@@ -77,7 +77,7 @@ class _Run(Generic[T]):
     ) -> None:
         self._read, self._broken = read, broken
         self._end = None if within is None else time.monotonic() + within
-        argv = own("orchestrator.servers.watch.worker", *words)
+        argv = python_module_argv("orchestrator.servers.watch.worker", *words)
         self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "heal" else DEVNULL)
 
     def outcome(self) -> T | None:
@@ -96,37 +96,39 @@ class _Run(Generic[T]):
 
 
 @dataclass
-class Reality:
-    """The means of a real watch, see `Means`."""
+class LiveBackend:
+    """The means of a real watch, see `WatchBackend`."""
 
     healings: list[Program] = field(default_factory=list)
     keys: dict[str, Secret] = field(default_factory=dict)
 
-    def listens(self, standing: Standing) -> bool:
-        """See `Means.listens`."""
+    def listens(self, standing: ServerSnapshot) -> bool:
+        """See `WatchBackend.listens`."""
         return all(map(find_process, standing.processes)) and self._pulse(standing).listens()
 
-    def token_of(self, standing: Standing, rank: int) -> _Asked[int | str]:
-        """See `Means.token_of`."""
+    def token_of(self, standing: ServerSnapshot, rank: int) -> _Asked[int | str]:
+        """See `WatchBackend.token_of`."""
         if rank == GATEWAY:
             return _Asked[int | str](partial(self._pulse(standing).gateway, within=_LOOK_WITHIN), str)
         server, own = divmod(rank, standing.ranks // max(len(standing.behind), 1))
         ask = partial(self._pulse(standing, server).token_of, own, within=max(standing.unhealthy_after, _LOOK_WITHIN))
         return _Asked[int | str](ask, str)
 
-    def work(self, standing: Standing) -> _Asked[Work]:
-        """See `Means.work`."""
+    def work(self, standing: ServerSnapshot) -> _Asked[RankProgress]:
+        """See `WatchBackend.work`."""
         pulses = [self._pulse(standing, server) for server in range(max(len(standing.behind), 1))]
-        return _Asked[Work](lambda: _together([_work_of(pulse) for pulse in pulses], standing.ranks), _nothing_done)
+        return _Asked[RankProgress](
+            lambda: _together([_work_of(pulse) for pulse in pulses], standing.ranks), _nothing_done
+        )
 
-    def look(self, name: str) -> _Run[Standing | Unseen]:
-        """See `Means.look`."""
-        return _Run(("look", name), _read_look, lambda why: Unseen(message=why, hint="", code=1), _LOOK_WITHIN)
+    def look(self, name: str) -> _Run[ServerSnapshot | SnapshotFailure]:
+        """See `WatchBackend.look`."""
+        return _Run(("look", name), _read_look, lambda why: SnapshotFailure(message=why, hint="", code=1), _LOOK_WITHIN)
 
-    def heal(self, standing: Standing, why: str) -> _Run[Healed]:
-        """See `Means.heal`."""
+    def heal(self, standing: ServerSnapshot, why: str) -> _Run[RestartResult]:
+        """See `WatchBackend.heal`."""
         broken = _broken_healing
-        run = _Run(("heal", standing.name, standing.run, why), partial(_read, Healed), broken, None)
+        run = _Run(("heal", standing.name, standing.run, why), partial(_read, RestartResult), broken, None)
         self.healings.append(run.program)
         return run
 
@@ -139,31 +141,31 @@ class Reality:
             raise UsageError(what, hint=f"export {variable}=…")
         return self.keys.setdefault(variable, read_key(value, where=variable))
 
-    def _pulse(self, standing: Standing, server: int | None = None) -> Pulse:
+    def _pulse(self, standing: ServerSnapshot, server: int | None = None) -> HealthClient:
         """Of what has its URL, or of one of several servers behind that."""
         key = None
         with suppress(UsageError):  # a later start has another key: it refuses to be asked, and the other servers stay
             key = self.key_of(standing.api_key_env)
         url = standing.url if server is None or not standing.behind else standing.behind[server]
-        return Pulse(url=url, key=key, model=standing.model)
+        return HealthClient(url=url, key=key, model=standing.model)
 
 
-def _work_of(pulse: Pulse) -> Work:
+def _work_of(pulse: HealthClient) -> RankProgress:
     try:
         return pulse.work()
-    except NoAnswerError as error:
+    except NoResponseError as error:
         return _nothing_done(error)
 
 
-def _nothing_done(_: NoAnswerError) -> Work:
+def _nothing_done(_: NoResponseError) -> RankProgress:
     return read_work(b"")
 
 
-def _together(works: Sequence[Work], ranks: int) -> Work:
+def _together(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     """The work of several servers, their ranks counted on; what came out is that of all."""
     each = ranks // len(works)
     came_out = [work.came_out for work in works if work.came_out is not None]
-    return Work(
+    return RankProgress(
         done={server * each + rank: done for server, work in enumerate(works) for rank, done in work.done.items()},
         decoded={
             server * each + rank: made for server, work in enumerate(works) for rank, made in work.decoded.items()
@@ -178,20 +180,20 @@ def watch(
     *,
     show: Callable[[WatchEvent], None],
     alerts: Alerts,
-    means: Reality | None = None,
+    means: LiveBackend | None = None,
 ) -> None:
     """Watch servers until Ctrl-C, or until all of them were given up.
 
     Raises StartError for a name that nothing was started under, NameTakenError where another watch has one,
     HealingError in the end.
     """
-    means = means or Reality()
+    means = means or LiveBackend()
     with ExitStack() as stack:
         standings = [_first_look(means, name) for name in dict.fromkeys(names)]
         for seen in standings:
             stack.enter_context(_only_watch(home, seen.name))
             means.key_of(seen.api_key_env)
-        vigils = [Vigil(seen.name, means, seen) for seen in standings]
+        vigils = [Watcher(seen.name, means, seen) for seen in standings]
         try:
             _go_on(vigils, show, alerts)
         except KeyboardInterrupt:
@@ -199,18 +201,18 @@ def watch(
             raise
         finally:
             for name, failed in alerts.close():
-                show(_event(_named(vigils, name), Told(EventKind.ALERT_FAILED, failed)))
+                show(_event(_named(vigils, name), PendingEvent(EventKind.ALERT_FAILED, failed)))
     problems = [Problem(f"`{vigil.name}`: {vigil.ended}", hint=f"`deploy diagnose {vigil.name}`") for vigil in vigils]
     first = names[0]
     hint = f"`deploy diagnose {first}` says why; `deploy restart {first}`, then `deploy watch {first}`, begins anew"
-    raise HealingError("what was watched does not serve, and is left as it is", problems=problems, hint=hint)
+    raise RestartLimitError("what was watched does not serve, and is left as it is", problems=problems, hint=hint)
 
 
-def _named(vigils: Sequence[Vigil], name: str) -> Vigil:
+def _named(vigils: Sequence[Watcher], name: str) -> Watcher:
     return next(vigil for vigil in vigils if vigil.name == name)
 
 
-def _event(vigil: Vigil, told: Told) -> WatchEvent:
+def _event(vigil: Watcher, told: PendingEvent) -> WatchEvent:
     return WatchEvent(
         time=datetime.now().astimezone().isoformat(timespec="seconds"),
         name=vigil.name,
@@ -222,12 +224,12 @@ def _event(vigil: Vigil, told: Told) -> WatchEvent:
     )
 
 
-def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
-    def tell(vigil: Vigil, told: Told) -> None:
+def _go_on(vigils: Sequence[Watcher], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
+    def tell(vigil: Watcher, told: PendingEvent) -> None:
         event = _event(vigil, told)
         show(event)
         for failed in alerts.send(event.to_dict()) if told.alert else ():
-            tell(vigil, Told(EventKind.ALERT_FAILED, failed))
+            tell(vigil, PendingEvent(EventKind.ALERT_FAILED, failed))
 
     for vigil in vigils:
         for told in vigil.begin(time.monotonic(), time.time()):
@@ -235,17 +237,17 @@ def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: 
     while alerts.under_way or not all(vigil.ended for vigil in vigils):
         time.sleep(_TICK)
         for name, failed in alerts.failed():
-            tell(_named(vigils, name), Told(EventKind.ALERT_FAILED, failed))
+            tell(_named(vigils, name), PendingEvent(EventKind.ALERT_FAILED, failed))
         for vigil in vigils:
             for told in vigil.step(time.monotonic(), time.time()):
                 tell(vigil, told)
 
 
-def _first_look(means: Reality, name: str) -> Standing:
+def _first_look(means: LiveBackend, name: str) -> ServerSnapshot:
     pending = means.look(name)
     while (seen := pending.outcome()) is None:
         time.sleep(_TICK / 5)
-    if isinstance(seen, Unseen):
+    if isinstance(seen, SnapshotFailure):
         kind: type[DeployError] = {2: UsageError, 6: StartError}.get(seen.code, HostError)
         raise kind(seen.message, hint=seen.hint)
     return seen
@@ -269,11 +271,11 @@ def _interrupt(healings: Sequence[Program]) -> None:
         program.wait()
 
 
-def _read_look(data: dict[str, Any]) -> Standing | Unseen:
+def _read_look(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
     if "code" in data:
-        return _read(Unseen, data)
+        return _read(SnapshotFailure, data)
     listed = {key: tuple(data[key]) for key in ("processes", "healed", "behind")}
-    return _read(Standing, {**data, **listed})
+    return _read(ServerSnapshot, {**data, **listed})
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:
@@ -281,6 +283,6 @@ def _read(kind: type[T], data: dict[str, Any]) -> T:
     return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})
 
 
-def _broken_healing(why: str) -> Healed:
+def _broken_healing(why: str) -> RestartResult:
     """Of a program that died: a look will tell what it has done."""
-    return Healed(code=1, message=why, attempted=True, others=False)
+    return RestartResult(code=1, message=why, attempted=True, others=False)

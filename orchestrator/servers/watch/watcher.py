@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, Protocol, TypeVar
 
-from orchestrator.engine.liveness import REFUSED, SLOW, Work, gets_on, is_held_up
-from orchestrator.servers.watch.events import Announcer, EventKind, Told
-from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
+from orchestrator.engine.liveness import REJECTED, SLOW_AFTER_S, RankProgress, makes_progress, output_stalled
+from orchestrator.servers.watch.events import EventKind, EventLog, PendingEvent
+from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -46,25 +46,25 @@ class Pending(Protocol[T_co]):
         """What came of it; None while it is under way."""
 
 
-class Means(Protocol):
+class WatchBackend(Protocol):
     """How a server is asked, looked at and healed. Nothing here waits."""
 
-    def listens(self, standing: Standing) -> bool:
+    def listens(self, standing: ServerSnapshot) -> bool:
         """Whether its processes run, as far as they are known, and its port takes connections.
 
         An open port alone says little: another program may listen there once the server has ended.
         """
 
-    def token_of(self, standing: Standing, rank: int) -> Pending[int | str]:
+    def token_of(self, standing: ServerSnapshot, rank: int) -> Pending[int | str]:
         """Ask a rank for a token, or `GATEWAY` whether it is there: the status of the answer, or why there is none."""
 
-    def work(self, standing: Standing) -> Pending[Work]:
+    def work(self, standing: ServerSnapshot) -> Pending[RankProgress]:
         """Ask what each rank has done so far."""
 
-    def look(self, name: str) -> Pending[Standing | Unseen]:
+    def look(self, name: str) -> Pending[ServerSnapshot | SnapshotFailure]:
         """Look at all that is known of a server."""
 
-    def heal(self, standing: Standing, why: str) -> Pending[Healed]:
+    def heal(self, standing: ServerSnapshot, why: str) -> Pending[RestartResult]:
         """Start it again as it came up last."""
 
 
@@ -81,15 +81,15 @@ class _Rank:
 
 
 @dataclass
-class Vigil:
+class Watcher:
     """The watch over one server. `step` is called often, with the clock and the time of day."""
 
     name: str
-    means: Means
-    standing: Standing
+    means: WatchBackend
+    standing: ServerSnapshot
     ended: str = ""  # why this watch has given up
     _ranks: list[_Rank] = field(default_factory=list)
-    _says: Announcer = field(default_factory=Announcer)
+    _says: EventLog = field(default_factory=EventLog)
     _accepted: int = 0  # restarts by the runtime that are no news
     _lost: str = ""  # as the last look saw it
     _died: float = 0.0
@@ -102,21 +102,21 @@ class Vigil:
     _open: bool = True  # its port, when somebody knocked last
     _next_look: float = 0.0
     _pause: float = _FIRST
-    _look: Pending[Standing | Unseen] | None = None
-    _work: Pending[Work] | None = None
-    _before: Work | None = None  # as it was read last
+    _look: Pending[ServerSnapshot | SnapshotFailure] | None = None
+    _work: Pending[RankProgress] | None = None
+    _before: RankProgress | None = None  # as it was read last
     _held_up: bool = False  # what the ranks decode does not come out
     _work_asked: float = -inf
-    _healing: Pending[Healed] | None = None
+    _healing: Pending[RestartResult] | None = None
     _retry_at: float = -inf  # when a restart that this machine has prevented is tried again; -inf: none was prevented
 
-    def begin(self, now: float, wall: float) -> Iterator[Told]:
+    def begin(self, now: float, wall: float) -> Iterator[PendingEvent]:
         """Take the standing that it was made with as the first look."""
         self._accepted, self._stepped = self.standing.restarts, now
         self._forget(now)
         yield from self._judge(now, wall)
 
-    def step(self, now: float, wall: float) -> Iterator[Told]:
+    def step(self, now: float, wall: float) -> Iterator[PendingEvent]:
         """Go on: what there is to tell."""
         self._leave_out(now - self._stepped)
         self._stepped = now
@@ -152,7 +152,7 @@ class Vigil:
         self._lost, self._work, self._open = "", None, True
         self._before, self._held_up = None, False
 
-    def _mind_healing(self, healing: Pending[Healed], now: float) -> Iterator[Told]:
+    def _mind_healing(self, healing: Pending[RestartResult], now: float) -> Iterator[PendingEvent]:
         if (healed := healing.outcome()) is None:
             return
         self._healing, self._next_look = None, now
@@ -174,13 +174,13 @@ class Vigil:
         else:
             yield self._give_up(f"it cannot be started again: {healed.message}", now)
 
-    def _give_up(self, why: str, now: float) -> Told:
+    def _give_up(self, why: str, now: float) -> PendingEvent:
         self.ended, self._next_look = why, now + _QUIET
         return self._says.tell(EventKind.GAVE_UP, why)
 
-    def _take(self, seen: Standing | Unseen, now: float, wall: float) -> Iterator[Told]:
+    def _take(self, seen: ServerSnapshot | SnapshotFailure, now: float, wall: float) -> Iterator[PendingEvent]:
         """Take what a look has seen."""
-        if isinstance(seen, Unseen):
+        if isinstance(seen, SnapshotFailure):
             self._wait(now)
             if self.ended:
                 return
@@ -197,7 +197,7 @@ class Vigil:
             self._forget(now)
         yield from self._judge(now, wall)
 
-    def _judge(self, now: float, wall: float) -> Iterator[Told]:
+    def _judge(self, now: float, wall: float) -> Iterator[PendingEvent]:
         seen, self._looked = self.standing, now
         if (rest := _left_alone(seen)) is not None:
             self._retry_at = -inf
@@ -218,7 +218,7 @@ class Vigil:
         self._next_look = now + _QUIET
         yield from self._is_well()
 
-    def _is_well(self) -> Iterator[Told]:
+    def _is_well(self) -> Iterator[PendingEvent]:
         if self.standing.restarts > self._accepted and not any(rank.trouble for rank in self._ranks):
             self._accepted = self.standing.restarts
             yield self._says.tell(EventKind.RESTARTED, f"by its runtime, {self._accepted} times by now, and answers")
@@ -235,7 +235,7 @@ class Vigil:
     def _silence(self, now: float) -> str:
         return "; ".join(self._said(rank) for rank in self._silent(now))
 
-    def _unwell(self, detail: str, now: float) -> Iterator[Told]:
+    def _unwell(self, detail: str, now: float) -> Iterator[PendingEvent]:
         since = min((rank.silent_since for rank in self._silent(now)), default=None)
         return self._says.unwell(detail, now, since=since, healed_after=self.standing.unhealthy_after)
 
@@ -261,7 +261,7 @@ class Vigil:
                 return f"{self._said(rank)}; {how} for {now - rank.silent_since:.0f} s"
         return ""
 
-    def _heal(self, why: str, now: float, wall: float) -> Iterator[Told]:
+    def _heal(self, why: str, now: float, wall: float) -> Iterator[PendingEvent]:
         seen = self.standing
         recent = [moment for moment in seen.healed if wall - moment < seen.window]
         if max(len(recent), self._failures) >= seen.limit:
@@ -295,7 +295,7 @@ class Vigil:
         """Take the rank's answer, and ask it anew where it owes none."""
         if rank.question is not None and (answer := rank.question.outcome()) is not None:
             rank.question = None
-            if answer == _OK or answer in REFUSED:
+            if answer == _OK or answer in REJECTED:
                 rank.trouble = ""
                 self._note_refusal(rank, "" if answer == _OK else f"it refuses to be asked for a token: {answer}", now)
             else:
@@ -303,8 +303,8 @@ class Vigil:
                 self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
         if rank.question is None and now - rank.asked >= ASKED_EVERY:
             rank.asked, rank.question = now, self.means.token_of(self.standing, rank.number)
-        elif rank.question is not None and not rank.trouble and now - rank.asked >= SLOW:
-            self._suffers(rank, "no answer", since=now - SLOW)
+        elif rank.question is not None and not rank.trouble and now - rank.asked >= SLOW_AFTER_S:
+            self._suffers(rank, "no answer", since=now - SLOW_AFTER_S)
             if now - self._slow >= _SLOW_AGAIN:
                 self._slow, self._next_look = now, min(self._next_look, now)
         if self._silence(now) and self._says.last not in {None, EventKind.UNWELL}:
@@ -324,9 +324,9 @@ class Vigil:
         """While a rank does not answer, see whether it gets on: a long prefill, a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
-            self._held_up = is_held_up(before, work)
+            self._held_up = output_stalled(before, work)
             for rank in self._ranks:
-                if rank.trouble and gets_on(rank.number, before, work):
+                if rank.trouble and makes_progress(rank.number, before, work):
                     rank.silent_since = now
         if not any(rank.trouble for rank in self._ranks):
             self._before = None
@@ -334,7 +334,7 @@ class Vigil:
             self._work_asked, self._work = now, self.means.work(self.standing)
 
 
-def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:
+def _left_alone(seen: ServerSnapshot) -> tuple[EventKind, str] | None:
     """Why a server is not to be healed, whatever has become of it."""
     if seen.busy:
         return EventKind.WAITING, "another `deploy` command works on it"

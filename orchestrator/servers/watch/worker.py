@@ -1,8 +1,8 @@
 """The programs that `deploy watch` starts, so that it need not import what a start needs.
 
-`python -m orchestrator.servers.watch.worker look NAME` prints a `Standing` or an `Unseen`, `… heal NAME RUN WHY` a
-`Healed`, as one line of JSON; nothing after Ctrl-C, and then it ends with 130. `… post` hands the event on its
-standard input, a line `{"url": …, "event": …}`, to a webhook.
+`python -m orchestrator.servers.watch.worker look NAME` prints a `ServerSnapshot` or a `SnapshotFailure`, and
+`heal NAME RUN WHY` a `RestartResult`, as one line of JSON; after Ctrl-C nothing, and the exit code is 130. `post` sends
+the event on its standard input, a line `{"url": …, "event": …}`, to a webhook.
 """
 
 import json
@@ -28,12 +28,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from orchestrator.core.errors import Interrupted  # noqa: PLC0415
     from orchestrator.core.paths import Home  # noqa: PLC0415
-    from orchestrator.servers.watch.recovery import heal, look  # noqa: PLC0415
+    from orchestrator.servers.watch.recovery import restart_dead, take_snapshot  # noqa: PLC0415
 
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         home = Home.from_environment()
-        result = heal(home, *words) if what == "heal" else look(home, *words)
+        result = restart_dead(home, *words) if what == "heal" else take_snapshot(home, *words)
     except (Interrupted, KeyboardInterrupt):
         return _INTERRUPTED
     write(sys.stdout, json.dumps(asdict(result)) + "\n")  # dropped where who asked is dead: the records tell the next

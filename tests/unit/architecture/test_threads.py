@@ -50,8 +50,8 @@ def modules(wanted: set[str]) -> set[str]:
 
 def test_no_thread_that_hears_signals_is_started_where_they_may_be_held() -> None:
     assert modules(STARTING) == WITH_THREADS | WITH_DEAF_THREADS
-    assert modules({"start_deaf"}) | {"core/signals.py"} == WITH_DEAF_THREADS
-    assert modules({"held"}) == HOLDING
+    assert modules({"start_thread_without_signals"}) | {"core/signals.py"} == WITH_DEAF_THREADS
+    assert modules({"defer_signals"}) == HOLDING
     for module in WITH_DEAF_THREADS - {"core/signals.py"}:
         assert ".start()" not in (PACKAGE / module).read_text(), module
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measured_samples import point, tp8
 
-from orchestrator.bench.counters import capped
+from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.published import PriceBook, load_published
 from orchestrator.bench.result import Point, ServerCounts, ServerProvenance
@@ -37,17 +37,17 @@ def behind(profile: str, *overrides: str) -> ServerProvenance:
 def test_the_cap_is_that_of_the_plan(
     profile: str, overrides: tuple[str, ...], at_once: float | None, said: str | None
 ) -> None:
-    found = capped(ran(at_once), behind(profile, *overrides))
+    found = concurrency_capped(ran(at_once), behind(profile, *overrides))
     assert found is None if said is None else said in (found or "")
 
 
 def test_an_endpoint_without_a_plan_has_no_known_cap() -> None:
-    assert capped(ran(1e6), ServerProvenance()) is None
+    assert concurrency_capped(ran(1e6), ServerProvenance()) is None
 
 
 def test_it_stands_below_the_table_and_in_the_report_and_forbids_no_comparison() -> None:
     """Past the knee every server reaches its cap: the row is marked, not the result."""
-    said = capped(ran(16.0, waited=9.0), behind("mi355x-tp8"))
+    said = concurrency_capped(ran(16.0, waited=9.0), behind("mi355x-tp8"))
     assert said is not None
     assert said.endswith("admits, up to 9 waited: the cap was measured, not the hardware")
     whole = tp8()

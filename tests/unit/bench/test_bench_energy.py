@@ -19,8 +19,8 @@ def reading(*joules: float, at: float) -> EnergyReading:
     return EnergyReading(source="amd-smi", joules=joules, at_s=at)
 
 
-def printed(data: object) -> subprocesses.ProgramResult:
-    return subprocesses.ProgramResult(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
+def printed(data: object) -> subprocesses.CompletedProgram:
+    return subprocesses.CompletedProgram(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
 
 
 def gpu(value: object, unit: str = "J") -> dict[str, object]:
@@ -65,7 +65,7 @@ def test_no_counter_is_said_and_is_not_zero(data: object) -> None:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine with NVML, two GPUs and no amd-smi; every call that opens or closes NVML."""
 
-    def missing(*_: object, **__: object) -> subprocesses.ProgramResult:
+    def missing(*_: object, **__: object) -> subprocesses.CompletedProgram:
         raise subprocesses.ProgramMissingError("amd-smi")
 
     calls: list[str] = []

@@ -5,12 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.bench.aggregate import Observation, closed_point, open_point, spread
-from orchestrator.bench.comparability import marks
+from orchestrator.bench.aggregate import Observation, distribution, summarize_closed_loop, summarize_open_loop
+from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.counters import server_counts
-from orchestrator.bench.load_generator import Drive, Sample
-from orchestrator.bench.result import BenchEnding, Mark, MarkKind, Point, Price, ServerCounts, ServerProvenance
-from orchestrator.bench.steady_state import knee, ttft_growth, unjudged
+from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.result import (
+    BenchEnding,
+    ComparabilityIssue,
+    MarkKind,
+    Point,
+    Price,
+    ServerCounts,
+    ServerProvenance,
+)
+from orchestrator.bench.steady_state import knee, ttft_growth, unjudgeable_rates
 from orchestrator.bench.workload import load_workload
 from orchestrator.engine.metrics import read_metrics
 
@@ -21,10 +29,10 @@ WORKLOAD = load_workload("smoke-tiny").model_copy(
 
 def request(
     index: int, *, at: float, wait: float = 0.5, itl: float = 0.1, late: float = 0.0, **changes: object
-) -> Sample:
+) -> RequestRecord:
     """One answer of 11 tokens, the first `wait` seconds after its planned time, the others `itl` apart."""
     times = tuple(at + wait + itl * number for number in range(11))
-    sample = Sample(
+    sample = RequestRecord(
         index=index,
         scheduled_s=at,
         started_s=at + late,
@@ -41,26 +49,26 @@ def request(
     return replace(sample, **changes)  # type: ignore[arg-type]
 
 
-def failed(index: int, *, at: float, kind: str = "reset") -> Sample:
+def failed(index: int, *, at: float, kind: str = "reset") -> RequestRecord:
     nothing = {"chunk_s": (), "chunk_tokens": (), "prompt_tokens": None, "output_tokens": None, "cached_tokens": None}
     return request(index, at=at, failure=kind, failure_example="peer closed", **nothing)
 
 
-def point(samples: list[Sample], *, rate: float = 1.0, gpus: int | None = 8, **changes: object) -> Point:
+def point(samples: list[RequestRecord], *, rate: float = 1.0, gpus: int | None = 8, **changes: object) -> Point:
     observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
-        drive=Drive(samples=tuple(samples), ending=BenchEnding.COMPLETE),
+        drive=LoadResult(samples=tuple(samples), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
         gpus=gpus,
     )
     observed = replace(observed, **changes)  # type: ignore[arg-type]
-    return open_point(observed, WORKLOAD, rate_rps=rate, price=Price(usd_per_gpu_hour=1.48, source="given"))
+    return summarize_open_loop(observed, WORKLOAD, rate_rps=rate, price=Price(usd_per_gpu_hour=1.48, source="given"))
 
 
-def steady(count: int = 100) -> list[Sample]:
+def steady(count: int = 100) -> list[RequestRecord]:
     return [request(index, at=float(index)) for index in range(count)]
 
 
@@ -174,23 +182,23 @@ def test_too_few_requests_cannot_be_told() -> None:
 
 def test_that_too_few_requests_are_sent_is_known_before() -> None:
     few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
-    (reason,), remedy = unjudged(few)
+    (reason,), remedy = unjudgeable_rates(few)
     assert reason == "1, 2, 4 rps will not be judged: 12 of 24 requests counted, 20 needed"
     assert remedy == "`--requests 40`"
-    assert not unjudged(few.model_copy(update={"requests": 40}))[0]
+    assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
 
 
 def test_that_arrivals_end_too_soon_is_known_before() -> None:
     timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
-    reasons, remedy = unjudged(timed)
+    reasons, remedy = unjudgeable_rates(timed)
     assert reasons == (
         "1 rps will not be judged: 6 of 12 requests counted, 20 needed",
         "2 rps will not be judged: 12 of 24 requests counted, 20 needed",
     )
     assert remedy == "`--duration 40`"
-    assert not unjudged(timed.model_copy(update={"duration_s": 40.0}))[0]
+    assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))[0]
     burst = load_workload("smoke-tiny").model_copy(update={"rates_rps": (50.0,)})
-    assert unjudged(burst) == (("50 rps will not be judged: 0.8 s counted, 5 s needed",), "`--duration 10`")
+    assert unjudgeable_rates(burst) == (("50 rps will not be judged: 0.8 s counted, 5 s needed",), "`--duration 10`")
 
 
 def test_too_few_seconds_cannot_be_told() -> None:
@@ -234,10 +242,10 @@ def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() ->
 
 
 def test_percentiles_are_those_of_numpy() -> None:
-    measured = spread([4.0, 1.0, 3.0, 2.0])
+    measured = distribution([4.0, 1.0, 3.0, 2.0])
     assert measured is not None
     assert (measured.p50, measured.p90, measured.p95) == pytest.approx((2.5, 3.7, 3.85))
-    assert spread([]) is None
+    assert distribution([]) is None
 
 
 def test_a_share_from_cache_is_measured_or_absent() -> None:
@@ -256,9 +264,11 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
     assert counted.metrics_share == 0.5
 
 
-def found(samples: list[Sample], **provenance: object) -> set[MarkKind]:
+def found(samples: list[RequestRecord], **provenance: object) -> set[MarkKind]:
     behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in marks([point(samples)], behind, ending=BenchEnding.COMPLETE, overridden=())}
+    return {
+        mark.kind for mark in comparability_issues([point(samples)], behind, ending=BenchEnding.COMPLETE, overridden=())
+    }
 
 
 def test_a_clean_result_has_no_mark() -> None:
@@ -276,14 +286,17 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
     blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
-    assert [mark.kind for mark in marks(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())] == [
-        MarkKind.UNKNOWN_HIT_SHARE
-    ]
+    assert [
+        mark.kind
+        for mark in comparability_issues(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
+    ] == [MarkKind.UNKNOWN_HIT_SHARE]
 
 
 def test_random_prompts_say_nothing_about_speculation() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
-    (mark,) = marks(measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), guessed="EAGLE 5/1/6")
+    (mark,) = comparability_issues(
+        measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), guessed="EAGLE 5/1/6"
+    )
     assert mark.kind is MarkKind.RANDOM_PROMPTS
     assert mark.detail == (
         "prompts are random ids, which say nothing about speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step"
@@ -292,10 +305,12 @@ def test_random_prompts_say_nothing_about_speculation() -> None:
 
 def test_marks_name_their_point_and_what_was_changed() -> None:
     cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
-    assert marks([cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)) == (
-        Mark(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
-        Mark(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
-        Mark(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
+    assert comparability_issues(
+        [cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)
+    ) == (
+        ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
+        ComparabilityIssue(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
+        ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
     )
 
 
@@ -303,14 +318,14 @@ def test_a_closed_load_has_no_rate_and_is_never_judged() -> None:
     observed = Observation(
         label="closed-1",
         started_at="",
-        drive=Drive(samples=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
+        drive=LoadResult(samples=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
         gpus=8,
     )
     single = load_workload("single-stream-10k-1.5k")
-    measured = closed_point(observed, single, price=None)
+    measured = summarize_closed_loop(observed, single, price=None)
     assert (measured.arrivals, measured.concurrency) == ("closed", 1)
     assert (measured.offered_rps, measured.sustained, measured.usd_per_million_output_tokens) == (None, None, None)
 

@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.http1 import Framing, MalformedError
-from orchestrator.bench.load_generator import Asked, _Sender
-from orchestrator.bench.streamed_response import Answer
+from orchestrator.bench.load_generator import RequestShape, _Sender
+from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.core.errors import UsageError
 from orchestrator.core.url import Address
 
@@ -45,7 +45,7 @@ TOKENS = 6  # that were asked for
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(WHOLE)])
 def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     for at in range(0, len(WHOLE), size):
         answer.feed(WHOLE[at : at + size], float(at))
     usage = answer.finish()
@@ -57,7 +57,7 @@ def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
 
 
 def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     first = HEAD + chunk(completion(1))
     answer.feed(first[:-6], 1.0)
     answer.feed(first[-6:], 2.0)
@@ -65,13 +65,13 @@ def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
 
 
 def test_counts_are_not_read_from_the_text() -> None:
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     answer.feed(HEAD + chunk(completion(2, text='\\"completion_tokens\\":900')), 0.0)
     assert answer.chunk_tokens == [2]
 
 
 def test_without_counts_only_chunks_with_text_carry_tokens() -> None:
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     for text in ("", "a", "b"):
         answer.feed((HEAD if not answer.framing.begun else b"") + chunk(f'{{"choices": [{{"text": "{text}"}}]}}'), 1.0)
     assert answer.chunk_tokens == [None, None]
@@ -79,7 +79,7 @@ def test_without_counts_only_chunks_with_text_carry_tokens() -> None:
 
 def test_sglangs_own_api() -> None:
     meta = '{"prompt_tokens":7,"completion_tokens":2,"cached_tokens":0,"finish_reason":{"type":"length","length":2}}'
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     answer.feed(HEAD + chunk(f'{{"text":"ab","meta_info":{meta}}}') + chunk("[DONE]") + b"0\r\n\r\n", 1.0)
     usage = answer.finish()
     assert usage is not None
@@ -100,7 +100,7 @@ def test_sglangs_own_api() -> None:
     ],
 )
 def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> None:
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     answer.feed(data, 0.0)
     assert answer.finish() is None
     assert answer.failure is not None
@@ -201,9 +201,9 @@ def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
 
 def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
-    asked = Asked(input_tokens=7, output_tokens=TOKENS, timeout_s=1)
+    asked = RequestShape(input_tokens=7, output_tokens=TOKENS, timeout_s=1)
     sender = _Sender(connections, asked, on_end=lambda _: None)
-    answer = Answer(TOKENS)
+    answer = StreamedResponse(TOKENS)
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
     sender._ended.append((0, 0.0, 0.0, 1.0, answer, None))
     (sample,) = sender.samples()

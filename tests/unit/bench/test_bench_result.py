@@ -12,9 +12,9 @@ from orchestrator.bench.result import (
     RESULT_SCHEMA,
     BenchEnding,
     BenchResult,
+    ComparabilityIssue,
     EndpointFacts,
     FailureCount,
-    Mark,
     MarkKind,
     Point,
     Run,
@@ -55,7 +55,7 @@ RESULT = BenchResult(
     ),
     ending=BenchEnding.COMPLETE,
     points=(POINT,),
-    marks=(Mark(kind=MarkKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),),
+    marks=(ComparabilityIssue(kind=MarkKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),),
 )
 
 

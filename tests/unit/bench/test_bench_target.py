@@ -12,12 +12,12 @@ from orchestrator.bench.benchmark import BenchRequest
 from orchestrator.bench.published import load_published
 from orchestrator.bench.run import (
     BenchOptions,
-    NamedHardware,
+    ClaimedHardware,
     WorkloadChanges,
+    apply_changes,
     bench,
-    change,
-    command_to_resume,
     is_url,
+    resume_command,
 )
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import StartError, UsageError
@@ -25,7 +25,7 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.targets import server_target, url_target
 
 
@@ -47,7 +47,7 @@ class OneServer:
         yield MISS
 
 
-def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Fleet:
+def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Servers:
     plan = load(profile).plan
     (folder / "plan.json").write_text(plan.to_json())
     handle = RunningServer(
@@ -59,7 +59,7 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> F
         run_dir=str(folder),
         identity="1",
     )
-    return Fleet(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
+    return Servers(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
 
 
 def changes(**given: object) -> WorkloadChanges:
@@ -92,7 +92,7 @@ def test_energy_of_this_machines_gpus_is_not_read_for_a_pod_behind_a_port_of_it(
 ) -> None:
     one = next(iter(fleet_with("mi355x-tp4dp2", tmp_path).runtimes.values()))
     one.handle = dataclasses.replace(one.handle, runtime=runtime)  # type: ignore[attr-defined]
-    target = server_target(Fleet(Home(tmp_path), {runtime: one}), "mine")
+    target = server_target(Servers(Home(tmp_path), {runtime: one}), "mine")
     assert (command._energy_reader(target) is not None) is read
 
 
@@ -113,7 +113,7 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
     [("tp8", "TP8", 8), ("TP4DP2", "TP4×DP2", 8), ("tp4xdp2", "TP4×DP2", 8), ("tp4", "TP4", 4), ("tp8dp1", "TP8", 8)],
 )
 def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, named: str, gpus: int) -> None:
-    behind = NamedHardware.parse(gpu="B200", gpus=None, layout=layout)
+    behind = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
     found = url_target("http://node:30000", gpus=None, api_key_env=None, named=behind).provenance
     assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
 
@@ -129,7 +129,7 @@ def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, n
 )
 def test_hardware_that_nobody_described_and_what_is_no_layout_are_refused(gpu: str, layout: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        NamedHardware.parse(gpu=gpu, gpus=None, layout=layout)
+        ClaimedHardware.parse(gpu=gpu, gpus=None, layout=layout)
 
 
 def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +155,14 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
 
 
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
-    workload, overridden = change(load_workload("wafer-20k-1k"), changes(rates_rps=(2.4, 2.0)))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(rates_rps=(2.4, 2.0)))
     assert (workload.rates_rps, workload.climb, overridden) == ((2.0, 2.4), None, ())
 
 
 def test_fewer_requests_are_named() -> None:
-    workload, overridden = change(load_workload("wafer-20k-1k"), changes(requests=20))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(requests=20))
     assert (workload.requests, overridden) == (20, ("requests",))
-    workload, overridden = change(load_workload("wafer-20k-1k"), changes(duration_s=60.0))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(duration_s=60.0))
     assert (workload.requests_at(0.5), workload.requests_at(2.25), overridden) == (30, 135, ("duration_s",))
 
 
@@ -177,7 +177,7 @@ def test_fewer_requests_are_named() -> None:
 )
 def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        change(load_workload(name), changes(**given))
+        apply_changes(load_workload(name), changes(**given))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(
 )
 def test_the_command_that_goes_on_asks_for_the_same_measurement(command: str, again: str) -> None:
     """Without its options the measurement would be another one, which is not resumed, or of another server."""
-    assert command_to_resume(command, Path("my results")) == again
+    assert resume_command(command, Path("my results")) == again
 
 
 def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() -> None:
     """A duration in the workload's file used to decide all the same, while the result was marked as changed."""
     timed = load_workload("wafer-20k-1k").model_copy(update={"duration_s": 8.0})
-    workload, overridden = change(timed, changes(requests=6))
+    workload, overridden = apply_changes(timed, changes(requests=6))
     assert workload.requests_at(2.0) == 6
     assert "requests" in overridden
 
@@ -290,7 +290,7 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
     asked = options(tokens=(64, 8), rates=(4.0,))
     changes = dataclasses.replace(asked.changes, requests=40)
-    target = url_target("http://127.0.0.1:9", gpus=None, api_key_env=None, named=NamedHardware(gpu=None, layout=None))
+    target = url_target("http://127.0.0.1:9", gpus=None, api_key_env=None, named=ClaimedHardware(gpu=None, layout=None))
 
     command.bench(target, dataclasses.replace(asked, changes=changes, directory=tmp_path), lambda *_: None)
 

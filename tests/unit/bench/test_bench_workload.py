@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import data_root
 
@@ -76,7 +76,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(TEXT)
     with pytest.raises(UsageError) as caught:
-        load_workload("yours", catalogue=Catalogue((tmp_path,)))
+        load_workload("yours", catalogue=Catalog((tmp_path,)))
     assert "`mine`" in caught.value.hint
 
 

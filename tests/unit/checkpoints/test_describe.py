@@ -22,7 +22,7 @@ from config_samples import (
 
 from orchestrator.checkpoints.describe import Description, describe
 from orchestrator.checkpoints.summary import local_outline
-from orchestrator.core.errors import DeployError, NoWeightsError, WeightsError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, DeployError
 
 LATENT = {"cache.kv_lora_rank": 512, "cache.qk_rope_head_dim": 64}
 EXPECTED: dict[str, dict[str, object]] = {
@@ -89,7 +89,7 @@ def values(found: Description) -> dict[str, object]:
 
 
 def refused(directory: Path) -> list[str]:
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         described(directory)
     return [problem.message for problem in caught.value.each()]
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(
 
 
 def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(NoWeightsError, match="there is no such directory"):
+    with pytest.raises(CheckpointNotFoundError, match="there is no such directory"):
         local_outline(tmp_path / "gone")
 
 

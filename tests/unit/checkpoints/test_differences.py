@@ -31,10 +31,10 @@ from orchestrator.checkpoints.download import stage_checkpoint
 from orchestrator.checkpoints.hub import Hub
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.summary import local_outline
-from orchestrator.checkpoints.verify import Examination, compared, is_fatal, verify_checkpoint
+from orchestrator.checkpoints.verify import VerifyOptions, compared, is_fatal, verify_checkpoint
 from orchestrator.checkpoints.view import view_checkpoint
 from orchestrator.cli.main import app
-from orchestrator.core.errors import FactsError
+from orchestrator.core.errors import CheckpointMismatchError
 from orchestrator.plan.plan import Model
 
 APART = "shared experts are stored as {}, routed ones as U8 (layer 1): they are served side by side, not fused"
@@ -272,7 +272,7 @@ def unlike(tmp_path: Path) -> tuple[Path, Model]:
 
 
 def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
-    asked = Examination(layer=4, revision=None, sizes={}, sglang="0.5.14", accept=accept)
+    asked = VerifyOptions(layer=4, revision=None, sizes={}, sglang="0.5.14", accept=accept)
     nowhere = Hub(endpoint=None, token=None)
     return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).differences
 
@@ -280,7 +280,9 @@ def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
 def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: tuple[Path, Model]) -> None:
     folder, of = unlike
     for attempt in (lambda: staged(folder, of, accept=False), lambda: verify_checkpoint(folder, of, speculative=True)):
-        with pytest.raises(FactsError, match="the tensors of `small` are not what its config says") as caught:
+        with pytest.raises(
+            CheckpointMismatchError, match="the tensors of `small` are not what its config says"
+        ) as caught:
             attempt()
         assert "--accept-differences" in caught.value.hint
         assert read_receipt(folder) is None
@@ -289,7 +291,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
     assert again.from_receipt
     assert any(each.fatal for each in again.differences), "what was accepted is told each time"
     os.utime(folder / "model.safetensors", (1, 1))
-    with pytest.raises(FactsError):
+    with pytest.raises(CheckpointMismatchError):
         verify_checkpoint(folder, of, speculative=True)
 
 
@@ -298,7 +300,7 @@ def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> N
     of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
     verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
     assert verify_checkpoint(folder, of, speculative=True, sglang="0.5.18").from_receipt
-    with pytest.raises(FactsError) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         verify_checkpoint(folder, of, speculative=True, sglang="0.5.16")
     assert "use sglang 0.5.18 or newer" in caught.value.problems[0].hint
 
@@ -320,7 +322,7 @@ def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
     assert shown.exit_code == 0
     assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in shown.output
     assert re.search(r"mlp\.experts\.up_proj +8 BF16, 24 U8", shown.output)
-    with pytest.raises(FactsError) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         view_checkpoint(unlike[0]).require()
     assert "says MXFP4" in caught.value.problems[0].message
 

@@ -8,9 +8,9 @@ import pytest
 from checkpoint_samples import write_checkpoint
 from plan_samples import model, plan_of
 
-from orchestrator.checkpoints.profile_match import require_facts
+from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.verify import verify_checkpoint
-from orchestrator.core.errors import FactsError
+from orchestrator.core.errors import CheckpointMismatchError
 from orchestrator.plan.plan import Model
 
 # As zai-org publishes the configuration of its GLM-5 family (transformers, `glm_moe_dsa`), with the profile's values.
@@ -37,15 +37,15 @@ def glm() -> Model:
 
 def said(folder: Path, of: Model, **config: object) -> list[str]:
     (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
-    with pytest.raises(FactsError) as caught:
-        require_facts(folder, of)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        require_profile_match(folder, of)
     assert {problem.where for problem in caught.value.problems} == {f"{folder}/config.json"}
     return [problem.message for problem in caught.value.problems]
 
 
 def agrees(folder: Path, of: Model, **config: object) -> bool:
     (folder / "config.json").write_text(json.dumps(config))
-    require_facts(folder, of)
+    require_profile_match(folder, of)
     return True
 
 
@@ -98,8 +98,8 @@ def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> 
     """What a model can and what a server gives are two values; only the second is for the user to choose."""
     folder = write_checkpoint(tmp_path / "small")
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
-    with pytest.raises(FactsError) as caught:
-        require_facts(folder, replace(model(str(folder)), context_length=32768))
+    with pytest.raises(CheckpointMismatchError) as caught:
+        require_profile_match(folder, replace(model(str(folder)), context_length=32768))
     remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves less"
     assert (remedy in caught.value.problems[0].hint) == (has > 32768)
     assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
@@ -124,7 +124,7 @@ def test_a_receipt_does_not_hide_a_fact_that_was_changed_since(tmp_path: Path) -
     small = model(str(folder))
     verify_checkpoint(folder, small, speculative=False)
     assert verify_checkpoint(folder, small, speculative=False).from_receipt
-    with pytest.raises(FactsError) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         verify_checkpoint(folder, replace(small, layers=99), speculative=False)
     assert "`model.layers` is `99`" in caught.value.problems[0].message
     assert "deploy show" in caught.value.problems[0].hint

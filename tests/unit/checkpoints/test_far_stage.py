@@ -10,10 +10,10 @@ from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
 from orchestrator.checkpoints.hub import Hub
-from orchestrator.checkpoints.remote_download import FarStage
+from orchestrator.checkpoints.remote_download import RemoteDownload
 from orchestrator.checkpoints.remote_fetch import _found
-from orchestrator.checkpoints.verify import Examination, Verified
-from orchestrator.core.errors import HostError, NoWeightsError, WeightsError
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError
 
 MACHINE = "ssh://node"
 
@@ -36,13 +36,13 @@ class Scripted:
         return self.code
 
 
-def staged(program: Scripted, said: str = "") -> Verified:
+def staged(program: Scripted, said: str = "") -> VerifiedCheckpoint:
     own = model("/share/glm")
-    far = FarStage(
+    far = RemoteDownload(
         machine=MACHINE,
         directory="/share/glm",
         model=own,
-        asked=Examination(layer=3, revision=None, sizes={}),
+        asked=VerifyOptions(layer=3, revision=None, sizes={}),
         hub=Hub(endpoint=None, token=None),
         progress=lambda _: None,
     )
@@ -67,7 +67,7 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "there")
     shard = there / "model-00001-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         staged(Scripted(*_found(there), end()))
     assert caught.value.where == "ssh://node: /share/glm"
     assert [problem.where for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
@@ -92,7 +92,7 @@ def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: st
 
 
 def test_nothing_there_is_told() -> None:
-    with pytest.raises(NoWeightsError) as caught:
+    with pytest.raises(CheckpointNotFoundError) as caught:
         staged(Scripted({"nothing": "/share/glm"}))
     assert caught.value.where == "ssh://node: /share/glm"
 
@@ -100,5 +100,5 @@ def test_nothing_there_is_told() -> None:
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
 def test_a_machine_that_tells_of_files_elsewhere_writes_none_here(name: str) -> None:
     file = {"file": name, "size": 1, "time": 0, "data": base64.b64encode(b"x").decode()}
-    with pytest.raises(WeightsError, match="from the remote host"):
+    with pytest.raises(CheckpointError, match="from the remote host"):
         staged(Scripted(file, end()))

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from quark_samples import Tiny, write_tiny
 
-from orchestrator.checkpoints.quantize.assemble import MadeOf, finish, others_size
+from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.checkpoints.quantize.source import Source, read_source
-from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import container_command, local_command
 from orchestrator.checkpoints.receipt import CheckpointReceipt, read_receipt
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import move
-from orchestrator.plan.plan import ContainerNeeds
+from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.planner.quantize import _require_new
 
 JOB = QuantisationJob(
@@ -42,12 +42,12 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def foreseen(source: Source) -> Forecast:
-    return forecast(source, load_recipe("glm-5.2-amd", Catalogue.shipped()))
+    return forecast(source, load_recipe("glm-5.2-amd", Catalog.shipped()))
 
 
-def done(tmp_path: Path) -> WorkFolder:
+def done(tmp_path: Path) -> WorkDir:
     """A folder in which both shards are done, as Quark writes them."""
-    folder = WorkFolder(tmp_path / "target")
+    folder = WorkDir(tmp_path / "target")
     folder.begin(JOB)
     made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
     for shard in JOB.shards:
@@ -96,18 +96,18 @@ def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: st
 
 
 def test_workers_share_the_cores(tmp_path: Path) -> None:
-    folder = WorkFolder(tmp_path / "x")
+    folder = WorkDir(tmp_path / "x")
     pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
     assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantising", "cpu"),) * 3
     assert pool.env["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) -> None:
-    needs = ContainerNeeds(
+    needs = ContainerRequirements(
         devices=("/dev/kfd",), all_gpus=False, groups=("video",), ipc=None, shm_bytes=None, ulimits=(),
         security_opt=(), cap_add=(),
     )  # fmt: skip
-    folder = WorkFolder(tmp_path / "x")
+    folder = WorkDir(tmp_path / "x")
     pool = container_command(
         "rocm/sglang:x", Path("/p.py"), folder, source=Path("/bf16"), needs=needs, workers=2, group=lambda _: "44"
     )
@@ -124,7 +124,7 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
 
 @pytest.mark.parametrize("link", [False, True])
 def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_path: Path, *, link: bool) -> None:
-    folder = WorkFolder(tmp_path / "target")
+    folder = WorkDir(tmp_path / "target")
     place = tmp_path / "elsewhere" if link else folder.root
     (place / "parts").mkdir(parents=True)
     (place / "parts" / "thesis.txt").write_text("mine")
@@ -136,7 +136,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
 
 
 def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
-    folder = WorkFolder(tmp_path / "target")
+    folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "quantisation.lock").touch()
     (folder.root / ".job.json.77").touch()
@@ -146,10 +146,10 @@ def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> 
 
 def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: Path) -> None:
     nothing: dict[str, tuple[str, ...]] = dict.fromkeys(("devices", "groups", "ulimits", "security_opt", "cap_add"), ())
-    needs = ContainerNeeds(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
+    needs = ContainerRequirements(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
 
     def names() -> tuple[str, ...]:
-        folder, program = WorkFolder(tmp_path), Path("/p.py")
+        folder, program = WorkDir(tmp_path), Path("/p.py")
         source, group = Path("/s"), lambda _: None
         return container_command("i", program, folder, source=source, needs=needs, workers=1, group=group).containers
 
@@ -173,7 +173,7 @@ def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: For
 
 
 def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
-    folder = WorkFolder(tmp_path / "target")
+    folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="no `deploy quantise` has made"), folder.held(Progress()):
@@ -200,36 +200,36 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
         differences=(),
         accepted=False,
     )
-    monkeypatch.setattr(sys.modules[finish.__module__], "verify_made", lambda *_, **__: receipt)
-    recipe = load_recipe("glm-5.2-amd", Catalogue.shipped())
-    of = MadeOf(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
-    of_finish, remove = sys.modules[finish.__module__], WorkFolder.remove
+    monkeypatch.setattr(sys.modules[assemble.__module__], "verify_made", lambda *_, **__: receipt)
+    recipe = load_recipe("glm-5.2-amd", Catalog.shipped())
+    of = QuantizationInputs(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
+    of_finish, remove = sys.modules[assemble.__module__], WorkDir.remove
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(of_finish, "move", killed)
     with pytest.raises(KeyboardInterrupt):
-        finish(folder, target, of)
+        assemble(folder, target, of)
     assert not target.exists()
     assert folder.take_up(foreseen) == {*JOB.shards}
 
     monkeypatch.setattr(of_finish, "move", move)
-    monkeypatch.setattr(WorkFolder, "remove", killed)
+    monkeypatch.setattr(WorkDir, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
-        finish(folder, target, of)
+        assemble(folder, target, of)
     assert target.is_dir()
     assert read_receipt(target) is not None
-    monkeypatch.setattr(WorkFolder, "remove", remove)
+    monkeypatch.setattr(WorkDir, "remove", remove)
     with pytest.raises(UsageError, match="the target exists") as caught:
         _require_new(target)
     assert f"rm -r {folder.root}" in caught.value.hint
 
 
 def test_what_is_copied_as_it_is_counts(source: Source) -> None:
-    before = others_size(source.directory)
+    before = copied_size(source.directory)
     (source.directory / "vocabulary.txt").write_text("x" * 5000)
     (source.directory / "code").mkdir()
     (source.directory / "code" / "modeling.py").write_text("x" * 700)
     (source.directory / "README.md").write_text("not this")
-    assert others_size(source.directory) - before == 5700
+    assert copied_size(source.directory) - before == 5700

@@ -11,10 +11,10 @@ from quark_samples import REAL, RECIPES, Header, Tiny, facts_digest, size_of, wr
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe
 from orchestrator.checkpoints.quantize.source import Source, read_source
-from orchestrator.core.catalog import Catalogue
-from orchestrator.core.errors import FactsError, UsageError, WeightsError
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, UsageError
 
-SHIPPED = Catalogue.shipped()
+SHIPPED = Catalog.shipped()
 AMD = "glm-5.2-amd"
 
 
@@ -55,12 +55,12 @@ def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) 
     exclude = [*RECIPES["amd52"].exclude, "*q_a_proj"]
     half = Recipe(description="d", source="s", model_types=["glm_moe_dsa"], scheme="mxfp4", exclude=exclude)
     half = half.model_copy(update={"exclude": [each for each in exclude if each != "*self_attn*"]})
-    with pytest.raises(FactsError, match="would not be loaded by sglang"):
+    with pytest.raises(CheckpointMismatchError, match="would not be loaded by sglang"):
         forecast(source, half)
     header = {name: kind for name, kind in Tiny().header().items() if ".mlp.experts." not in name}
     header["model.layers.1.mlp.experts.gate_up_proj"] = ("BF16", (8, 256, 256))
     together = read_source(write_tiny(tmp_path / "together", Tiny().config(), header))
-    with pytest.raises(FactsError) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         forecast(together, load_recipe(AMD, SHIPPED))
     assert "all routed experts together" in caught.value.problems[0].message
 
@@ -119,7 +119,7 @@ def test_a_source_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "cut", Tiny().config(), Tiny().header())
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(5000)
-    with pytest.raises(WeightsError):
+    with pytest.raises(CheckpointError):
         read_source(folder)
 
 
@@ -130,5 +130,5 @@ def test_shards_in_folders_are_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"lm_head.weight": "inner/one.safetensors"}})
     )
-    with pytest.raises((UsageError, WeightsError)):
+    with pytest.raises((UsageError, CheckpointError)):
         read_source(folder)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoints.overlay import layer_dtypes, overlay_path, write_overlay
-from orchestrator.core.errors import WeightsError
+from orchestrator.core.errors import CheckpointError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start import prepare
 
 EXCLUDE = ("mtp-exclude",)
@@ -83,7 +83,7 @@ def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path) -> None:
 def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "b.safetensors").write_bytes(b"torn")
 
-    with pytest.raises(WeightsError, match="header cannot be read"):
+    with pytest.raises(CheckpointError, match="header cannot be read"):
         write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
     assert not (tmp_path / "overlays/glm").exists()
 
@@ -96,7 +96,7 @@ def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)
 
-    prepare._overlay(plan, Place(home=home), frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
+    prepare._overlay(plan, HostRef(home=home), frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
 
     written = json.loads((home.root / str(overlay_path(plan))).read_text())
     assert (written == CONFIG) == not_needed

@@ -9,7 +9,7 @@ from plan_samples import plan_of
 from quark_samples import Tiny, write_tiny
 
 from orchestrator.checkpoints.quantize.source import read_source
-from orchestrator.checkpoints.quantize.work_dir import WorkFolder
+from orchestrator.checkpoints.quantize.work_dir import WorkDir
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner import quantize as command
@@ -128,7 +128,7 @@ def test_in_an_image_there_is_a_worker_a_gpu_at_most(
 ) -> None:
     monkeypatch.setattr(command, "image_quark", lambda _: "0.13")
     on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=asked)
-    folder = WorkFolder(request_.target)
+    folder = WorkDir(request_.target)
     pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)
     assert len(pool.commands) == len(pool.containers) == containers
     assert {"--device", "/dev/kfd"} <= {*pool.commands[0]}

@@ -6,11 +6,11 @@ import pytest
 from quark_samples import RECIPES as WRITTEN
 
 from orchestrator.checkpoints.quantize.recipe import load_recipe, recipes_for
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
 
-SHIPPED = Catalogue.shipped()
+SHIPPED = Catalog.shipped()
 
 
 def test_a_fault_is_told_with_its_line(tmp_path: Path) -> None:
@@ -33,14 +33,14 @@ def test_a_users_own_goes_before_one_that_ships(tmp_path: Path) -> None:
     own = tmp_path / "profiles" / "recipes" / "glm-5.2-amd.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("description: mine\nsource: me\nmodel_types: [glm_moe_dsa]\nscheme: mxfp4\nexclude: [lm_head]\n")
-    assert load_recipe("glm-5.2-amd", Catalogue.of(Home(tmp_path))).exclude == ["lm_head"]
+    assert load_recipe("glm-5.2-amd", Catalog.of(Home(tmp_path))).exclude == ["lm_head"]
     assert load_recipe("glm-5.2-amd", SHIPPED).exclude != ["lm_head"]
 
 
 def test_each_that_ships_is_the_one_that_was_run() -> None:
     """The same patterns as the samples, whose tensors are held against real Quark's by their digests."""
     shipped = {"glm-5.2-amd": "amd52", "glm-5.2-quark": "default", "glm-5.2-routed": "wafer"}
-    assert set(SHIPPED.names(Kind.RECIPE)) == {*shipped} == {*recipes_for("glm_moe_dsa", SHIPPED)}
+    assert set(SHIPPED.names(EntryKind.RECIPE)) == {*shipped} == {*recipes_for("glm_moe_dsa", SHIPPED)}
     for name, sample in shipped.items():
         assert tuple(load_recipe(name, SHIPPED).exclude) == WRITTEN[sample].exclude
     assert recipes_for("llama", SHIPPED) == {}

@@ -8,8 +8,8 @@ import pytest
 from checkpoint_samples import write_checkpoint
 
 from orchestrator.checkpoints import staging
-from orchestrator.checkpoints.verify import Verified
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.checkpoints.verify import VerifiedCheckpoint
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
@@ -21,9 +21,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories that were staged."""
     seen: list[Path] = []
 
-    def stage(_: Plan, directory: Path) -> Verified:
+    def stage(_: Plan, directory: Path) -> VerifiedCheckpoint:
         seen.append(directory)
-        return Verified(
+        return VerifiedCheckpoint(
             directory=directory,
             revision=None,
             files=0,
@@ -34,7 +34,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             differences=(),
         )
 
-    monkeypatch.setattr(staging, "stage", stage)
+    monkeypatch.setattr(staging, "download", stage)
     return seen
 
 
@@ -48,13 +48,13 @@ def test_a_checkpoint_that_is_not_whole_is_fetched(
     there: Callable[[Path], None], fetched: list[Path], tmp_path: Path
 ) -> None:
     there(tmp_path / "glm")
-    staging.stage_missing(PLAN, tmp_path / "glm", allowed=True)
+    staging.ensure_staged(PLAN, tmp_path / "glm", allowed=True)
     assert fetched == [tmp_path / "glm"]
 
 
 def test_unless_the_user_forbids_it(fetched: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(NoWeightsError):
-        staging.stage_missing(PLAN, tmp_path / "glm", allowed=False)
+    with pytest.raises(CheckpointNotFoundError):
+        staging.ensure_staged(PLAN, tmp_path / "glm", allowed=False)
     assert fetched == []
 
 
@@ -62,15 +62,15 @@ def test_a_whole_one_is_only_verified_and_a_changed_one_is_not_fetched_over(
     fetched: list[Path], tmp_path: Path
 ) -> None:
     directory = write_checkpoint(tmp_path / "glm", mtp_layer=78)
-    assert staging.stage_missing(PLAN, directory, allowed=True).shards == 3
+    assert staging.ensure_staged(PLAN, directory, allowed=True).shards == 3
     (directory / "model-00001-of-00003.safetensors").write_bytes(b"")
-    with pytest.raises(WeightsError):
-        staging.stage_missing(PLAN, directory, allowed=True)
+    with pytest.raises(CheckpointError):
+        staging.ensure_staged(PLAN, directory, allowed=True)
     assert fetched == []
 
 
 def test_ones_own_directory_is_never_fetched(fetched: list[Path], tmp_path: Path) -> None:
     own = replace(PLAN, model=replace(PLAN.model, source=replace(PLAN.model.source, kind="directory")))
-    with pytest.raises(NoWeightsError):
-        staging.stage_missing(own, tmp_path / "glm", allowed=True)
+    with pytest.raises(CheckpointNotFoundError):
+        staging.ensure_staged(own, tmp_path / "glm", allowed=True)
     assert fetched == []

@@ -13,14 +13,14 @@ from plan_samples import flag, model, plan_of
 
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
 from orchestrator.checkpoints.verify import needs_mtp, verify_checkpoint
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
 
 
 def refused(directory: Path, *, speculative: bool = True) -> list[str]:
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         verify_checkpoint(directory, model(str(directory)), speculative=speculative)
     return [problem.message for problem in caught.value.problems]
 
@@ -109,20 +109,20 @@ def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
 
 def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
     directory = tmp_path / "small"
-    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint of `small`"):
         verify_checkpoint(directory, model(str(directory)), speculative=True)
     verify_checkpoint(write_checkpoint(directory), model(str(directory)), speculative=True)
     shutil.rmtree(directory)
-    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint of `small`"):
         verify_checkpoint(directory, model(str(directory)), speculative=True)
 
 
 def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(WeightsError, match="cannot be read: No such file") as caught:
+    with pytest.raises(CheckpointError, match="cannot be read: No such file") as caught:
         verify_checkpoint(directory, model(str(directory)), speculative=True)
-    assert not isinstance(caught.value, NoWeightsError)
+    assert not isinstance(caught.value, CheckpointNotFoundError)
     assert caught.value.where.endswith("lost.safetensors")
 
 
@@ -131,7 +131,7 @@ def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, mon
         raise OSError(30, "read-only file system")
 
     directory = write_checkpoint(tmp_path / "small")
-    monkeypatch.setattr("orchestrator.checkpoints.receipt.write_whole", refuse)
+    monkeypatch.setattr("orchestrator.checkpoints.receipt.atomic_write", refuse)
     for _ in range(2):
         assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 

@@ -116,7 +116,7 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
         asked.extend(word for word in words if word == "ssh://me@node")
         raise HostError("asked")
 
-    for place in ("images.client.find_docker", "planner.image_env.find_docker", "kernels.disk.image.FarHost.parse"):
+    for place in ("images.client.find_docker", "planner.image_env.find_docker", "kernels.disk.image.SshHost.parse"):
         monkeypatch.setattr(f"orchestrator.{place}", refuse)
     monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (

@@ -12,20 +12,20 @@ from measured_samples import tp4dp2
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.bench.run import MeasuredTarget
+from orchestrator.bench.run import BenchTarget
 from orchestrator.cli.evals import evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.evals.forecast import pace_of
 from orchestrator.evals.result_files import load_outcome
 from orchestrator.evals.run import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
 from orchestrator.evals.suites import find_suite
-from orchestrator.plan.plan import Hazard
+from orchestrator.plan.plan import PlanWarning
 from orchestrator.planner.planning import load
 from orchestrator.servers.targets import url_target
 
-OUTCOME = Outcome(
+OUTCOME = EvalResult(
     schema_version=1,
     suite="gsm8k",
     task="gsm8k",
@@ -33,7 +33,7 @@ OUTCOME = Outcome(
     model="tiny",
     harness="lm-eval 0.4.13",
     command="deploy eval tiny",
-    items=(Item(id="1", right=True), Item(id="2", right=False)),
+    items=(AnsweredQuestion(id="1", right=True), AnsweredQuestion(id="2", right=False)),
 )
 TARGET = url_target("http://127.0.0.1:1", gpus=None, api_key_env=None)
 
@@ -49,11 +49,11 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
         yield "servers"
         steps.append("closed")
 
-    def asked(*_: object, **__: object) -> Outcome:
+    def asked(*_: object, **__: object) -> EvalResult:
         steps.append("asked")
         return OUTCOME
 
-    monkeypatch.setattr("orchestrator.servers.targets.fleet", fleet)
+    monkeypatch.setattr("orchestrator.servers.targets.open_servers", fleet)
     monkeypatch.setattr("orchestrator.servers.targets.server_target", lambda _servers, _name: TARGET)
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     evaluate("tiny", suite="gsm8k", host="ssh://node", output=tmp_path)
@@ -62,7 +62,7 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
     assert (tmp_path / "eval-gsm8k.json").is_file()
 
 
-GREEDY = Hazard(id="speculation-is-greedy", what="every request is decoded greedily", source="", hint="use 0.5.21")
+GREEDY = PlanWarning(id="speculation-is-greedy", what="every request is decoded greedily", source="", hint="use 0.5.21")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ GREEDY = Hazard(id="speculation-is-greedy", what="every request is decoded greed
     [("gpqa-diamond", (GREEDY,), False), ("gpqa-diamond", (), True), ("gsm8k", (GREEDY,), True)],
 )
 def test_a_suite_that_samples_is_not_asked_of_a_server_that_cannot(
-    suite: str, hazards: tuple[Hazard, ...], taken: bool
+    suite: str, hazards: tuple[PlanWarning, ...], taken: bool
 ) -> None:
     target = replace(TARGET, hazards=hazards)
     if taken:
@@ -86,9 +86,13 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
 ) -> None:
     asked: list[tuple[str, object]] = []
 
-    def ask(target: MeasuredTarget, options: EvalOptions, **_: object) -> Outcome:
+    def ask(target: BenchTarget, options: EvalOptions, **_: object) -> EvalResult:
         asked.append((target.url, options.limit))
-        return OUTCOME if target.url.endswith(":1") else replace(OUTCOME, items=(Item(id="1", right=True),) * 2)
+        return (
+            OUTCOME
+            if target.url.endswith(":1")
+            else replace(OUTCOME, items=(AnsweredQuestion(id="1", right=True),) * 2)
+        )
 
     monkeypatch.setattr("orchestrator.evals.run.run_eval", ask)
     evaluate("http://127.0.0.1:1", suite="gsm8k", limit=200, baseline="http://127.0.0.1:2", output=tmp_path)
@@ -117,13 +121,13 @@ class Asked:
         self.interrupted_at = interrupted_at
         self.seeds: list[int | None] = []
 
-    def __call__(self, _: MeasuredTarget, options: EvalOptions, *, seed: int | None, **__: object) -> Outcome:
+    def __call__(self, _: BenchTarget, options: EvalOptions, *, seed: int | None, **__: object) -> EvalResult:
         self.seeds.append(seed)
         if seed is not None and seed == self.interrupted_at:
             raise KeyboardInterrupt
         answers = self.answers[(seed or 1234) - 1234]
         items = tuple(
-            Item(id=f"q{place}", right=answer == "+", seed=seed, answer=f"{answers}{place}")
+            AnsweredQuestion(id=f"q{place}", right=answer == "+", seed=seed, answer=f"{answers}{place}")
             for place, answer in enumerate(answers)
         )
         asked = options.asked

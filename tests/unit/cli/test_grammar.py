@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.cli.options import names_of, server_names
+from orchestrator.cli.options import complete_names, server_names
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 
@@ -116,9 +116,9 @@ def test_every_command_has_a_section_and_a_whole_sentence() -> None:
 
 
 def test_a_shell_is_offered_profiles_and_workloads() -> None:
-    assert "cpu-tiny" in names_of("PROFILE")("cpu")
-    assert names_of("PROFILE")("nothing-begins-so") == []
-    assert "smoke-tiny" in names_of("WORKLOAD")("smoke")
+    assert "cpu-tiny" in complete_names("PROFILE")("cpu")
+    assert complete_names("PROFILE")("nothing-begins-so") == []
+    assert "smoke-tiny" in complete_names("WORKLOAD")("smoke")
 
 
 def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
@@ -172,7 +172,7 @@ def test_a_shell_is_offered_nothing_that_it_would_carry_out(
     (tmp_path / f"profiles/{name}.yaml").touch()
 
     assert name not in server_names("")
-    assert name not in names_of("PROFILE")("")
+    assert name not in complete_names("PROFILE")("")
 
 
 def test_rendered_files_for_programs(tmp_path: Path) -> None:

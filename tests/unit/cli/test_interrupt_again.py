@@ -36,11 +36,11 @@ def test_a_second_one_that_comes_meanwhile_is_not_shown_as_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is heard where the signals that were held for the thread are let go."""
-    start_deaf = exit_codes.start_deaf
+    start_deaf = exit_codes.start_thread_without_signals
 
     def interrupted(thread: threading.Thread) -> None:
         start_deaf(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exit_codes, "start_deaf", interrupted)
+    monkeypatch.setattr(exit_codes, "start_thread_without_signals", interrupted)
     test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capsys)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.fanout import Node, NodeResult, read_nodes
+from orchestrator.cli.fanout import HostResult, Node, parse_hosts
 from orchestrator.cli.main import app
 from orchestrator.cli.several_hosts import split_hosts
 from orchestrator.core.errors import UsageError
@@ -14,7 +14,7 @@ from orchestrator.core.errors import UsageError
 def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name(tmp_path: Path) -> None:
     inventory = tmp_path / "nodes"
     inventory.write_text("# the rack\nssh://root@GPU_1.example:22\n\nssh://gpu-2:2222  # the new one\n")
-    nodes = read_nodes([f"@{inventory}", "ssh://[fe80::1]"])
+    nodes = parse_hosts([f"@{inventory}", "ssh://[fe80::1]"])
     assert [(node.url, node.label) for node in nodes] == [
         ("ssh://root@GPU_1.example:22", "gpu-1-example"),
         ("ssh://gpu-2:2222", "gpu-2-2222"),
@@ -37,7 +37,7 @@ def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
-        read_nodes([f"@{path}"])
+        parse_hosts([f"@{path}"])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: 
 def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(word: str, meant: str) -> None:
     for words in ([word], ["ssh://a", word]):
         with pytest.raises(UsageError, match="does not say how that machine is reached") as refused:
-            read_nodes(words)
+            parse_hosts(words)
         assert refused.value.hint == f"did you mean `{meant}`?"
     for verb in ("status", "up cpu-tiny"):
         with pytest.raises(UsageError, match=r"does not say how"):  # nobody is asked
@@ -65,18 +65,18 @@ def test_a_servers_name_is_its_own_on_each_machine(verb: str, monkeypatch: pytes
     """`diagnose` asked each machine for a server of the name that none of them has."""
     asked: list[Sequence[str]] = []
 
-    def keep(nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], **_: object) -> tuple[NodeResult, ...]:
+    def keep(nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], **_: object) -> tuple[HostResult, ...]:
         asked.extend(words(node) for node in nodes)
         return ()
 
-    monkeypatch.setattr("orchestrator.cli.fanout.on_nodes", keep)
+    monkeypatch.setattr("orchestrator.cli.fanout.run_on_hosts", keep)
     with pytest.raises(SystemExit):
         app([verb, "owl", "--host", "ssh://a", "--host", "ssh://b"], prog_name="deploy", standalone_mode=False)
     assert [words[1] for words in asked] == ["owl-a", "owl-b"]
 
 
 def test_a_profile_of_this_machine_alone_is_refused_before_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.cli.fanout.on_nodes", lambda *_, **__: pytest.fail("a machine was asked"))
+    monkeypatch.setattr("orchestrator.cli.fanout.run_on_hosts", lambda *_, **__: pytest.fail("a machine was asked"))
     with pytest.raises(UsageError, match="the process runtime runs on this machine, not on `ssh://a`"):
         app(["up", "cpu-tiny", "--host", "ssh://a", "--host", "ssh://b"], prog_name="deploy", standalone_mode=False)
 

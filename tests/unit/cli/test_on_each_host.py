@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli import fanout
-from orchestrator.cli.fanout import Node, NodeResult
+from orchestrator.cli.fanout import HostResult, Node
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
 
@@ -20,12 +20,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def note(
         each: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None = None
-    ) -> tuple[NodeResult, ...]:
+    ) -> tuple[HostResult, ...]:
         assert at_once is None or at_once > 0
         seen.extend([*words(node)] for node in each)
-        return tuple(NodeResult(node=node, code=0, output="", seconds=0.0) for node in each)
+        return tuple(HostResult(node=node, code=0, output="", seconds=0.0) for node in each)
 
-    monkeypatch.setattr(fanout, "on_nodes", note)
+    monkeypatch.setattr(fanout, "run_on_hosts", note)
     return seen
 
 

@@ -8,7 +8,7 @@ from config_samples import KIMI_K2, write_config, write_public
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli.main import app
-from orchestrator.cli.options import names_of
+from orchestrator.cli.options import complete_names
 from orchestrator.core.errors import DeployError
 
 
@@ -45,6 +45,6 @@ def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_shell_is_offered_the_names_of_parts() -> None:
-    assert names_of("MODEL")("ti") == ["tiny"]
-    assert "mi355x" in names_of("HARDWARE")("mi3")
-    assert "sglang-0.5.16-rocm" in names_of("ENGINE")("sglang-0.5.16")
+    assert complete_names("MODEL")("ti") == ["tiny"]
+    assert "mi355x" in complete_names("HARDWARE")("mi3")
+    assert "sglang-0.5.16-rocm" in complete_names("ENGINE")("sglang-0.5.16")

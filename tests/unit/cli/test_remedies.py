@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.cli.typer_app import takes_host
-from orchestrator.core.command_hints import as_asked, note_asked
+from orchestrator.core.command_hints import expand_commands, set_invocation
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.paths import Home
@@ -40,30 +40,30 @@ def every() -> dict[str, TyperCommand]:
 
 def test_the_host_is_named_to_the_commands_that_take_one() -> None:
     root = get_command(app)
-    note_asked(None, [], "ssh://node", lambda words: takes_host(root, words))
+    set_invocation(None, [], "ssh://node", lambda words: takes_host(root, words))
     for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
-        assert as_asked(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
+        assert expand_commands(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
     for words in ("render mine", "kernels log", "show", "nothing", "kernels nothing", "kernels"):
-        assert as_asked(f"`deploy {words}`") == f"`deploy {words}`"
+        assert expand_commands(f"`deploy {words}`") == f"`deploy {words}`"
 
 
 def test_profile_settings_and_host_are_filled_in() -> None:
-    note_asked("./my own.yaml", ["layout.tp=2"], "ssh://me@node", {"stage", "logs owl"}.__contains__)
+    set_invocation("./my own.yaml", ["layout.tp=2"], "ssh://me@node", {"stage", "logs owl"}.__contains__)
     given = "'./my own.yaml' --set layout.tp=2"
-    assert as_asked("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
-    assert as_asked("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
-    assert as_asked("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
-    assert as_asked("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
-    assert as_asked("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
+    assert expand_commands("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
+    assert expand_commands("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
+    assert expand_commands("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
+    assert expand_commands("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
+    assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
 
 
 def test_what_was_not_asked_is_not_made_up() -> None:
-    note_asked(None, [], None)
-    assert as_asked("`deploy up PROFILE` starts one") == "`deploy up PROFILE` starts one"
+    set_invocation(None, [], None)
+    assert expand_commands("`deploy up PROFILE` starts one") == "`deploy up PROFILE` starts one"
 
 
 def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
-    note_asked("owl", [], None)
+    set_invocation("owl", [], None)
     note("`deploy show PROFILE`")
     problem = Problem("`deploy stage PROFILE`", hint="`deploy up PROFILE`")
     show_error(DeployError("x", hint="`deploy render PROFILE`", problems=[problem], details="`deploy build PROFILE`"))
@@ -73,11 +73,11 @@ def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> None:
-    note_asked(None, [], None)
+    set_invocation(None, [], None)
     run = open_run(Home(tmp_path), "owl", plan_of("cpu-tiny"))
     run.save("up.json", {"request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}})
     note_request(run)
-    assert as_asked("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"
+    assert expand_commands("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"
 
 
 def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
     )
     given = "mi355x-tp8 --set layout.tp=9 --set model.origin.revision=abc --host ssh://x"
-    assert as_asked("`deploy stage PROFILE`") == f"`deploy stage {given}`"
+    assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 
 @pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCES)))

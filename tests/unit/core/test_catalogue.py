@@ -12,11 +12,11 @@ import pytest
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.cli.main import main
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.patches.ledger import read_diffs, read_ledger
-from orchestrator.planner.listing import listing
+from orchestrator.planner.listing import catalog_listing
 from orchestrator.planner.planning import load, profile_names
 
 SHIPPED = data_root()
@@ -46,11 +46,11 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_what_stands_in_the_home_is_found_beside_what_is_shipped(home: Path) -> None:
-    catalogue = Catalogue.of(Home(home))
+    catalogue = Catalog.of(Home(home))
     plan = load("mine", catalogue=catalogue).plan
     assert (plan.hardware.name, plan.model.name, plan.engine.name) == ("desk", "small", "own")
     assert load("cpu-tiny", catalogue=catalogue).plan.hardware.name == "cpu"
-    assert set(profile_names(catalogue)) == {"mine", *profile_names(Catalogue.shipped())}
+    assert set(profile_names(catalogue)) == {"mine", *profile_names(Catalog.shipped())}
     assert load_workload("brief", catalogue=catalogue) == load_workload("smoke-tiny", catalogue=catalogue)
     assert "my-patch" in {patch.id for patch in read_ledger(catalogue)}
 
@@ -66,7 +66,7 @@ def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
 ) -> None:
     mine, theirs = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
     mine.write_text(theirs.read_text().replace("compute_units: 0", "compute_units: 7"))
-    catalogue = Catalogue.of(Home(home))
+    catalogue = Catalog.of(Home(home))
     for _ in range(2):
         assert load("cpu-tiny", catalogue=catalogue).plan.hardware.compute_units == 7
     assert capsys.readouterr().err.count(f"note: `{mine}` is used instead of `{theirs}`") == 1
@@ -100,7 +100,7 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
     path.parent.mkdir(parents=True)
     put(path)
     with pytest.raises(ProfileError) as refused:
-        load("cpu-tiny", catalogue=Catalogue.of(Home(tmp_path)))
+        load("cpu-tiny", catalogue=Catalog.of(Home(tmp_path)))
     (problem,) = refused.value.each()
     assert problem.message == f"`{path}` {message}"
     assert problem.hint == "remove it to use the one that ships, or put a file in its place"
@@ -109,31 +109,31 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
 def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "profiles").symlink_to("/nonexistent")
     with pytest.raises(ProfileError, match="is not a directory"):
-        load("cpu-tiny", catalogue=Catalogue.of(Home(tmp_path)))
+        load("cpu-tiny", catalogue=Catalog.of(Home(tmp_path)))
 
 
 def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
     path = home / "profiles/hardware/desk.yaml"
     path.write_text(path.read_text() + "gpu: 1\n")
     with pytest.raises(ProfileError) as caught:
-        load("mine", catalogue=Catalogue.of(Home(home)))
+        load("mine", catalogue=Catalog.of(Home(home)))
     assert caught.value.problems[0].where.startswith(f"{path}:")
 
 
 def test_the_diff_of_a_patch_lies_beside_it(home: Path) -> None:
-    ledger = read_ledger(Catalogue.shipped())
-    assert read_diffs(ledger, Catalogue.of(Home(home))) == read_diffs(ledger, Catalogue.shipped())
+    ledger = read_ledger(Catalog.shipped())
+    assert read_diffs(ledger, Catalog.of(Home(home))) == read_diffs(ledger, Catalog.shipped())
 
 
 @pytest.mark.parametrize("name", ["../hardware/cpu", "/etc/passwd", "", ".", "a" * 300, "cpu\0", "cpu.yaml/.."])
 def test_a_name_leads_out_of_no_folder(name: str) -> None:
-    assert Catalogue.shipped().find(Kind.HARDWARE, name) is None
+    assert Catalog.shipped().find(EntryKind.HARDWARE, name) is None
 
 
 def test_a_profile_that_cannot_be_planned_is_listed_with_its_problem(home: Path) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     (home / "profiles/hardware/broken.yaml").write_text("vendor: amd\n")
-    found = listing(Catalogue.of(Home(home)))
+    found = catalog_listing(Catalog.of(Home(home)))
     by_name = {entry["name"]: entry for entry in found["profiles"]}
     assert "`engine` must name a file" in str(by_name["broken"]["problems"])
     assert by_name["cpu-tiny"]["runtime"] == "process"
@@ -192,4 +192,4 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
 
 def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
     with pytest.raises(ProfileError, match=r"there is no image file `small_model\.py`"):
-        Catalogue.of(Home(home)).path(Kind.IMAGE_FILE, "small_model.py")
+        Catalog.of(Home(home)).path(EntryKind.IMAGE_FILE, "small_model.py")

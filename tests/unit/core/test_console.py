@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from orchestrator.core.console import out_json, table, terminal_width
+from orchestrator.core.console import print_json, table, terminal_width
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.planning import load
@@ -65,7 +65,7 @@ def test_json_is_valid_whatever_the_key_is_and_holds_it_in_no_value(capsys: pyte
     for word in ("null", "true", "name", "12345678"):
         Secret(word)
 
-    out_json({"name": None, "well": True, "port": 12345678, "said": "the name is null"})
+    print_json({"name": None, "well": True, "port": 12345678, "said": "the name is null"})
 
     found = json.loads(capsys.readouterr().out)
     assert found == {"name": None, "well": True, "port": 12345678, "said": "the [REDACTED] is [REDACTED]"}

@@ -17,15 +17,15 @@ from orchestrator.checkpoints.integrity import placed_tensors
 from orchestrator.checkpoints.overlay import telling_shards
 from orchestrator.checkpoints.receipt import commit_of, read_receipt, receipt_path
 from orchestrator.checkpoints.verify import verify_checkpoint
-from orchestrator.core.errors import BuildError, WeightsError
+from orchestrator.core.errors import BuildError, CheckpointError
 from orchestrator.core.files import unpack, write_sparse
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
-from orchestrator.hosts.venvs.venv import interpreter
+from orchestrator.hosts.venvs.venv import engine_python
 from orchestrator.kernels.disk.checkpoint import _dtypes
 from orchestrator.plan.lock import _lock
 from orchestrator.planner.planning import load
-from orchestrator.profiles.schema import EngineSection, ModelOrigin
+from orchestrator.profiles.schema import CheckpointSection, EngineSection
 
 TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
 PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split("/")} & {".parts", ".git", ".cache"})
@@ -64,7 +64,7 @@ def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 1}')
     index = {"weight_map": {"model.layers.1.x": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(WeightsError, match="names a file outside"):
+    with pytest.raises(CheckpointError, match="names a file outside"):
         telling_shards(tmp_path)
     assert _dtypes(tmp_path, name) == {}  # type: ignore[arg-type]  # what an index says is of any type
 
@@ -128,7 +128,7 @@ def test_a_lock_names_no_file_that_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
 def test_a_profile_names_no_file_elsewhere(name: str) -> None:
     with pytest.raises(ValidationError):
-        ModelOrigin(kind="generated", location=name)
+        CheckpointSection(kind="generated", location=name)
     sound = {"version": "0.5.14", "platform": "cpu", "template": "sglang", "requirements": "sglang.txt"}
     assert EngineSection.model_validate(sound)
     for key in ("template", "requirements"):
@@ -145,10 +145,10 @@ def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
     for folder in (tmp_path, tmp_path / "below"):
         (folder / "requirements.txt").write_text("evil==1\n")
     monkeypatch.chdir(tmp_path / "below")
-    monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure_venv", lambda *_, **__: pytest.fail("it was built"))
     engine = replace(load("cpu-tiny").plan.engine, python=None, requirements=name.format(here=tmp_path))
     with pytest.raises(BuildError, match="there is no requirement file"):
-        interpreter(engine, Home(tmp_path / "home"))
+        engine_python(engine, Home(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN if "\n" not in name and "\r" not in name], ids=short)
@@ -205,6 +205,6 @@ def test_a_checkpoint_with_a_folder_that_leads_elsewhere_is_refused(tmp_path: Pa
     (directory / "away").symlink_to(outside)
     index = directory / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(shard.name, f"away/{shard.name}"))
-    with pytest.raises(WeightsError) as refused:
+    with pytest.raises(CheckpointError) as refused:
         verify_checkpoint(directory, model(str(directory)), speculative=False)
     assert any("a link leads out of" in each.message for each in refused.value.problems)

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from orchestrator.core.files import copy_tree, private_folder, unpack
+from orchestrator.core.files import copy_tree, private_dir, unpack
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def open_to_all() -> Iterator[None]:
 def test_a_private_folder_is_private_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not made for everybody and closed afterwards: in between somebody could open it, and would keep it open."""
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
-    folder = private_folder(tmp_path / "runs")
+    folder = private_dir(tmp_path / "runs")
     assert folder.stat().st_mode & 0o777 == 0o700
 
 

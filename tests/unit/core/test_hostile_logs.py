@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.engine.log import StageReader
+from orchestrator.engine.log import StartupLogParser
 
 # Line ends of every kind, text of several bytes a letter, what is no text, and words that are looked for.
 PIECES = st.lists(
@@ -42,7 +42,7 @@ def test_lines_are_the_same_wherever_the_looks_fall(tmp_path: Path, pieces: list
     )
 )
 def test_stages_are_read_out_of_anything_and_little_is_kept(lines: list[str]) -> None:
-    reader = StageReader()
+    reader = StartupLogParser()
     for line in lines:
         reader.feed(line)
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import open_own
+from orchestrator.core.files import open_private
 from orchestrator.core.logs import lines as log_lines
-from orchestrator.core.logs.lines import Lines, LogTail, holding, whole_lines
-from orchestrator.core.logs.rotation import BoundedLog
-from orchestrator.core.text import kinds
+from orchestrator.core.logs.lines import Lines, LogTail, complete_lines, lines_containing
+from orchestrator.core.logs.rotation import RotatingLog
+from orchestrator.core.text import line_shapes
 
-Bounded = Callable[[int, int], BoundedLog]
+Bounded = Callable[[int, int], RotatingLog]
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def bounded(log: Path) -> Iterator[Bounded]:
     """Make a log of pieces of so many bytes, so many at most."""
-    made: list[BoundedLog] = []
+    made: list[RotatingLog] = []
 
-    def make(piece: int, most: int) -> BoundedLog:
-        made.append(BoundedLog(log, private, piece=piece, most=most))
+    def make(piece: int, most: int) -> RotatingLog:
+        made.append(RotatingLog(log, private, piece=piece, most=most))
         return made[-1]
 
     yield make
@@ -125,13 +125,13 @@ def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
 def test_lines_are_whole_wherever_the_pieces_are_cut() -> None:
     pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"\xc3", b"\xa4", b"\xc3\nend"]
 
-    assert list(Lines(whole_lines(pieces))) == ["one", "two", "three", "10%", "20%", "\xe4\ufffd", "end"]
+    assert list(Lines(complete_lines(pieces))) == ["one", "two", "three", "10%", "20%", "\xe4\ufffd", "end"]
 
 
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
     pieces = (b"x" * 65536 for _ in range(40))
 
-    lines = list(Lines(whole_lines(chain([b"first\n"], pieces, [b"y\nlast\n"]))))
+    lines = list(Lines(complete_lines(chain([b"first\n"], pieces, [b"y\nlast\n"]))))
 
     assert lines == ["first", "(a line of more than 1 MiB is left out)", "last"]
 
@@ -139,14 +139,14 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 def test_lines_that_differ_in_digits_only_become_the_same() -> None:
     log = "".join(f"[2026-07-02 10:14:{number % 60:02}] Decode batch, #token: {number}é\n" for number in range(1000))
     zeros = "[0000-00-00 00:00:00] Decode batch, #token: "
-    assert {*kinds(log).decode().split("\n")} == {"", f"{zeros}0é", f"{zeros}00é", f"{zeros}000é"}
-    assert kinds("a lone \udcff AND 1", lower=True) == b"a lone \xed\xb3\xbf and 0"
+    assert {*line_shapes(log).decode().split("\n")} == {"", f"{zeros}0é", f"{zeros}00é", f"{zeros}000é"}
+    assert line_shapes("a lone \udcff AND 1", lower=True) == b"a lone \xed\xb3\xbf and 0"
 
 
 @given(st.lists(st.text("ab\n", max_size=5)))
 def test_the_lines_that_hold_a_word_are_all_found(words: list[str]) -> None:
     text = "".join(words)
-    assert [*holding(b"ab", text.encode())] == [line.encode() for line in text.split("\n") if "ab" in line]
+    assert [*lines_containing(b"ab", text.encode())] == [line.encode() for line in text.split("\n") if "ab" in line]
 
 
 def private(path: str, flags: int) -> int:
@@ -229,7 +229,7 @@ def test_a_piece_that_becomes_full_while_it_is_opened_is_read_to_its_end(
     def turned_meanwhile(path: Path) -> BinaryIO:
         if path == log and not path.with_name("server.log.1").exists():
             written.write(b"x" * 39 + b"\n")
-        return open_own(path)
+        return open_private(path)
 
-    monkeypatch.setattr(log_lines, "open_own", turned_meanwhile)
+    monkeypatch.setattr(log_lines, "open_private", turned_meanwhile)
     assert list(tail()) == ["line 01", "x" * 39]

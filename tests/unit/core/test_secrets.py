@@ -14,7 +14,7 @@ from docker.models.containers import Container
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.bench.streamed_response import Answer
+from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.cli.exit_codes import _of_this_tool
 from orchestrator.core import console
 from orchestrator.core.errors import DeployError
@@ -34,7 +34,7 @@ from orchestrator.diagnose.match import diagnose
 from orchestrator.hosts.report import PreflightReport, info
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.logs import save_log
-from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, why_failed
+from orchestrator.servers.exit_record import ENDING_FILE, record_exit, why_failed
 from orchestrator.verify.report import failed
 from orchestrator.verify.smoke import _result
 
@@ -102,11 +102,11 @@ class Places:
         return self._capsys.readouterr().err
 
     def out(self, text: str) -> str:
-        console.out(text)
+        console.print_data(text)
         return self._capsys.readouterr().out
 
     def out_json(self, text: str) -> str:
-        console.out_json({"each": [{"text": text}]})
+        console.print_json({"each": [{"text": text}]})
         return self._capsys.readouterr().out
 
     def progress(self, text: str) -> str:
@@ -118,13 +118,13 @@ class Places:
         return "".join(map(stream.feed, text)) + stream.close()
 
     def requests_jsonl(self, text: str) -> str:
-        answer = Answer(tokens=1)
+        answer = StreamedResponse(tokens=1)
         answer.fail("http-500", text)
         assert answer.failure is not None
         return answer.failure[1]
 
     def end_of_a_run(self, text: str) -> str:
-        keep_ending(RunDir(self._folder), why_failed(DeployError(text)))
+        record_exit(RunDir(self._folder), why_failed(DeployError(text)))
         return (self._folder / ENDING_FILE).read_text()
 
     def machine_of_a_run(self, text: str) -> str:

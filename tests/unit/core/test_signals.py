@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.core.signals import ENDING
+from orchestrator.core.signals import TERMINATION_SIGNALS
 from orchestrator.engine.client import EngineClient
 
 
@@ -18,10 +18,10 @@ def test_the_timer_of_a_request_hears_no_signal() -> None:
             if isinstance(thread, threading.Timer):
                 status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
                 blocked = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")), 16)
-                deaf.append(all(blocked >> (number - 1) & 1 for number in ENDING))
+                deaf.append(all(blocked >> (number - 1) & 1 for number in TERMINATION_SIGNALS))
         return httpx.Response(200)
 
     with EngineClient("http://node:30000", key=None, transport=httpx.MockTransport(look)) as client:
         assert client.health() == 200
     assert deaf == [True]
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*ENDING}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*TERMINATION_SIGNALS}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.console import Progress, note, out, out_json, say, show_error, table, warn
+from orchestrator.core.console import Progress, note, print_data, print_json, say, show_error, table, warn
 from orchestrator.core.errors import DeployError, Problem
-from orchestrator.core.text import hidden_in, printable, printable_json
+from orchestrator.core.text import first_control_char, printable, printable_json
 
 ATTACKS = [
     "\x1b]0;title\x07",
@@ -29,10 +29,10 @@ ATTACKS = [
 def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = f"a{attack}b"
     say(foreign)
-    out(foreign)
-    out(foreign, colours=True)
-    out(foreign, end="")
-    out(table(["name"], [[foreign]]))
+    print_data(foreign)
+    print_data(foreign, colours=True)
+    print_data(foreign, end="")
+    print_data(table(["name"], [[foreign]]))
     note(foreign)
     warn(foreign, hint=foreign)
     problem = Problem(foreign, where=foreign, hint=foreign)
@@ -41,7 +41,7 @@ def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFix
     progress.update(foreign, transient=foreign)
     progress.done()
     shown = capsys.readouterr()
-    assert hidden_in(shown.out + shown.err, lines=True) is None
+    assert first_control_char(shown.out + shown.err, lines=True) is None
     assert (shown.out + shown.err).count(printable(foreign)) == 16
 
 
@@ -49,9 +49,9 @@ def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFix
 def test_a_document_for_programs_holds_the_same_and_no_control_character(
     attack: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out_json({attack: attack})
+    print_json({attack: attack})
     shown = capsys.readouterr().out
-    assert hidden_in(shown, lines=True) is None
+    assert first_control_char(shown, lines=True) is None
     assert json.loads(shown) == {attack: attack}
 
 
@@ -64,6 +64,6 @@ def test_a_log_keeps_its_colours() -> None:
 
 @given(st.text())
 def test_text_is_kept(text: str) -> None:
-    assert hidden_in(printable(text), lines=True) is None
-    assert hidden_in(text, lines=True) is not None or printable(text) == text
+    assert first_control_char(printable(text), lines=True) is None
+    assert first_control_char(text, lines=True) is not None or printable(text) == text
     assert json.loads(printable_json(json.dumps(text, ensure_ascii=False))) == text

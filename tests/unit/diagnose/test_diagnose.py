@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.core.text import kinds
+from orchestrator.core.text import line_shapes
 from orchestrator.diagnose.match import _by_piece, _Search, _Watch, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
-from orchestrator.diagnose.signatures import Clause, load_catalogue
+from orchestrator.diagnose.signatures import LinePattern, load_catalogue
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -124,7 +124,7 @@ def test_a_long_log_is_read_in_bounded_memory() -> None:
 )
 def test_a_broken_clause_is_refused(broken: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
-        Clause.model_validate(broken)
+        LinePattern.model_validate(broken)
 
 
 def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
@@ -151,6 +151,6 @@ LITERALS = sorted(SEARCH._watches)
     st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12)
 )
 def test_every_line_with_a_literal_of_the_catalogue_is_judged(pieces: list[bytes]) -> None:
-    of_lines = kinds(b"".join(pieces).decode(errors="surrogateescape"))
+    of_lines = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))
     holds = {kind for kind in of_lines.split(b"\n") if any(literal in kind for literal in LITERALS)}
     assert {*SEARCH._concerned(of_lines)} == holds

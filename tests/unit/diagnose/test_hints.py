@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.core.command_hints import as_asked, note_asked
+from orchestrator.core.command_hints import expand_commands, set_invocation
 from orchestrator.diagnose.report import Match
 from orchestrator.diagnose.signatures import Signature, load_catalogue
 
@@ -21,10 +21,10 @@ def test_every_command_of_a_hint_can_be_asked_for_help(signature: Signature) -> 
 
 @pytest.mark.parametrize("signature", load_catalogue(), ids=lambda signature: signature.id)
 def test_a_hint_for_a_profile_has_commands_as_they_work(signature: Signature) -> None:
-    note_asked("./night-owl.yaml", ["layout.tp=2", "flags.x=a b"], None)
+    set_invocation("./night-owl.yaml", ["layout.tp=2", "flags.x=a b"], None)
     match = Match(signature=signature, count=1, evidence=())
 
-    hint = match.reworded(as_asked).signature.hint
+    hint = match.reworded(expand_commands).signature.hint
 
     assert not re.search(r"\b(PROFILE|P|NAME)\b", hint)
     named = hint.count("./night-owl.yaml --set layout.tp=2 --set 'flags.x=a b'")

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.http1 import Framing, MalformedError
-from orchestrator.bench.streamed_response import Answer
+from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import Metric, read_metrics
 from orchestrator.engine.responses import (
-    OddAnswerError,
+    UnexpectedResponseError,
     read_chat,
     read_chat_events,
     read_completion_event,
@@ -23,7 +23,7 @@ from orchestrator.engine.responses import (
     read_object,
     read_server_info,
 )
-from orchestrator.engine.sse import EventReader, read_usage
+from orchestrator.engine.sse import SseParser, read_usage
 
 few = settings(
     max_examples=60, derandomize=True
@@ -74,7 +74,7 @@ def test_any_document_is_read_or_is_odd(read: Callable[[bytes], object]) -> None
     def holds(data: bytes) -> None:
         try:
             read(data)
-        except OddAnswerError as error:
+        except UnexpectedResponseError as error:
             str(error).encode()  # it can be printed
 
     holds()
@@ -89,13 +89,13 @@ def test_any_document_is_read_or_is_odd(read: Callable[[bytes], object]) -> None
     ids=["bom", "latin-1", "NaN", "half a surrogate pair", "nested lists", "nested objects", "digits"],
 )  # fmt: skip
 def test_what_only_some_parsers_take_is_refused(data: bytes) -> None:
-    with pytest.raises(OddAnswerError):
+    with pytest.raises(UnexpectedResponseError):
         read_object(data, path="/v1/models")
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\u202e", "\u2028"])
 def test_a_name_can_be_shown(name: str) -> None:
-    with pytest.raises(OddAnswerError, match="where a name was expected"):
+    with pytest.raises(UnexpectedResponseError, match="where a name was expected"):
         read_models({"data": [{"id": name}]})
 
 
@@ -109,13 +109,13 @@ def test_models_come_back_as_they_were(models: dict[str, int | None]) -> None:
 @few
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b": ", b"data: {}\n\n"])))
 def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
-    reader = EventReader()
+    reader = SseParser()
     assert all(b"\n\n" not in event for piece in pieces for event in reader.feed(piece))
 
 
 def test_an_event_in_many_pieces_costs_each_of_them_once() -> None:
     """Searched anew at every piece, this one would take a minute."""
-    reader = EventReader()
+    reader = SseParser()
     for _ in range(200_000):
         reader.feed(b"data: x\n")
     (event,) = reader.feed(b"\n")
@@ -162,12 +162,12 @@ PIECES = (
 @few
 @given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES), max_size=12))
 def test_any_bytes_are_an_answer_or_none(pieces: list[bytes]) -> None:
-    answer, framing = Answer(3), Framing()
+    answer, framing = StreamedResponse(3), Framing()
     for take in (lambda data: answer.feed(data, 0.0), framing.feed):
         try:
             for piece in pieces:
                 take(piece)
-        except (MalformedError, OddAnswerError):
+        except (MalformedError, UnexpectedResponseError):
             continue
     assert (answer.finish() is None) == (answer.failure is not None)
     assert len(answer.chunk_s) <= 3
@@ -191,5 +191,8 @@ def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[
 def test_a_worker_of_any_name_is_asked_for_or_refused_in_words(worker: str) -> None:
     """A gateway names its workers, and their names are parts of paths."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
-    with EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server, pytest.raises(OddAnswerError):
+    with (
+        EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server,
+        pytest.raises(UnexpectedResponseError),
+    ):
         server.status("DELETE", f"/workers/{worker}")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.engine.gateway import Behind, read_behind
-from orchestrator.engine.responses import OddAnswerError
+from orchestrator.engine.gateway import GatewayWorker, parse_workers
+from orchestrator.engine.responses import UnexpectedResponseError
 
 # As smg 1.13.0 answers while the first is taken away, shortened.
 ANSWER = {
@@ -16,9 +16,9 @@ ANSWER = {
 
 
 def test_one_that_is_taken_away_is_not_ready_and_counts_what_it_still_answers() -> None:
-    assert read_behind(ANSWER) == (
-        Behind(identity="01a2-1", url="http://127.0.0.1:8", ready=False, requests=2),
-        Behind(identity="01a2-2", url="http://127.0.0.1:16", ready=True, requests=0),
+    assert parse_workers(ANSWER) == (
+        GatewayWorker(identity="01a2-1", url="http://127.0.0.1:8", ready=False, requests=2),
+        GatewayWorker(identity="01a2-2", url="http://127.0.0.1:16", ready=True, requests=0),
     )
 
 
@@ -29,5 +29,5 @@ LOADED = {"id": "1", "url": "u", "status": "ready", "load": float("inf")}  # as 
     "answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}, {"workers": [LOADED]}]
 )
 def test_another_form_is_no_list_of_servers(answer: dict[str, object]) -> None:
-    with pytest.raises(OddAnswerError, match="does not list servers"):
-        read_behind(answer)
+    with pytest.raises(UnexpectedResponseError, match="does not list servers"):
+        parse_workers(answer)

@@ -4,11 +4,11 @@ import json
 
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
-from orchestrator.engine.launch import delivery
+from orchestrator.engine.launch import split_secrets
 
 
 def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None:
-    ways = delivery({"KEY": Secret('a "quoted" key'), "HF_TOKEN": Secret("t")}, api_key_env="KEY")
+    ways = split_secrets({"KEY": Secret('a "quoted" key'), "HF_TOKEN": Secret("t")}, api_key_env="KEY")
 
     assert ways.config is not None
     assert json.loads(ways.config.reveal()) == {"api-key": 'a "quoted" key'}
@@ -17,17 +17,17 @@ def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None
 
 
 def test_without_a_key_there_is_no_config_file() -> None:
-    ways = delivery({"HF_TOKEN": Secret("t")}, api_key_env=None)
+    ways = split_secrets({"HF_TOKEN": Secret("t")}, api_key_env=None)
 
     assert ways.config is None
     assert list(ways.env) == ["HF_TOKEN"]
 
 
 def test_the_key_that_changes_a_gateway_goes_the_way_of_the_clients_key() -> None:
-    both = delivery({"KEY": Secret("of-clients"), CONTROL_KEY: Secret("of-control")}, api_key_env="KEY")
+    both = split_secrets({"KEY": Secret("of-clients"), CONTROL_KEY: Secret("of-control")}, api_key_env="KEY")
     assert both.config is not None
     assert json.loads(both.config.reveal()) == {"api-key": "of-clients", "control-key": "of-control"}
-    alone = delivery({CONTROL_KEY: Secret("of-control")}, api_key_env=None)
+    alone = split_secrets({CONTROL_KEY: Secret("of-control")}, api_key_env=None)
     assert alone.config is not None
     assert json.loads(alone.config.reveal()) == {"control-key": "of-control"}
     assert both.env == alone.env == {}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.engine.flags import read_flags
 from orchestrator.plan.plan import Plan
@@ -76,5 +76,5 @@ def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(ProfileError, match="no flag table") as caught:
-        read_flags("0.5.99", Catalogue((tmp_path,)))
+        read_flags("0.5.99", Catalog((tmp_path,)))
     assert "deploy flags 0.5.99" in caught.value.hint

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.engine import liveness
-from orchestrator.engine.liveness import Work, gets_on, key_in, silent_ranks
+from orchestrator.engine.liveness import RankProgress, key_in, makes_progress, unresponsive_ranks
 
-IDLE = Work({0: 10.0, 1: 10.0}, {0: 5.0, 1: 5.0}, 3.0)
-BUSY = Work({0: 10.0, 1: 12.0}, {0: 5.0, 1: 5.0}, 3.0)  # rank 1 prefills
-STUCK = Work({0: 10.0, 1: 12.0}, {0: 5.0, 1: 7.0}, 3.0)  # rank 1 decodes, and nothing comes out
-UNCOUNTED = Work({}, {}, None)
+IDLE = RankProgress({0: 10.0, 1: 10.0}, {0: 5.0, 1: 5.0}, 3.0)
+BUSY = RankProgress({0: 10.0, 1: 12.0}, {0: 5.0, 1: 5.0}, 3.0)  # rank 1 prefills
+STUCK = RankProgress({0: 10.0, 1: 12.0}, {0: 5.0, 1: 7.0}, 3.0)  # rank 1 decodes, and nothing comes out
+UNCOUNTED = RankProgress({}, {}, None)
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Looked:
     """A look whose outcome is known."""
 
     silent: dict[int, str]
-    works: list[Work | None] = field(default_factory=list)
+    works: list[RankProgress | None] = field(default_factory=list)
     well: bool = False
     waited: list[float] = field(default_factory=list)
 
@@ -37,12 +37,12 @@ class Looked:
     def is_well(self) -> bool:
         return self.well
 
-    def work(self) -> Work | None:
+    def work(self) -> RankProgress | None:
         return self.works.pop(0)
 
 
 def silent(look: Looked, kept: Path) -> list[int]:
-    return sorted(silent_ranks(look, kept))  # type: ignore[arg-type] - what a look is asked
+    return sorted(unresponsive_ranks(look, kept))  # type: ignore[arg-type] - what a look is asked
 
 
 def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:
         (IDLE, STUCK, [1]),
         (IDLE, None, [1]),
         (None, BUSY, [1]),
-        (Work({0: 1.0}, {}, None), Work({0: 9.0}, {}, None), [1]),  # it has never counted anything
+        (RankProgress({0: 1.0}, {}, None), RankProgress({0: 9.0}, {}, None), [1]),  # it has never counted anything
     ],
     ids=["idle", "prefills", "held up", "nobody says", "nobody said", "the other one works"],
 )
 def test_a_rank_that_does_not_answer_lives_while_it_works(
-    before: Work | None, after: Work | None, dead: list[int], tmp_path: Path
+    before: RankProgress | None, after: RankProgress | None, dead: list[int], tmp_path: Path
 ) -> None:
     assert silent(Looked({1: "no answer"}, [before, after]), tmp_path / "kept") == dead
 
@@ -136,7 +136,7 @@ def test_where_no_work_is_counted_the_server_is_taken_at_its_word(well: bool, de
 
 
 def test_work_that_was_never_read_is_no_life() -> None:
-    assert not gets_on(0, None, BUSY)
+    assert not makes_progress(0, None, BUSY)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.engine import log
-from orchestrator.engine.log import StageReader
+from orchestrator.engine.log import StartupLogParser
 
 H200 = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
 REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
 
 
-def read(*lines: str) -> StageReader:
-    reader = StageReader()
+def read(*lines: str) -> StartupLogParser:
+    reader = StartupLogParser()
     for line in lines:
         reader.feed(line)
     return reader
@@ -72,7 +72,7 @@ def test_graphs_are_counted_in_every_wording(begin: str, shown: str) -> None:
 
 def test_the_captures_of_a_real_start_on_an_h200_are_told_apart_and_counted() -> None:
     """sglang 0.5.16 with EAGLE: the prefill of the target in 58 sizes, its verification and the draft in 27 each."""
-    reader, shown = StageReader(), []
+    reader, shown = StartupLogParser(), []
     for line in LogTail(H200)():
         reader.feed(line)
         shown.append(reader.text)
@@ -102,14 +102,14 @@ def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
 LOGS = sorted(Path(__file__).parents[1].rglob("*.log"))
 
 
-def state(reader: StageReader) -> tuple[object, ...]:
+def state(reader: StartupLogParser) -> tuple[object, ...]:
     return reader.names, reader.count, reader.port_taken, reader._loads, list(reader._last_lines)
 
 
 @pytest.mark.parametrize("at_once", [7, 100_000])
 def test_a_log_says_the_same_read_at_once_as_line_by_line(at_once: int) -> None:
     for path in LOGS:
-        lines, whole = list(LogTail(path).to_end()), StageReader()
+        lines, whole = list(LogTail(path).to_end()), StartupLogParser()
         for at in range(0, len(lines), at_once):
             whole.feed("\n".join(lines[at : at + at_once]))
         assert state(whole) == state(read(*lines)), path.name
@@ -134,7 +134,7 @@ LINES = (
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 12)), max_size=60), st.integers(1, 60))
 def test_lines_say_the_same_however_many_are_read_at_once(said: list[tuple[str, int]], at_once: int) -> None:
-    lines, whole, told = [line.format(number, number) for line, number in said], StageReader(), []
+    lines, whole, told = [line.format(number, number) for line, number in said], StartupLogParser(), []
     for at in range(0, len(lines), at_once):
         piece = lines[at : at + at_once]
         told.append(whole.feed("\n".join(piece)) == any("GET" not in line for line in piece))
@@ -144,7 +144,7 @@ def test_lines_say_the_same_however_many_are_read_at_once(said: list[tuple[str, 
 
 @pytest.mark.parametrize("end", ["health", "metrics"])
 def test_a_probe_is_no_sign_of_life_and_is_not_kept(end: str) -> None:
-    reader = StageReader()
+    reader = StartupLogParser()
     probe = f'INFO:     127.0.0.1:51234 - "GET /{end} HTTP/1.1" 200 OK'
     assert not reader.feed("\n".join([probe] * 3))
     assert reader.feed(f"{probe}\nDecode batch\n{probe}")
@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 
 def test_lines_that_say_nothing_are_kept_for_whoever_asks() -> None:
-    reader = StageReader()
+    reader = StartupLogParser()
     reader.feed("\n".join(f"line {number}" for number in range(100)))
     reader.feed("x" * 10_000)
     assert len(reader.last_lines) == log.KEPT_LINES

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine import sse as stream_module
-from orchestrator.engine.responses import GivenUpError, OddAnswerError, read_chat, read_completion_event, read_generated
-from orchestrator.engine.sse import EventReader, is_error, read_usage, tokens_so_far
+from orchestrator.engine.responses import (
+    AbortedResponseError,
+    UnexpectedResponseError,
+    read_chat,
+    read_completion_event,
+    read_generated,
+)
+from orchestrator.engine.sse import SseParser, is_error, read_usage, tokens_so_far
 
 STREAM = (
     b": a comment\n\n"
@@ -23,16 +29,16 @@ EVENTS = [b'{"text": "a"}', b'{"text":\n"b"}', b"[DONE]"]
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_the_same_events_however_the_bytes_are_cut(cuts: list[int]) -> None:
-    reader, places = EventReader(), [0, *sorted(cuts), len(STREAM)]
+    reader, places = SseParser(), [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(places)]
     assert [event for piece in pieces for event in reader.feed(piece)] == EVENTS
 
 
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "MOST_EVENT_BYTES", 1000)
-    reader = EventReader()
+    reader = SseParser()
     reader.feed(b"data: " + b"x" * 900)
-    with pytest.raises(OddAnswerError, match="an event of the stream is longer than"):
+    with pytest.raises(UnexpectedResponseError, match="an event of the stream is longer than"):
         reader.feed(b"x" * 900)
 
 
@@ -65,9 +71,9 @@ def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
 
 @pytest.mark.parametrize("line", ["event: error", "event:error", "event: error\r"])
 def test_an_event_of_the_type_error_is_one(line: str) -> None:
-    with pytest.raises(OddAnswerError, match="the stream holds an error: out of memory"):
-        EventReader().feed(f"{line}\ndata: out of memory\n\n".encode())
-    assert EventReader().feed(b"event: token\ndata: event: error\n\n") == [b"event: error"]
+    with pytest.raises(UnexpectedResponseError, match="the stream holds an error: out of memory"):
+        SseParser().feed(f"{line}\ndata: out of memory\n\n".encode())
+    assert SseParser().feed(b"event: token\ndata: event: error\n\n") == [b"event: error"]
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
@@ -85,7 +91,7 @@ def test_an_answer_that_was_given_up_is_none(reason: str) -> None:
         lambda: read_generated(json.loads(own)),
         lambda: read_chat(json.loads(whole)),
     ):
-        with pytest.raises(GivenUpError, match=f"`finish_reason` is `{reason}`"):
+        with pytest.raises(AbortedResponseError, match=f"`finish_reason` is `{reason}`"):
             read()
 
 
@@ -103,5 +109,5 @@ def test_an_answer_that_was_given_up_is_none(reason: str) -> None:
     ],
 )
 def test_an_end_in_another_form_is_an_odd_answer(counted: bytes) -> None:
-    with pytest.raises(OddAnswerError):
+    with pytest.raises(UnexpectedResponseError):
         read_usage(counted, b"")

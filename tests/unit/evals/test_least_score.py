@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.bench.run import MeasuredTarget
+from orchestrator.bench.run import BenchTarget
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.paths import Home
 from orchestrator.evals import run
-from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 
-TARGET = MeasuredTarget(
+TARGET = BenchTarget(
     url="http://127.0.0.1:9", key=None, provenance=ServerProvenance(), hazards=(), kernel_gate=lambda: None
 )
 
@@ -20,9 +20,9 @@ TARGET = MeasuredTarget(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
     """The suites that were asked, each with how many questions; nineteen of twenty answers are right."""
     seen: list[tuple[str, int | None]] = []
-    items = tuple(Item(id=str(number), right=number != 7) for number in range(20))
+    items = tuple(AnsweredQuestion(id=str(number), right=number != 7) for number in range(20))
 
-    def run_eval(_: MeasuredTarget, options: run.EvalOptions, **__: object) -> Outcome:
+    def run_eval(_: BenchTarget, options: run.EvalOptions, **__: object) -> EvalResult:
         seen.append((options.suite, options.limit))
         told = {
             "task": "gsm8k",
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
             "harness": "of this test",
             "command": "deploy",
         }
-        return Outcome(schema_version=1, suite=options.suite, items=items, **told)
+        return EvalResult(schema_version=1, suite=options.suite, items=items, **told)
 
     monkeypatch.setattr(run, "run_eval", run_eval)
     return seen

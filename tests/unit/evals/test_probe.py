@@ -17,11 +17,11 @@ from smoke_target import NAME, TARGET, engine
 from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.logprobs import Likelihoods, read_scored
-from orchestrator.engine.responses import OddAnswerError
+from orchestrator.engine.logprobs import TokenLogprobs, read_scored
+from orchestrator.engine.responses import UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.reference import SavedScores
+from orchestrator.evals.logprobs.reference import LogprobReference
 from orchestrator.evals.logprobs.report import ProbeReport
 from orchestrator.evals.logprobs.run import (
     ProbeOptions,
@@ -35,7 +35,7 @@ from orchestrator.verify.target import Target
 
 OPTIONS = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
 Wrong = Callable[[int, int, Way], float | None]
-Ask = Callable[..., tuple[ProbeReport, SavedScores]]
+Ask = Callable[..., tuple[ProbeReport, LogprobReference]]
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     def run(
         server: EngineApi,
         *,
-        reference: SavedScores | None = None,
+        reference: LogprobReference | None = None,
         options: ProbeOptions = OPTIONS,
         dp: int = 1,
         key: Secret | None = None,
         source: str | None = None,
-    ) -> tuple[ProbeReport, SavedScores]:
+    ) -> tuple[ProbeReport, LogprobReference]:
         def open_client(target: Target) -> EngineClient:
             return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
 
@@ -63,7 +63,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 
 @pytest.fixture
-def right(ask: Ask) -> SavedScores:
+def right(ask: Ask) -> LogprobReference:
     return ask(engine())[1]
 
 
@@ -76,7 +76,7 @@ def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
     }
 
 
-def test_the_same_server_twice_is_the_same(ask: Ask, right: SavedScores) -> None:
+def test_the_same_server_twice_is_the_same(ask: Ask, right: LogprobReference) -> None:
     report, again = ask(engine(), reference=right)
     assert report.ok
     assert again == right
@@ -105,7 +105,7 @@ WRONG: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
 @pytest.mark.parametrize(("wrong", "found"), WRONG, ids=["with the position", "in a batch", "cached", "decoding"])
 def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
     ask: Ask,
-    right: SavedScores,
+    right: LogprobReference,
     wrong: Wrong,
     found: dict[tuple[str, int], list[int]],
 ) -> None:
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
     assert caught.value.problems[0].message.startswith(f"{name}, {length} tokens, positions {first} to ")
 
 
-def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: SavedScores) -> None:
+def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, limit=1e-4)
     slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
     assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
@@ -131,7 +131,7 @@ def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
 
 
 def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does_not(
-    ask: Ask, right: SavedScores
+    ask: Ask, right: LogprobReference
 ) -> None:
     noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
     off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
@@ -167,7 +167,7 @@ def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, s
         assert caught.value.problems[0].message.startswith("not asked: `/generate` answers 400")
 
 
-def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: Ask, right: SavedScores) -> None:
+def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: Ask, right: LogprobReference) -> None:
     server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
     report, _ = ask(server, reference=right, dp=2)
     assert not report.ok
@@ -190,7 +190,7 @@ def test_every_request_carries_the_key_and_no_report_does(ask: Ask) -> None:
     assert "sk-0123456789" not in json.dumps(report.to_dict()) + str(reference)
 
 
-def test_a_reference_is_read_as_it_was_written(right: SavedScores, tmp_path: Path) -> None:
+def test_a_reference_is_read_as_it_was_written(right: LogprobReference, tmp_path: Path) -> None:
     save_reference(right, tmp_path / "reference.json")
     assert load_reference(tmp_path / "reference.json") == right
 
@@ -206,7 +206,7 @@ def test_a_reference_is_read_as_it_was_written(right: SavedScores, tmp_path: Pat
     ],
 )
 def test_a_damaged_reference_is_refused(
-    right: SavedScores, tmp_path: Path, key: str, value: object, message: str
+    right: LogprobReference, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     file = tmp_path / "reference.json"
     save_reference(right, file)
@@ -258,9 +258,9 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
     alive: list[int] = []
     probe_rank = probe.probe_rank
 
-    def counting(*given: Any, **named: Any) -> probe.Probed:  # noqa: ANN401 - as it is given
+    def counting(*given: Any, **named: Any) -> probe.RankScores:  # noqa: ANN401 - as it is given
         gc.collect()
-        alive.append(sum(isinstance(each, Likelihoods) for each in gc.get_objects()))
+        alive.append(sum(isinstance(each, TokenLogprobs) for each in gc.get_objects()))
         return probe_rank(*given, **named)
 
     monkeypatch.setattr(probe, "probe_rank", counting)
@@ -270,7 +270,7 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
     assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
 
 
-def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: SavedScores) -> None:
+def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: LogprobReference) -> None:
     with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, and here is `other`"):
         ask(engine(model="other"), reference=right)
     anyway = dataclasses.replace(OPTIONS, other_checkpoint=True)
@@ -280,20 +280,22 @@ def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask:
         ask(engine(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
 
 
-def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sent(ask: Ask, right: SavedScores) -> None:
+def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sent(
+    ask: Ask, right: LogprobReference
+) -> None:
     other = engine(tokenizer_shift=1)
     with pytest.raises(BenchError, match="other tokens for the same text"):
         ask(other, reference=right)
     assert not other.scored
 
 
-def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: SavedScores) -> None:
+def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: LogprobReference) -> None:
     report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, longest=100))
     assert report.ok
     assert {row.length for row in report.rows} == {64}
 
 
-def test_a_reference_can_be_another_server(ask: Ask, right: SavedScores) -> None:
+def test_a_reference_can_be_another_server(ask: Ask, right: LogprobReference) -> None:
     ask(engine(), dp=2)
     side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
     assert reference_of(side, dataclasses.replace(OPTIONS, limit=1e-9)) == right
@@ -307,9 +309,9 @@ def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
         reference_of(side, OPTIONS)
 
 
-def flat(*scores: float) -> Likelihoods:
+def flat(*scores: float) -> TokenLogprobs:
     tops = tuple(((7, score), (8, math.log(0.25))) for score in scores)
-    return Likelihoods(own=scores, top=tops)
+    return TokenLogprobs(own=scores, top=tops)
 
 
 def test_the_divergence_of_tops_is_that_of_their_masses() -> None:
@@ -367,7 +369,7 @@ def test_an_answer_of_another_form_is_no_number(place: tuple[Any, ...], value: o
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    with pytest.raises(OddAnswerError, match=message):
+    with pytest.raises(UnexpectedResponseError, match=message):
         read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2)
 
 

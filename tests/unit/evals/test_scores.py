@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.bench.published import load_published
-from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.evals.significance import (
     independent_interval,
-    items_to_show,
     judge_independent,
     judge_outcomes,
     paired_interval,
+    required_sample_size,
     score_interval,
     sign_flip,
     wilson,
 )
 
 
-def outcome(answers: str, *, prefix: str = "q") -> Outcome:
+def outcome(answers: str, *, prefix: str = "q") -> EvalResult:
     """`+` a right answer, `-` a wrong one."""
-    items = tuple(Item(id=f"{prefix}{index}", right=answer == "+") for index, answer in enumerate(answers))
-    return Outcome(
+    items = tuple(AnsweredQuestion(id=f"{prefix}{index}", right=answer == "+") for index, answer in enumerate(answers))
+    return EvalResult(
         schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="m", harness="h", command="c",
         items=items,
     )  # fmt: skip
@@ -132,20 +132,22 @@ def test_other_items_are_independent_samples() -> None:
 
 def test_questions_asked_twice_are_paired_in_order() -> None:
     twice = outcome("++--")
-    both = Outcome(**{**vars(twice), "items": tuple(Item(id="same", right=item.right) for item in twice.items)})
+    both = EvalResult(
+        **{**vars(twice), "items": tuple(AnsweredQuestion(id="same", right=item.right) for item in twice.items)}
+    )
     assert judge_outcomes(both, both).items == 4
 
 
-def seeded(*answers: str, group: str = "") -> tuple[Item, ...]:
+def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
     """One text of `+` and `-` a seed, one question a place."""
     return tuple(
-        Item(id=f"q{place}", right=answer == "+", seed=seed, group=group)
+        AnsweredQuestion(id=f"q{place}", right=answer == "+", seed=seed, group=group)
         for seed, each in enumerate(answers)
         for place, answer in enumerate(each)
     )
 
 
-def of_items(*items: Item) -> Outcome:
+def of_items(*items: AnsweredQuestion) -> EvalResult:
     return replace(outcome("+"), items=items)
 
 
@@ -197,4 +199,4 @@ def test_all_of_k_trials_is_what_tau2_computes() -> None:
 
 
 def test_no_number_of_items_shows_no_difference() -> None:
-    assert items_to_show(0.9, 0.0) is None
+    assert required_sample_size(0.9, 0.0) is None

@@ -9,30 +9,30 @@ from random import Random
 
 import pytest
 
-from orchestrator.bench.cost import Bill, CommandEstimate
+from orchestrator.bench.cost import CommandEstimate, CostEstimate
 from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.experiments.reproduce import (
     STATE_FILE,
-    FinishedSteps,
     ReproducePlan,
     ReproduceRequest,
     Step,
+    StepLog,
     StepRunner,
     bench_seconds,
     command,
-    may_be_there,
+    might_exist,
     plan_steps,
+    remaining_steps,
     reproduce,
     require_all_questions,
-    still_to_do,
 )
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import open_run
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")
@@ -80,7 +80,7 @@ class Machine:
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
     runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
-    reproduce(planned, FinishedSteps(directory / STATE_FILE, planned), runner, keep=keep)
+    reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep=keep)
 
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
@@ -209,13 +209,13 @@ def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) 
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the Docker daemon does not answer")
 
-    servers = Fleet(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
     for profile in ("mi355x-tp8", "cpu-tiny"):
         plan = load(profile).plan
         open_run(servers.home, profile, plan).save("plan.json", plan.to_dict())
-    assert may_be_there(servers, "mi355x-tp8")
-    assert not may_be_there(servers, "cpu-tiny")
-    assert not may_be_there(servers, "never-started")
+    assert might_exist(servers, "mi355x-tp8")
+    assert not might_exist(servers, "cpu-tiny")
+    assert not might_exist(servers, "never-started")
 
 
 def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
@@ -230,14 +230,14 @@ def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
 def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path) -> None:
     planned = steps(tmp_path)
     done = {step.id: "" for step in planned if step.run == "mi355x-tp8" and step.stage not in {"report", "down"}}
-    assert "up" not in {step.stage for step in still_to_do(planned, done) if step.run == "mi355x-tp8"}
+    assert "up" not in {step.stage for step in remaining_steps(planned, done) if step.run == "mi355x-tp8"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"steps": "other", "done": {}}'])
 def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(text)
     with pytest.raises(UsageError):
-        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+        StepLog(tmp_path / STATE_FILE, steps(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
         changed = damaged(text, dice)
         file.write_text(changed)
         try:
-            state = FinishedSteps(file, planned)
+            state = StepLog(file, planned)
         except UsageError as error:
             refused += 1
             assert (file.read_text(), error.where, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
@@ -296,7 +296,7 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
 def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / STATE_FILE)
     with pytest.raises(UsageError):
-        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+        StepLog(tmp_path / STATE_FILE, steps(tmp_path))
 
 
 def test_how_long_a_measurement_takes() -> None:
@@ -466,7 +466,7 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
 ) -> None:
     """A published cost in dollars is no price in euros."""
     found, plain = split_currency(prices)
-    bill = Bill.of_node(WAFER, plain, found)
+    bill = CostEstimate.of_node(WAFER, plain, found)
     assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
     planned = [CommandEstimate(step.id, step.argv, step.about) for step in steps(Path("results"))]
     head, *_, total = bill.to_table(planned).splitlines()

@@ -9,14 +9,14 @@ import pytest
 
 from orchestrator.core.errors import UsageError
 from orchestrator.experiments.sweep.objective import Goal, Objective
-from orchestrator.experiments.sweep.search import Proposed, Search, SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.space import Knob, SearchSpace
+from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.space import SearchSpace, SweepParameter
 
 SPACE = SearchSpace(
     knobs=(
-        Knob(key="flags.running", values=(1, 2, 4, 8, 16, 32)),
-        Knob(key="flags.policy", values=("lpm", "fcfs", None)),
-        Knob(key="flags.chunk", values=(512, 1024, 2048, 4096)),
+        SweepParameter(key="flags.running", values=(1, 2, 4, 8, 16, 32)),
+        SweepParameter(key="flags.policy", values=("lpm", "fcfs", None)),
+        SweepParameter(key="flags.chunk", values=(512, 1024, 2048, 4096)),
     )
 )
 GOAL = Goal(objective=Objective.TOK_S, at_rps=2.0, ttft_p95_s=5.0)
@@ -108,7 +108,10 @@ def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) 
 def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search suggests nothing but what was tried already."""
     monkeypatch.setattr("orchestrator.experiments.sweep.search._AGAIN", 0)
-    knobs = (Knob(key="flags.chunk", values=tuple(range(200))), Knob(key="flags.running", values=tuple(range(100))))
+    knobs = (
+        SweepParameter(key="flags.chunk", values=tuple(range(200))),
+        SweepParameter(key="flags.running", values=tuple(range(100))),
+    )
     asked = search(tmp_path, space=SearchSpace(knobs=knobs)).ask(None)
     assert asked is not None
     assert asked.point.keys() == {"flags.chunk", "flags.running"}
@@ -119,7 +122,7 @@ def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path, objectiv
     goal = replace(GOAL, objective=objective)
     found, higher = search(tmp_path, goal), goal.higher_is_better[0]
 
-    def asked() -> Proposed:
+    def asked() -> Suggestion:
         proposed = found.ask(None)
         assert proposed is not None
         return proposed

@@ -7,7 +7,7 @@ from measured_samples import tp8
 
 from orchestrator.bench.result import BenchEnding, BenchResult
 from orchestrator.core.paths import Home
-from orchestrator.experiments.sweep.run import Budget, SweepRequest, opened, plan_sweep
+from orchestrator.experiments.sweep.run import Budget, SweepRequest, open_search, plan_sweep
 from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.trial import _Ladder
 
@@ -31,7 +31,7 @@ def test_a_ladder_ends_at_its_knee_or_below_the_others(tmp_path: Path) -> None:
         objective="tok-s",
     )
     sweep = plan_sweep(request, Home(tmp_path))
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         for number in range(1, 5):
             asked = search.ask(None)
             assert asked is not None

@@ -7,19 +7,19 @@ import pytest
 from measured_samples import save, spread, tp4dp2, tp8
 
 from orchestrator.bench.result import BenchResult, Point
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import to_confirm
 from orchestrator.experiments.sweep.files import Winner, best_of, tune_command, write_sweep_report, write_winners
-from orchestrator.experiments.sweep.preview import affordable, dry_data, dry_text, look_at
+from orchestrator.experiments.sweep.preview import affordable, dry_data, dry_text, scan_space
 from orchestrator.experiments.sweep.run import (
     JOURNAL,
     Budget,
     Sweep,
     SweepRequest,
     default_output,
-    opened,
+    open_search,
     plan_sweep,
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
@@ -49,13 +49,13 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
 
 def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
-    told = dry_text(sweep, look_at(sweep))
+    told = dry_text(sweep, scan_space(sweep))
     assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
     assert "2 cannot fit: " in told
     assert "do not divide by tp 3" in told
     assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
     assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
-    data = dry_data(sweep, look_at(sweep))
+    data = dry_data(sweep, scan_space(sweep))
     assert (data["points"], data["fitting"], data["trials"]) == (6, 4, 4)
     assert data["space"] == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
     assert not (home.root.parent / "out").exists()
@@ -63,10 +63,10 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
 
 def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
-    told = dry_text(sweep, look_at(sweep))
+    told = dry_text(sweep, scan_space(sweep))
     assert "32, 64  16" in told
     assert "`mi355x-tp8` as it is is not tried" in told
-    assert "is not tried" not in dry_text(planned(home), look_at(planned(home)))
+    assert "is not tried" not in dry_text(planned(home), scan_space(planned(home)))
 
 
 def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
@@ -212,11 +212,11 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
 
 def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
     sweep = planned(home, overrides=("server.port=31000",))
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
         report = write_sweep_report(sweep, search, (winner,), ended="3 trials were made")
     assert winner.profile == home.root / "profiles/mi355x-tp8-swept.yaml"
-    loaded = load("mi355x-tp8-swept", catalogue=Catalogue.of(home))
+    loaded = load("mi355x-tp8-swept", catalogue=Catalog.of(home))
     assert loaded.plan.server.port == 31000
     [running] = [flag for flag in loaded.plan.flags if flag.name == "max-running-requests"]
     assert running.origin == "measured"
@@ -240,7 +240,7 @@ def again(search: Search, number: int, value: float, seconds: float = 600.0) -> 
 
 def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
     sweep = planned(home)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
         asked = []
         for value in (1.4, 1.6, 1.7, 1.8):
@@ -259,7 +259,7 @@ def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noi
 
 def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
     sweep = planned(home)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})
         for _ in range(2):
             trial = to_confirm(sweep, search)
@@ -273,25 +273,25 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
     assert "deploy sweep, 2026-11-20, trial 2: knee, requests/s 2.3 (median of 3 runs, 2.3 to 2.4), 1.5 as" in text
     assert "3 runs: 2.4, 2.3, 2.3." in text
     front = planned(home, objective="pareto", output=home.root.parent / "front")
-    with opened(front) as search:
+    with open_search(front) as search:
         won(front, search, {1: tp8(), 2: tp4dp2()})
         assert to_confirm(front, search) is None
 
 
 def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", confirm=4)
-    told = dry_text(sweep, look_at(sweep))
+    told = dry_text(sweep, scan_space(sweep))
     assert told.startswith("how many at once\n")
     assert "the best is measured 5 times before it is named" in told
-    assert dry_data(sweep, look_at(sweep))["confirm"] == 4
-    with opened(sweep) as search:
+    assert dry_data(sweep, scan_space(sweep))["confirm"] == 4
+    with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
     assert "How many at once." in report.read_text()
 
 
 def test_the_profile_itself_may_win(home: Home) -> None:
     sweep = planned(home)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
     assert (winner.trial.own, winner.profile) == (True, None)
     assert not (home.root / "profiles").exists()
@@ -300,7 +300,7 @@ def test_the_profile_itself_may_win(home: Home) -> None:
 def test_a_knee_of_0_wins_nothing(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64, 128]}")
     none = replace(tp8(), knee_rps=None)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         assert won(sweep, search, {1: none, 2: none}) == ()
     assert not (home.root / "profiles").exists()
 
@@ -313,11 +313,11 @@ def faster(point: Point) -> Point:
 def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least(home: Home) -> None:
     same = replace(tp8(), points=tuple(map(faster, tp8().points)))
     sweep = planned(home)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: same})
         assert [best.number for best in best_of(sweep, search)] == [1]
     other = planned(home, "flags: {max-running-requests: [32, 64, 128]}", output=home.root.parent / "other")
-    with opened(other) as search:
+    with open_search(other) as search:
         won(other, search, {1: tp8(), 2: same})
         assert [best.number for best in best_of(other, search)] == [2]
 
@@ -326,11 +326,11 @@ def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
     own = home.root.parent / "house.yaml"
     own.write_text("extends: mi355x-tp8\nflags: {max-running-requests: 16}\n")
     sweep = planned(home, profile=str(own))
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
     assert winner.profile is not None
     assert f"extends: {own}" in winner.profile.read_text()
-    assert load(str(winner.profile), catalogue=Catalogue.of(home)).plan.profile == "house-swept"
+    assert load(str(winner.profile), catalogue=Catalog.of(home)).plan.profile == "house-swept"
 
 
 def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
@@ -342,32 +342,35 @@ def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
 
 def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> None:
     sweep = planned(home)
-    with pytest.raises(UsageError, match="nothing to resume"), opened(planned(home, resume=True)):
+    with pytest.raises(UsageError, match="nothing to resume"), open_search(planned(home, resume=True)):
         pass
-    with opened(sweep):
+    with open_search(sweep):
         pass
-    with pytest.raises(UsageError, match="a sweep already"), opened(sweep):
+    with pytest.raises(UsageError, match="a sweep already"), open_search(sweep):
         pass
     again = planned(home, resume=True)
-    with opened(again), pytest.raises(HostError, match="another `deploy sweep`"), opened(again):
+    with open_search(again), pytest.raises(HostError, match="another `deploy sweep`"), open_search(again):
         pass
-    with opened(planned(home, resume=True, overrides=("server.port=31000",))):
+    with open_search(planned(home, resume=True, overrides=("server.port=31000",))):
         pass
-    with pytest.raises(UsageError, match="another host"), opened(planned(home, resume=True, host="ssh://node")):
+    with pytest.raises(UsageError, match="another host"), open_search(planned(home, resume=True, host="ssh://node")):
         pass
-    with pytest.raises(UsageError, match="another objective"), opened(planned(home, resume=True, objective="tok-s")):
+    with (
+        pytest.raises(UsageError, match="another objective"),
+        open_search(planned(home, resume=True, objective="tok-s")),
+    ):
         pass
 
 
 def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
     sweep = planned(home)
-    with opened(sweep) as search:
+    with open_search(sweep) as search:
         won(sweep, search, {1: tp8()})
     journal = sweep.request.output / JOURNAL
     journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
-    with opened(planned(home, resume=True)) as search:
+    with open_search(planned(home, resume=True)) as search:
         assert len(search.trials) == 2
-    with opened(planned(home, resume=True)) as search:
+    with open_search(planned(home, resume=True)) as search:
         assert len(search.trials) == 2
 
 

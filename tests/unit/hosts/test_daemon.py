@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts import daemon as module
 from orchestrator.hosts.daemon import DEFAULT, docker_endpoint
-from orchestrator.images.client import Docker
+from orchestrator.images.client import DockerCli
 from orchestrator.runtimes.docker.host import DockerHost
 
 REMOTE = "ssh://amd@GPU-Node1"
@@ -20,12 +20,12 @@ REMOTE = "ssh://amd@GPU-Node1"
 def contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """An environment in which the docker command's context `node` is chosen."""
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+    def attempt(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
         assert timeout > 0
         code = 0 if argv[-1] == "node" else 1
-        return ProgramResult(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
+        return CompletedProgram(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
 
-    monkeypatch.setattr(module, "attempt", attempt)
+    monkeypatch.setattr(module, "run_or_127", attempt)
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "node"}))
     return {"DOCKER_CONFIG": str(tmp_path)}
 
@@ -40,7 +40,7 @@ def test_who_is_asked_first(contexts: dict[str, str]) -> None:
 
 def test_the_sdk_starts_where_the_command_builds(contexts: dict[str, str], tmp_path: Path) -> None:
     """With a chosen context the command built on one machine and the SDK started on another."""
-    command = Docker(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
+    command = DockerCli(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
     assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts)._url == REMOTE
 
 

@@ -9,7 +9,7 @@ from machine_samples import survey_of
 from orchestrator.core.errors import HostError
 from orchestrator.hosts.gpus.amd import read_amd
 from orchestrator.hosts.gpus.inventory import GpuInventory
-from orchestrator.hosts.vram import wait_for_vram
+from orchestrator.hosts.vram import wait_for_vram_release
 
 
 class Clock:
@@ -32,7 +32,7 @@ def looks(*machines: str) -> Sequence[GpuInventory | None]:
 def test_it_waits_until_each_gpu_has_drained_and_says_what_it_waits_for() -> None:
     clock, said = Clock(), list[str]()
     reads = iter(looks("mi355x-half-drained", "mi355x-half-drained", "mi355x-healthy"))
-    seconds = wait_for_vram(
+    seconds = wait_for_vram_release(
         lambda: next(reads), gpus=range(8), clock=clock, sleep=clock.sleep, progress=lambda text, _: said.append(text)
     )
     assert seconds == 10.0
@@ -42,17 +42,17 @@ def test_it_waits_until_each_gpu_has_drained_and_says_what_it_waits_for() -> Non
 
 def test_only_the_gpus_of_the_plan_count() -> None:
     (half,) = looks("mi355x-half-drained")
-    assert wait_for_vram(lambda: half, gpus=range(4), clock=Clock(), sleep=pytest.fail) == 0.0
+    assert wait_for_vram_release(lambda: half, gpus=range(4), clock=Clock(), sleep=pytest.fail) == 0.0
     clock = Clock()
     with pytest.raises(HostError, match="gpu 4 41%, gpu 6 41%"):
-        wait_for_vram(lambda: half, gpus=range(4, 8, 2), clock=clock, sleep=clock.sleep)
+        wait_for_vram_release(lambda: half, gpus=range(4, 8, 2), clock=clock, sleep=clock.sleep)
 
 
 def test_it_gives_up_after_its_limit_and_says_who_holds_it() -> None:
     clock = Clock()
     (held,) = looks("mi355x-held")
     with pytest.raises(HostError, match=r"after 900 s: gpu 2 85%; held by python3 \(pid 48213, gpu 2, 243.9 GiB\)"):
-        wait_for_vram(lambda: held, gpus=range(8), clock=clock, sleep=clock.sleep)
+        wait_for_vram_release(lambda: held, gpus=range(8), clock=clock, sleep=clock.sleep)
     assert clock.now == 900.0
 
 
@@ -62,4 +62,4 @@ def test_vram_that_cannot_be_read_is_not_taken_for_empty() -> None:
     silent = replace(healthy, gpus=tuple(replace(gpu, vram_used=None) for gpu in healthy.gpus))
     for unreadable in (silent, truncated, None):
         with pytest.raises(HostError, match="cannot be read"):
-            wait_for_vram(lambda found=unreadable: found, gpus=range(8), clock=Clock(), sleep=pytest.fail)
+            wait_for_vram_release(lambda found=unreadable: found, gpus=range(8), clock=Clock(), sleep=pytest.fail)

@@ -8,7 +8,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.hosts.venvs.installer import hint
-from orchestrator.hosts.venvs.venv import _Recipe, ensure
+from orchestrator.hosts.venvs.venv import _Recipe, ensure_venv
 
 CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
 
@@ -54,14 +54,14 @@ def test_finished_environment_is_reused(images: Path, tmp_path: Path) -> None:
     (folder / "bin/python").write_text("")
     (folder / "environment.json").write_text("{}")
 
-    environment = ensure(images / "engine.txt", home=home, progress=Progress(), shim=images / "cpu_shim")
+    environment = ensure_venv(images / "engine.txt", home=home, progress=Progress(), shim=images / "cpu_shim")
 
     assert (environment.python, environment.built) == (folder / "bin/python", False)
 
 
 def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"no requirement file `other\.txt`"):
-        ensure(images / "other.txt", home=Home(tmp_path), progress=Progress())
+        ensure_venv(images / "other.txt", home=Home(tmp_path), progress=Progress())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.hosts.ssh import FarHost, over_ssh
+from orchestrator.hosts.ssh import SshHost, ssh_runner
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from orchestrator.hosts.ssh import FarHost, over_ssh
     ],
 )
 def test_url(url: str, address: str, port: int | None, socket: str) -> None:
-    assert FarHost.parse(url) == FarHost(address=address, port=port, socket=socket)
+    assert SshHost.parse(url) == SshHost(address=address, port=port, socket=socket)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def test_url(url: str, address: str, port: int | None, socket: str) -> None:
 )
 def test_what_is_not_a_far_host_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="is not a far host"):
-        FarHost.parse(url)
+        SshHost.parse(url)
     with pytest.raises(UsageError, match="is not a far host"):
-        over_ssh(url)
+        ssh_runner(url)
 
 
 def test_a_password_is_refused_and_not_repeated() -> None:
     with pytest.raises(UsageError) as caught:
-        FarHost.parse("ssh://amd:secret@node")
+        SshHost.parse("ssh://amd:secret@node")
     assert "secret" not in f"{caught.value}{caught.value.hint}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.console import Progress
-from orchestrator.hosts.venvs.installer import PinnedList, _Steps, pip_settings_for_uv
+from orchestrator.hosts.venvs.installer import PinnedRequirements, _Steps, pip_settings_for_uv
 
 # Recorded, shortened: uv 0.13.9 with its output in a pipe, then pip 26.1.
 UV = """\
@@ -50,7 +50,7 @@ def test_what_is_downloaded_and_how_much(monkeypatch: pytest.MonkeyPatch, said: 
 
     monkeypatch.setattr("orchestrator.core.subprocesses.follow", follow)
     progress = Recording()
-    pinned = PinnedList(file=Path("sglang.txt"), torch=None, torch_index="")
+    pinned = PinnedRequirements(file=Path("sglang.txt"), torch=None, torch_index="")
     _Steps(pinned=pinned, progress=progress).run("installing", ["uv"])
 
     assert progress.lines == [

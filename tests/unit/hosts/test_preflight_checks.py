@@ -11,10 +11,10 @@ import pytest
 from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError, Problem
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.checks import preflight
-from orchestrator.hosts.context import Access, Space, Subject
+from orchestrator.hosts.context import CheckContext, DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import carries, image_toolkit
 from orchestrator.hosts.machine import Machine
 from orchestrator.hosts.machine_checks import bound_cpus, ports
@@ -29,15 +29,15 @@ def look(
     machine: str,
     plan: Plan | None = None,
     *,
-    spaces: tuple[Space, ...] = (),
-    docker: Callable[[Sequence[str]], ProgramResult] = READY_DOCKER,
+    spaces: tuple[DiskNeed, ...] = (),
+    docker: Callable[[Sequence[str]], CompletedProgram] = READY_DOCKER,
     checkpoint: Callable[[], tuple[str, int]] | None = None,
     environ: Mapping[str, str] = {"PATH": os.defpath},
     **changed: str,
 ) -> PreflightReport:
     plan = plan or plan_of("mi355x-tp8")
     kind = runtime_class(plan.runtime)
-    access = Access(
+    access = HostAccess(
         runner=runner_of(sections(machine, **changed), docker=docker),
         environ=environ,
         spaces=spaces,
@@ -61,15 +61,15 @@ def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
     inode = "41234"
     line = f"   0: 0100007F:753A 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
 
-    def runner(argv: Sequence[str]) -> ProgramResult:
+    def runner(argv: Sequence[str]) -> CompletedProgram:
         told = {"/proc/net/tcp": line, "/proc/48213/cmdline": "\0".join(["/opt/env/bin/python3", "-m", *["word"] * 40])}
         text = "/proc/48213/fd/7\n" if argv[0] == "find" else told[argv[1]]
-        return ProgramResult(argv=tuple(argv), code=0, stdout=text, stderr="")
+        return CompletedProgram(argv=tuple(argv), code=0, stdout=text, stderr="")
 
     def port_finding(server_on: Callable[[int], str | None]) -> Finding:
-        access = Access(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False, server_on=server_on)
+        access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False, server_on=server_on)
         machine = cast("Machine", SimpleNamespace(listening=frozenset({30010})))
-        (finding,) = ports(Subject(plan=plan, machine=machine, access=access))
+        (finding,) = ports(CheckContext(plan=plan, machine=machine, access=access))
         return finding
 
     ours = port_finding(lambda port: "owl" if port == 30010 else None)
@@ -191,11 +191,11 @@ def test_the_cpus_sglang_binds_each_rank_to() -> None:
 def test_room_is_summed_over_what_shares_a_file_system() -> None:
     disk = "F B U A C M\n/dev/nvme0n1 500000000 0 {} 0% /\n"
     spaces = (
-        Space(purpose="weights", directory="/a", size=408 * GIB),
-        Space(purpose="image", directory="/b", size=64 * GIB),
+        DiskNeed(purpose="weights", directory="/a", size=408 * GIB),
+        DiskNeed(purpose="image", directory="/b", size=64 * GIB),
     )
     node = {**sections("mi355x-healthy"), "disk /a": disk.format(450 << 20), "disk /b": disk.format(450 << 20)}
-    access = Access(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, contained=True)
+    access = HostAccess(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, contained=True)
     finding = only(preflight(plan_of("mi355x-tp8"), access), "disk")
     assert (finding.level, finding.found) == (Level.FAIL, "450.0 GiB free on /")
     assert finding.needed == "472.0 GiB for weights and image"
@@ -233,7 +233,7 @@ def test_the_image() -> None:
 def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
     def lacking() -> str:
         problems = [Problem(f"`model-{n}.safetensors` is missing") for n in range(5)]
-        raise WeightsError("the checkpoint is incomplete", problems=problems)
+        raise CheckpointError("the checkpoint is incomplete", problems=problems)
 
     plan = plan_of("mi355x-tp8")
     gated = replace(plan, model=replace(plan.model, gated=True))
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     """A fresh node is asked before anything is downloaded to it."""
 
     def nothing() -> str:
-        raise NoWeightsError("there is no checkpoint of `glm-5.2-mxfp4`")
+        raise CheckpointNotFoundError("there is no checkpoint of `glm-5.2-mxfp4`")
 
     plan = plan_of("mi355x-tp8")
     fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")

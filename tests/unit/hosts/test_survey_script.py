@@ -6,9 +6,9 @@ import pytest
 from machine_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.machine import cpu_list, listening_ports, read_machine
-from orchestrator.hosts.ssh import over_ssh
+from orchestrator.hosts.ssh import ssh_runner
 from orchestrator.hosts.survey import MACHINE_SECTIONS, Section, parse, script, survey
 
 
@@ -24,7 +24,7 @@ def test_sections_come_back_and_a_cut_one_is_left_out() -> None:
 
 
 def test_a_machine_that_cannot_be_looked_at() -> None:
-    refused = ProgramResult(
+    refused = CompletedProgram(
         argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
     )
     with pytest.raises(HostError, match="Connection refused"):
@@ -34,13 +34,13 @@ def test_a_machine_that_cannot_be_looked_at() -> None:
 def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
+    def attempt(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
         assert timeout > 0
         seen.append(tuple(argv))
-        return ProgramResult(argv=(), code=0, stdout="", stderr="")
+        return CompletedProgram(argv=(), code=0, stdout="", stderr="")
 
-    monkeypatch.setattr("orchestrator.hosts.ssh.attempt", attempt)
-    over_ssh("ssh://amd@node:2222")(("cat", "/proc/a b"))
+    monkeypatch.setattr("orchestrator.hosts.ssh.run_or_127", attempt)
+    ssh_runner("ssh://amd@node:2222")(("cat", "/proc/a b"))
     (argv,) = seen
     assert "BatchMode=yes" in argv
     assert argv[-5:] == ("-p", "2222", "--", "amd@node", "cat '/proc/a b'")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BuildError
-from orchestrator.images.build import BuildOptions, build_arguments, refusal_in, step_in
-from orchestrator.images.client import Docker
+from orchestrator.images.build import BuildOptions, build_arguments, parse_patch_error, parse_step
+from orchestrator.images.client import DockerCli
 
-BUILDKIT = Docker(program="docker", version="28.2.2", builder="buildkit", host="unix:///var/run/docker.sock")
-CLASSIC = Docker(program="docker", version="20.10.24", builder="classic", host="unix:///var/run/docker.sock")
+BUILDKIT = DockerCli(program="docker", version="28.2.2", builder="buildkit", host="unix:///var/run/docker.sock")
+CLASSIC = DockerCli(program="docker", version="20.10.24", builder="classic", host="unix:///var/run/docker.sock")
 
 REFUSED = """\
 #7 [3/3] RUN ["python3", "-B", "/opt/deploy/patches/apply_patches.py", "apply"]
@@ -36,11 +36,11 @@ def options(**secrets: Path) -> BuildOptions:
     ],
 )
 def test_steps_of_both_builders(line: str, step: str | None) -> None:
-    assert step_in(line) == step
+    assert parse_step(line) == step
 
 
 def test_what_the_applier_said_is_found_in_buildkits_log() -> None:
-    assert refusal_in(REFUSED.splitlines()) == (
+    assert parse_patch_error(REFUSED.splitlines()) == (
         "patch `guard` neither applies nor is present\n"
         "  `copy.cuh` has no match for: ^#include\n"
         "  upstream: sgl-project/sglang#29373"
@@ -50,11 +50,11 @@ def test_what_the_applier_said_is_found_in_buildkits_log() -> None:
 def test_what_the_applier_said_is_found_in_the_classic_builders_log() -> None:
     log = ["Step 3/3 : RUN", "error: patch `guard` neither", "  upstream: x", "The command 'python3' returned: 1"]
 
-    assert refusal_in(log) == "patch `guard` neither\n  upstream: x"
+    assert parse_patch_error(log) == "patch `guard` neither\n  upstream: x"
 
 
 def test_another_failure_is_not_taken_for_a_patch() -> None:
-    assert refusal_in(["#7 0.1 error: could not resolve host", "#7 ERROR: exit code: 1"]) is None
+    assert parse_patch_error(["#7 0.1 error: could not resolve host", "#7 ERROR: exit code: 1"]) is None
 
 
 def test_a_secret_is_mounted_and_never_an_argument(tmp_path: Path) -> None:

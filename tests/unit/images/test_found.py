@@ -7,11 +7,11 @@ import pytest
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
-from orchestrator.images.patch_drift import differences, found_at_start, require_version
+from orchestrator.images.patch_drift import found_at_start, require_version, unexpected_patches
 from orchestrator.images.receipt import ImageReceipt, PatchRecord, SourceRecord
 from orchestrator.plan.plan import AS_PLANNED, Plan
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker import spec
 from orchestrator.runtimes.docker.container import spec_of
 
@@ -54,12 +54,14 @@ def test_what_was_expected_and_found_is_no_difference() -> None:
         rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="acts at start",
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
-    assert list(differences(july(), found)) == []
+    assert list(unexpected_patches(july(), found)) == []
     assert found_at_start(july(), found) == AS_PLANNED
 
 
 def test_each_difference_is_told_with_its_reason() -> None:
-    told = differences(july(), receipt(rocm_cuda_runtime_guard="present upstream", dsa_topk_v2_off="acts at start"))
+    told = unexpected_patches(
+        july(), receipt(rocm_cuda_runtime_guard="present upstream", dsa_topk_v2_off="acts at start")
+    )
     assert list(told) == [
         (
             "patch `dsa-topk-v2-off` was not expected, and the sources need it (acts at start): "
@@ -71,14 +73,16 @@ def test_each_difference_is_told_with_its_reason() -> None:
         ),
     ]
     newer = load("mi355x-tp8").plan
-    assert "cannot be told" in next(iter(differences(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict"))))
+    assert "cannot be told" in next(
+        iter(unexpected_patches(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict")))
+    )
 
 
-def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> spec.Prepared:
+def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> spec.PreparedRun:
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=found, built=True, builder="classic", seconds=0.0)
     monkeypatch.setattr(spec, "find_docker", lambda _: None)
     monkeypatch.setattr(spec, "build_image", lambda *_: built)
-    return spec.prepare(render_artifacts(plan), Place(home=home))
+    return spec.prepare(render_artifacts(plan), HostRef(home=home))
 
 
 def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest(

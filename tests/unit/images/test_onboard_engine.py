@@ -13,14 +13,14 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.main import app
 from orchestrator.core.errors import BuildError, DeployError, KernelsError, ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.validation import read_model
 from orchestrator.images.config import ImageConfig
 from orchestrator.images.facts import ImageFacts
 from orchestrator.images.patch_check import PatchState, SourceChecker
 from orchestrator.images.receipt import SourceRecord
 from orchestrator.kernels.disk.image import ImageTables
-from orchestrator.kernels.plan_coverage import RowSources, cover
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage
 from orchestrator.planner import flag_tables
 from orchestrator.planner.add import engine_sources
 from orchestrator.planner.planning import load
@@ -96,7 +96,7 @@ def written(home: Home) -> list[str]:
 def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "ERROR: … sglang==0.5.21 (from versions: 0.5.20, 0.5.22)"
     monkeypatch.setattr(
-        "orchestrator.images.patch_check.run", lambda _: ProgramResult(argv=(), code=1, stdout="", stderr=stderr)
+        "orchestrator.images.patch_check.run", lambda _: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr)
     )
     [only] = refused("0.5.21", fault=UsageError)
     assert only.startswith("the package index has no sglang 0.5.21 | the nearest it has: `0.5.20`, `0.5.22`")
@@ -170,13 +170,13 @@ def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
 ) -> None:
     wheel(home.root / "wheels/sglang-0.5.99-py3-none-any.whl", "0.5.99")
     table = '{"sglang": "0.5.99", "flags": {"port": {"takes_value": true}}}\n'
-    monkeypatch.setattr(flag_tables, "run", lambda _: ProgramResult(argv=(), code=0, stdout=table, stderr=""))
+    monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=0, stdout=table, stderr=""))
     line = ("onboard", "engine", "0.5.99", "--set", "platform=rocm", "--set", "image=own:1", "--python", "python3")
     said = json.loads(deploy(*line, "--dry-run", "--json").stdout)
     assert (said["options"]["count"], said["options"]["made"], said["written"], written(home)) == (1, True, False, [])
     assert deploy(*line).exit_code == 0
     assert written(home) == ["profiles/engines/flags/0.5.99.json", "profiles/engines/sglang-0.5.99-rocm.yaml"]
-    monkeypatch.setattr(flag_tables, "run", lambda _: ProgramResult(argv=(), code=1, stdout="", stderr="no torch"))
+    monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=1, stdout="", stderr="no torch"))
     assert not json.loads(deploy(*line, "--dry-run", "--json", "--replace").stdout)["options"]["made"]
 
 
@@ -199,11 +199,13 @@ def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> N
     choice = ("engine=own",)
     assert deploy("onboard", "engine", IMAGE, "--name", "own").exit_code == 0
     plan = load("mi355x-tp8", overrides=choice).plan
-    found = cover(plan, RowSources(), home)
+    found = compute_coverage(plan, RowSources(), home)
     assert found.known
     assert f"those of `registry.example/sglang@{DIGEST}`, as `deploy onboard engine` read them" in found.tables
     assert [key.token for key in found.found.keys[0].missing] == [1]
-    moved = cover(load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home)
+    moved = compute_coverage(
+        load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home
+    )
     assert not moved.known, "another image by the same name"
 
 

@@ -13,7 +13,7 @@ from run_samples import request_of
 
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images.prebuilt import ReadyImage, require_ready
+from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
 from orchestrator.images.receipt import (
     BASE_DIGEST,
     BASE_NAME,
@@ -29,7 +29,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner import prebuilt
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.planner.prebuilt import require_image
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.servers.start.decisions import decide_beforehand
 
@@ -60,7 +60,7 @@ def records(plan: Plan, **states: str) -> tuple[PatchRecord, ...]:
     )
 
 
-def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **states: str) -> ReadyImage:
+def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **states: str) -> PrebuiltImage:
     """An image as the plan's own build would make it."""
     engine = plan.engine
     sources = (
@@ -69,27 +69,27 @@ def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **s
     )
     labels = {BASE_NAME: engine.image or "", BASE_DIGEST: engine.image_digest or ""}
     receipt = ImageReceipt(python="3.10", sources=sources, patches=records(plan, **states))
-    return ReadyImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels=labels)
+    return PrebuiltImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels=labels)
 
 
-def without(name: str, image: ReadyImage) -> ReadyImage:
+def without(name: str, image: PrebuiltImage) -> PrebuiltImage:
     kept = tuple(record for record in image.receipt.patches if record.id != name)
     return replace(image, receipt=replace(image.receipt, patches=kept))
 
 
-def in_another_form(name: str, image: ReadyImage) -> ReadyImage:
+def in_another_form(name: str, image: PrebuiltImage) -> PrebuiltImage:
     changed = tuple(
         replace(record, digest="0" * 64) if record.id == name else record for record in image.receipt.patches
     )
     return replace(image, receipt=replace(image.receipt, patches=changed))
 
 
-def labelled(name: str, text: str, image: ReadyImage) -> ReadyImage:
+def labelled(name: str, text: str, image: PrebuiltImage) -> PrebuiltImage:
     return replace(image, labels={**image.labels, name: text})
 
 
 def test_the_image_of_the_plans_own_build_is_taken() -> None:
-    require_ready(july(), ready(july()))
+    require_matches_plan(july(), ready(july()))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,11 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
         ),
     ],
 )
-def test_what_differs_is_refused_with_the_way_out(image: Callable[[Plan], ReadyImage], message: str, hint: str) -> None:
+def test_what_differs_is_refused_with_the_way_out(
+    image: Callable[[Plan], PrebuiltImage], message: str, hint: str
+) -> None:
     with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
-        require_ready(july(), image(july()))
+        require_matches_plan(july(), image(july()))
     [problem] = caught.value.problems
     assert message in problem.message
     assert hint in problem.hint
@@ -124,9 +126,9 @@ def test_what_differs_is_refused_with_the_way_out(image: Callable[[Plan], ReadyI
 
 def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
     plan = july(f"engine.image_digest={PINNED}")
-    require_ready(plan, ready(plan))
+    require_matches_plan(plan, ready(plan))
     with pytest.raises(BuildError) as caught:
-        require_ready(plan, labelled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
+        require_matches_plan(plan, labelled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
     assert "the engine pins sha256:aaaaaaaaaaaa…" in caught.value.problems[0].message
 
 
@@ -135,12 +137,12 @@ def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
     plain = july("without_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
     image = ready(july(), dsa_topk_v2_off="acts at start")
     with pytest.raises(BuildError) as caught:
-        require_ready(plain, image)
+        require_matches_plan(plain, image)
     assert [problem.message for problem in caught.value.problems] == [
         f"it carries patch `{TOPK}` (acts at start), the plan does not",
         f"it carries patch `{GUARD}` (applied), the plan does not",
     ]
-    require_ready(plain, without(GUARD, ready(july())))
+    require_matches_plan(plain, without(GUARD, ready(july())))
 
 
 def test_the_table_is_known_by_the_receipt() -> None:
@@ -181,10 +183,10 @@ def previewed(*overrides: str, accept_untuned: bool = False) -> Plan:
     image = "ghcr.io/me/tp8:v1"
     request = request_of(*overrides, profile="mi355x-tp8-july", image=image, accept_untuned=accept_untuned)
     home = Home(Path("/nowhere"))
-    return decide_beforehand(request, request.source(home), Place(home=home, far="ssh://node"), offline=True).plan
+    return decide_beforehand(request, request.source(home), HostRef(home=home, far="ssh://node"), offline=True).plan
 
 
-def labels_of(image: ReadyImage) -> dict[str, str]:
+def labels_of(image: PrebuiltImage) -> dict[str, str]:
     receipt = asdict(image.receipt)
     return {**image.labels, "deploy.receipt": json.dumps({**receipt, "sources": dict(receipt["sources"])})}
 
@@ -247,8 +249,8 @@ def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
     plan = load("mi355x-tp4x2").plan
     without = ready(plan, version=plan.engine.version)
     with pytest.raises(BuildError) as refused:
-        require_ready(plan, without)
+        require_matches_plan(plan, without)
     assert "it holds no gateway" in [problem.message for problem in refused.value.problems]
     with pytest.raises(BuildError) as refused:
-        require_ready(plan, labelled("deploy.gateway", "1.9.0", without))
+        require_matches_plan(plan, labelled("deploy.gateway", "1.9.0", without))
     assert "it holds gateway 1.9.0, the plan has 1.13.0" in [problem.message for problem in refused.value.problems]

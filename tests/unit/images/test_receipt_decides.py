@@ -6,7 +6,7 @@ from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
 from orchestrator.images.receipt import ImageReceipt, PatchRecord
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker import spec
 
 EXCLUDE = "mtp-shared-expert-exclude"
@@ -23,7 +23,7 @@ def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=receipt, built=True, builder="classic", seconds=0.0)
     monkeypatch.setattr(spec, "find_docker", lambda _: None)
     monkeypatch.setattr(spec, "build_image", lambda *_: built)
-    place = Place(home=Home(tmp_path_factory.mktemp("home")))
+    place = HostRef(home=Home(tmp_path_factory.mktemp("home")))
 
     prepared = spec.prepare(render_artifacts(load("mi355x-tp8-july").plan), place)
 

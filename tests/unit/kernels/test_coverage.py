@@ -18,15 +18,15 @@ from orchestrator.cli.server import up
 from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
-from orchestrator.kernels.coverage import load_buckets
+from orchestrator.kernels.coverage import workload_buckets
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.keys import buckets
 from orchestrator.kernels.plan_coverage import (
     TABLE_PATCH,
     TUNING_HOURS,
     RowSources,
-    cover,
-    note_coverage,
+    compute_coverage,
+    report_coverage,
     require_covered,
 )
 from orchestrator.kernels.plan_table import make_table
@@ -36,7 +36,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.planner.source import RunSource, profile_source
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start.prepare import known_experts
 
 
@@ -56,7 +56,7 @@ def plan_of(profile: str, *overrides: str) -> Plan:
 def test_what_each_pin_covers_is_known(
     profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
 ) -> None:
-    found = cover(plan_of(profile), RowSources(), Home(tmp_path)).found
+    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path)).found
     for key in found.keys:
         assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.served) == missing
     assert found.missed_by_load == met
@@ -65,7 +65,7 @@ def test_what_each_pin_covers_is_known(
 def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
+    report_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
     line = capsys.readouterr().err
     assert "TP8, fused 257/9: 8 tuned, 0 re-keyed, 1 borrowed, 8 missing of 17;" in line
     assert "unfused 256/8: 0 tuned, 9 re-keyed, 0 borrowed, 8 missing of 17;" in line
@@ -82,7 +82,7 @@ def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
     ],
 )
 def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, str], buckets: tuple[int, ...]) -> None:
-    assert load_buckets(glm_plan(chunked_prefill_size="8192", **flags)) == (*buckets, 8192)
+    assert workload_buckets(glm_plan(chunked_prefill_size="8192", **flags)) == (*buckets, 8192)
 
 
 def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
 ) -> None:
     """What a table would hold is nothing that its server reads."""
     plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
-    note_coverage(plan, Home(tmp_path))
+    report_coverage(plan, Home(tmp_path))
     require_covered(plan, Home(tmp_path))
     assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), accept_untuned=False)
     assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
 ) -> None:
     unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
     require_covered(unknown, Home(tmp_path))
-    note_coverage(unknown, Home(tmp_path))
+    report_coverage(unknown, Home(tmp_path))
     assert "tuned kernels of `mi355x-tp8`: not known for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
     assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` looks into its image" in told
 
@@ -153,7 +153,7 @@ def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytes
     ):
         plan = plan_of("mi325x-tp8", f"engine.aiter_commit={commit}")
         require_covered(plan, Home(tmp_path))
-        note_coverage(plan, Home(tmp_path))
+        report_coverage(plan, Home(tmp_path))
         said = capsys.readouterr().err
         assert told in said
         assert "on the way" not in said
@@ -180,7 +180,7 @@ def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
     profile: str, choices: tuple[str, ...], commit: str, missing: tuple[int, ...], tmp_path: Path
 ) -> None:
     """By GPU and shape, as its repository has them at that commit."""
-    found = cover(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
+    found = compute_coverage(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
     assert found.known
     assert f"those that come with aiter {commit[:12]}, as its repository has them" in found.tables
     assert {key.token for key in found.found.missing} == {*missing}
@@ -232,7 +232,7 @@ BF16_SHARED = "model.layers.3.mlp.shared_experts.up_proj"
 
 def facts_of(home: Home, plan: Plan) -> Facts:
     """What is known of the checkpoint in that home."""
-    return Facts(experts=known_experts(plan.model, Place(home=home)))
+    return Facts(experts=known_experts(plan.model, HostRef(home=home)))
 
 
 def started_before(plan: Plan, home: Home) -> RunSource:

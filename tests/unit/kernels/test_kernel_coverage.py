@@ -21,7 +21,7 @@ from plan_samples import plan_of
 from orchestrator.kernels.coverage import BucketState, coverage_of, to_dict
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeBound, assemble
+from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeConstraint, assemble
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.fusion import decide_fusion
 
@@ -29,7 +29,9 @@ MXMOE = ("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x25
 NAMES = KernelNames(
     commit="9127c94a",
     patterns=tuple(re.compile(pattern) for pattern in (r"flydsl_moe[12]_afp4_\w+", r"flydsl_mxmoe_\w+")),
-    bound=(ShapeBound(prefix="flydsl_mxmoe_", shapes=(Shape(model_dim=6144, inter_dim=512, expert=257, topk=9),)),),
+    bound=(
+        ShapeConstraint(prefix="flydsl_mxmoe_", shapes=(Shape(model_dim=6144, inter_dim=512, expert=257, topk=9),)),
+    ),
     without={},
 )
 WITHOUT_KW = KernelNames(

@@ -12,9 +12,9 @@ from orchestrator.core.errors import Problem
 from orchestrator.kernels.rows import (
     RowOrigin,
     TunedRow,
+    derive_unfused,
     merge,
     read_rows,
-    rekey,
     write_origins,
     write_table,
     write_untuned,
@@ -159,7 +159,7 @@ def test_columns_that_aiter_reads_at_a_lookup_are_never_empty() -> None:
 
 
 def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
-    (row,) = rekey(rows([line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
+    (row,) = derive_unfused(rows([line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     assert row.key.shape == UNFUSED_TP8
     assert row.kernels == (STAGE1, STAGE2)
     assert row.origin is RowOrigin.REKEYED
@@ -177,7 +177,7 @@ def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
     ],
 )
 def test_other_kernels_are_never_rekeyed(kernels: tuple[str, str], tag: str) -> None:
-    assert rekey(rows([line(16, kernels=kernels, tag=tag)]), fused=FUSED_TP8, unfused=UNFUSED_TP8) == ()
+    assert derive_unfused(rows([line(16, kernels=kernels, tag=tag)]), fused=FUSED_TP8, unfused=UNFUSED_TP8) == ()
 
 
 def test_the_tuner_gets_each_missing_key_once_and_in_order() -> None:

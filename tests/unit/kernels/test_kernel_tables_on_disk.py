@@ -10,11 +10,11 @@ import pytest
 from docker.errors import DockerException
 from kernel_samples import CONFIG, FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
-from orchestrator.core.catalog import Catalogue
-from orchestrator.core.errors import DeployError, HostError, KernelsError, WeightsError
-from orchestrator.core.files import write_whole
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.errors import CheckpointError, DeployError, HostError, KernelsError
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
-from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.disk import upstream
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import companion, read_tables
@@ -22,7 +22,7 @@ from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import PinnedFile, read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_file
-from orchestrator.kernels.plan_coverage import RowSources, cover
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage
 from orchestrator.kernels.plan_table import build_table
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import NameVerdict
@@ -66,9 +66,9 @@ def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
 
 def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    write_whole(path, "old\n")
+    atomic_write(path, "old\n")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\udcff")
+        atomic_write(path, "\udcff")
     assert path.read_text() == "old\n"
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 
@@ -137,15 +137,15 @@ def test_every_pin_of_a_shipped_engine_is_known() -> None:
     """A new image pin needs its kernel names, or tables for it are the image's own only: 4ad99832 could not be read."""
     pins = read_pins()
     plans = [load(name).plan for name in profile_names()]
-    unknown = {plan.profile for plan in plans if applies_to(plan) and not pins.names_of(plan.engine.aiter_commit)}
+    unknown = {plan.profile for plan in plans if uses_tuned_table(plan) and not pins.names_of(plan.engine.aiter_commit)}
     assert unknown == {"mi355x-tp4dp2-current", "mi355x-tp8-current"}
 
 
 def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) -> None:
-    plans = [plan for name in profile_names() if applies_to(plan := load(name).plan)]
+    plans = [plan for name in profile_names() if uses_tuned_table(plan := load(name).plan)]
     shapes = {
         (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
-        for found in (cover(plan, RowSources(), Home(tmp_path)).found for plan in plans)
+        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)).found for plan in plans)
         for one in found.keys
     }
     assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
@@ -169,9 +169,9 @@ def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, d
 
 def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
-    with pytest.raises(WeightsError, match="n_routed_experts"):
+    with pytest.raises(CheckpointError, match="n_routed_experts"):
         read_checkpoint(tmp_path)
-    with pytest.raises(WeightsError):
+    with pytest.raises(CheckpointError):
         read_checkpoint(tmp_path / "nowhere")
 
 
@@ -200,7 +200,7 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
     assert [row.origin for row in again] == [row.origin for row in built.table.rows]
     assert "re-keyed" in companion(built.path).read_text()
     assert "re-keyed" not in built.path.read_text()
-    assert cover(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
+    assert compute_coverage(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
 
 
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "kernels").mkdir(parents=True)
     (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
     with pytest.raises(DeployError) as caught:
-        read_pins(Catalogue((tmp_path,)))
+        read_pins(Catalog((tmp_path,)))
     lost = next(problem for problem in caught.value.problems if "`upstream.sha256`" in problem.message)
     assert lost.where == "profiles/kernels/aiter.yaml:1"
 
@@ -263,7 +263,7 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     staged = home.models / plan.model.name
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
-    assert cover(plan, RowSources(), home).found.fusion.fused is True
+    assert compute_coverage(plan, RowSources(), home).found.fusion.fused is True
 
 
 def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
 
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.run_limited import Ended, WatchEnding, WatchLimits
+from orchestrator.kernels.disk.run_limited import ExitReason, ProgramExit, TunerTimeouts
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import TuningJob, check_rows, tune, tuner_command
 from orchestrator.kernels.keys import Key
@@ -23,20 +23,20 @@ def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") ->
         keys=keys,
         names=read_pins().names_of(commit),
         folder=folder,
-        limits=WatchLimits(total=10, shutdown=1, look=0.1, term=1),
+        limits=TunerTimeouts(total=10, shutdown=1, look=0.1, term=1),
     )
 
 
 def leaving(
-    *lines: str, printed: str = "", code: int | None = 0, ending: WatchEnding = WatchEnding.EXITED
-) -> Callable[..., Ended]:
+    *lines: str, printed: str = "", code: int | None = 0, ending: ExitReason = ExitReason.EXITED
+) -> Callable[..., ProgramExit]:
     """A TunerRunner that writes these rows where the tuner writes them."""
 
-    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: WatchLimits) -> Ended:
+    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> ProgramExit:
         log.write_text(printed)
         (log.parent / "tuned.csv").write_text("\n".join((HEADER, *lines)) + "\n")
         finished()
-        return Ended(ending=ending, code=code)
+        return ProgramExit(ending=ending, code=code)
 
     return run
 
@@ -125,14 +125,14 @@ def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed:
 def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:
     failed = tune(job(tmp_path), run=leaving(code=1), store=Store(tmp_path / "a"), provenance=WHO)
     assert [problem.message for problem in failed.problems] == ["the tuner exited with 1"]
-    hung = leaving(line(16), line(32), code=None, ending=WatchEnding.HUNG)
+    hung = leaving(line(16), line(32), code=None, ending=ExitReason.HUNG)
     assert tune(job(tmp_path), run=hung, store=Store(tmp_path / "b"), provenance=WHO).problems == ()
 
 
 def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_rest(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 
-    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: WatchLimits) -> Ended:
+    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> ProgramExit:
         leaving(line(16))(argv, log=log, finished=finished)
         raise KeyboardInterrupt
 

@@ -11,15 +11,15 @@ from cluster_samples import CASES, MONITORED, all_objects, cluster_plan, objects
 from run_samples import past_run
 
 from orchestrator.cli.main import app
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import DeployError, ProfileError, StartError, UsageError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.flags import read_flags
 from orchestrator.engine.metrics import Metric
-from orchestrator.monitoring.alerts import omitted
+from orchestrator.monitoring.alerts import skipped_rules
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import MonitoringRequest, monitored
-from orchestrator.monitoring.series import Expected, Monitored
+from orchestrator.monitoring.series import Expected, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 NOTHING = MonitoringRequest(
@@ -34,19 +34,19 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def of_profile(home: Home, **asked: object) -> Monitored:
+def of_profile(home: Home, **asked: object) -> MonitoredServer:
     return monitored(replace(NOTHING, **{"profile": "mi355x-tp4dp2", **asked}), home)  # type: ignore[arg-type]
 
 
-def alerts(server: Monitored) -> dict[str, dict[str, object]]:
+def alerts(server: MonitoredServer) -> dict[str, dict[str, object]]:
     texts = {file.path: file.content for file in monitoring_files(server)}
     groups = yaml.safe_load(texts[f"{server.name}.rules.yml"])["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
-@pytest.mark.parametrize("version", Catalogue.shipped().names(Kind.FLAGS))
+@pytest.mark.parametrize("version", Catalog.shipped().names(EntryKind.FLAGS))
 def test_every_version_has_the_metrics_that_are_read_here(version: str) -> None:
-    assert set(Metric) <= (read_flags(version, Catalogue.shipped()).metrics or set())
+    assert set(Metric) <= (read_flags(version, Catalog.shipped()).metrics or set())
 
 
 def test_the_rules_name_no_metric_but_those_that_every_version_has(home: Home) -> None:
@@ -73,7 +73,7 @@ def test_what_is_given_goes_before_the_load(home: Home) -> None:
     assert str(alerts(server)["DeployHitShareLow"]["expr"]).endswith("< 0.72")
     assert str(alerts(server)["DeployAcceptLengthLow"]["expr"]).endswith("< 2.88")
     assert server.expected["hit_share"].source == "`--expect hit_share=0.9`"
-    assert not any("Accept" in text for text in omitted(server))
+    assert not any("Accept" in text for text in skipped_rules(server))
 
 
 @pytest.mark.parametrize("pair", ["hit_share=1.5", "hit_share=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"])
@@ -88,7 +88,7 @@ def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None
     assert "DeployHitShareLow" not in alerts(server)
     assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployHitShareLow"}
     assert "hit_share" not in monitoring_files(server)[0].content.decode()
-    said = list(omitted(server))
+    said = list(skipped_rules(server))
     version = server.plan.engine.version
     assert f"no deploy:hit_share:rate: sglang {version} has no `sglang:cached_tokens_total`" in said
     assert "no alert DeployHitShareLow: deploy:hit_share:rate is not recorded" in said
@@ -101,7 +101,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
     assert server.expected["hit_share"].source == "`cached_share` of workload `smoke-tiny`"
     past_run(home, 2, "workload=null")
     server = monitored(replace(NOTHING, name="owl"), home)
-    assert any("no alert DeployTtftHigh: nothing is expected" in text for text in omitted(server))
+    assert any("no alert DeployTtftHigh: nothing is expected" in text for text in skipped_rules(server))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ RULE = {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "rec
 DURATION = re.compile(r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$")
 
 
-def in_cluster(home: Home, **asked: object) -> tuple[Monitored, dict[str, str]]:
+def in_cluster(home: Home, **asked: object) -> tuple[MonitoredServer, dict[str, str]]:
     """A server that is to run in one, and its files."""
     settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
     server = of_profile(home, overrides=settings, **asked)
@@ -229,7 +229,7 @@ def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart
 def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: Home) -> None:
     settings = ("runtime=kubernetes", *(word for word in CASES["mi355x-tp4x2"] if word != MONITORED))
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
-    assert any("see `kubernetes.metrics_from`" in text for text in omitted(server))
+    assert any("see `kubernetes.metrics_from`" in text for text in skipped_rules(server))
     text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml")).decode()
     assert ("DeployReplicaDown" in text, "DeployGateway" in text, text.count("kind: PodMonitor")) == (True, False, 1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
@@ -19,17 +19,17 @@ def ledger(tmp_path: Path) -> Path:
 
 def faults(root: Path) -> list[str]:
     with pytest.raises(ProfileError) as caught:
-        read_ledger(Catalogue((root,)))
+        read_ledger(Catalog((root,)))
     return [f"{problem.where}: {problem.message}" for problem in caught.value.problems]
 
 
 def test_a_ledger_is_read_once_a_process(ledger: Path) -> None:
     """A plan, its image and the checkpoint's overlay each ask for it."""
-    assert read_ledger(Catalogue((ledger,))) is read_ledger(Catalogue((ledger,)))
+    assert read_ledger(Catalog((ledger,))) is read_ledger(Catalog((ledger,)))
 
 
 def test_the_ledger_that_ships_is_valid() -> None:
-    assert [patch.id for patch in read_ledger(Catalogue.shipped())] == sorted(
+    assert [patch.id for patch in read_ledger(Catalog.shipped())] == sorted(
         path.parent.name for path in (data_root() / "patches").glob("*/patch.yaml")
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.patches.ledger import read_ledger
-from orchestrator.plan.patches import PatchFacts, environment, select
+from orchestrator.plan.patches import PatchFacts, patch_env, select_patches
 
 LEDGER = read_ledger()
 
@@ -20,11 +20,11 @@ def facts(version: str, *, platform: str = "rocm", steps: int | None = 5, table:
 
 
 def expected(asked: PatchFacts) -> list[str]:
-    return [use.id for use in select(LEDGER, asked) if use.kind != "file" and use.expected]
+    return [use.id for use in select_patches(LEDGER, asked) if use.kind != "file" and use.expected]
 
 
 def carried(asked: PatchFacts) -> list[str]:
-    return [use.id for use in select(LEDGER, asked) if use.kind != "file"]
+    return [use.id for use in select_patches(LEDGER, asked) if use.kind != "file"]
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_versions_decide_what_a_plan_expects_and_not_what_it_carries(version: st
 
 
 def test_what_is_not_expected_says_so_and_sets_no_variable() -> None:
-    topk = next(use for use in select(LEDGER, facts("0.5.14")) if use.id == "dsa-topk-v2-off")
+    topk = next(use for use in select_patches(LEDGER, facts("0.5.14")) if use.id == "dsa-topk-v2-off")
     assert topk.reason == "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
-    assert environment(LEDGER, [topk]) == ()
+    assert patch_env(LEDGER, [topk]) == ()
 
 
 def test_the_guard_is_carried_only_for_draft_depths_that_reach_the_kernel() -> None:
@@ -61,20 +61,20 @@ def test_without_speculation_there_is_no_draft_model_to_mend() -> None:
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
 def test_other_platforms_carry_nothing(platform: str) -> None:
-    assert select(LEDGER, facts("0.5.14", platform=platform)) == ()
+    assert select_patches(LEDGER, facts("0.5.14", platform=platform)) == ()
 
 
 def test_an_environment_patch_sets_its_variable_with_its_origin() -> None:
-    (variable,) = environment(LEDGER, select(LEDGER, facts("0.5.15.post1")))
+    (variable,) = patch_env(LEDGER, select_patches(LEDGER, facts("0.5.15.post1")))
 
     assert (variable.name, variable.value) == ("SGLANG_OPT_USE_TOPK_V2", "false")
     assert variable.source == "InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh"
 
 
 def test_a_table_leads_aiter_to_itself_only_where_it_was_given() -> None:
-    without, given = select(LEDGER, facts("0.5.16")), select(LEDGER, facts("0.5.16", table="ab" * 32))
+    without, given = select_patches(LEDGER, facts("0.5.16")), select_patches(LEDGER, facts("0.5.16", table="ab" * 32))
 
     assert "no `moe-table` is given" in without[0].reason
-    assert environment(LEDGER, without) == ()
+    assert patch_env(LEDGER, without) == ()
     assert given[0].input_sha256 == "ab" * 32
-    assert [variable.name for variable in environment(LEDGER, given)] == ["AITER_CONFIG_FMOE"]
+    assert [variable.name for variable in patch_env(LEDGER, given)] == ["AITER_CONFIG_FMOE"]

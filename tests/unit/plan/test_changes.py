@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.plan.diff import changes
+from orchestrator.plan.diff import render_diff
 from orchestrator.planner.planning import load
 
 
@@ -17,7 +17,7 @@ def test_each_value_that_differs_stands_as_it_is_written() -> None:
         ],
     ).plan
     new = replace(new, hardware=replace(new.hardware, container=replace(new.hardware.container, groups=())))
-    assert changes(old.to_dict(), new.to_dict()).splitlines() == [
+    assert render_diff(old.to_dict(), new.to_dict()).splitlines() == [
         "- flags.cuda-graph-bs-decode: 1 2",
         "+ flags.cuda-graph-bs-decode: 1 2 4",
         f"- flags.max-running-requests: {old.flag('max-running-requests')}",
@@ -30,11 +30,11 @@ def test_each_value_that_differs_stands_as_it_is_written() -> None:
 
 def test_equal_plans_have_no_difference() -> None:
     plan = load("cpu-tiny").plan
-    assert changes(plan.to_dict(), plan.to_dict()) == ""
+    assert render_diff(plan.to_dict(), plan.to_dict()) == ""
 
 
 def test_a_value_that_is_only_written_elsewhere_is_said_to_be_the_same() -> None:
     """Its plan has another digest all the same, as `--set` stands behind the value now."""
     old, new = load("cpu-tiny").plan, load("cpu-tiny", overrides=["env.OMP_NUM_THREADS=1"]).plan
     assert old.digest != new.digest
-    assert changes(old.to_dict(), new.to_dict()).startswith("every value is the same; what differs is where")
+    assert render_diff(old.to_dict(), new.to_dict()).startswith("every value is the same; what differs is where")

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from plan_samples import flag, plan_of
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan.known_issues import image_date, known_bad
+from orchestrator.plan.known_issues import blocking_issues, image_date
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, read_reports, render_artifacts
 from orchestrator.render.scripts import server_script
 
-SHIPPED = read_reports(Catalogue.shipped())
+SHIPPED = read_reports(Catalog.shipped())
 REPORTS = SHIPPED.known_bad
 
 
 def ids(plan: Plan) -> set[str]:
     """The reports that speak of a plan."""
-    return {report.id for report in REPORTS if known_bad([report], plan)}
+    return {report.id for report in REPORTS if blocking_issues([report], plan)}
 
 
 def on(plan: Plan, version: str) -> Plan:
@@ -109,7 +109,7 @@ def test_a_refusal_names_the_key_that_is_known_bad() -> None:
 def test_a_report_that_the_user_accepts_is_not_raised() -> None:
     plan = plan_of("mi355x-tp8")
     spread = replace(plan, layout=replace(plan.layout, dp=8, dp_attention=True))
-    assert known_bad(REPORTS, on(spread, "0.5.14"), accepted=["dsa-dp-attention-hang"]) == ()
+    assert blocking_issues(REPORTS, on(spread, "0.5.14"), accepted=["dsa-dp-attention-hang"]) == ()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
     path.parent.mkdir(parents=True)
     path.write_text(f"known_bad:\n\n  - {entry}\n")
     with pytest.raises(ProfileError) as caught:
-        read_reports(Catalogue((tmp_path,)))
+        read_reports(Catalog((tmp_path,)))
     assert "known_bad.0." in caught.value.problems[0].message
     assert caught.value.problems[0].where == "profiles/reports/known-bad.yaml:3"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.catalog import Catalogue
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import DeployError, Problem, ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.planner.planning import load, profile_names
@@ -14,14 +14,14 @@ def refused(profile: str, *overrides: str) -> dict[str, Problem]:
     return {problem.message: problem for problem in caught.value.problems}
 
 
-@pytest.mark.parametrize("name", profile_names(Catalogue.shipped()))
+@pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
 def test_every_shipped_profile_plans(name: str) -> None:
     plan = load(name).plan
     assert plan.profile == name
     assert plan.digest == load(name).plan.digest
 
 
-@pytest.mark.parametrize("name", profile_names(Catalogue.shipped()))
+@pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
 def test_no_shipped_value_is_without_an_origin(name: str) -> None:
     plan = load(name).plan
     assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))

@@ -5,7 +5,7 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.hosts.ports import plan_ports
-from orchestrator.plan.replicas import replica_plans, why_all_at_once
+from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
 from orchestrator.planner.planning import load
 
 
@@ -105,7 +105,7 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
     assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
     assert [replica.flag("base-gpu-id") for replica in replica_plans(plan)] == [None, None]
     elsewhere = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
-    assert "their place in the cluster" in why_all_at_once(plan, elsewhere)
+    assert "their place in the cluster" in rolling_update_blocker(plan, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,20 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
 )
 def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
     before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
-    assert said in why_all_at_once(before, after)
+    assert said in rolling_update_blocker(before, after)
 
 
 def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
     settings = ("replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.claim=models")
     before = plan_of("cpu-tiny", *settings)
-    assert why_all_at_once(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
+    assert rolling_update_blocker(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
     moved = plan_of("cpu-tiny", *settings, "kubernetes.namespace=other")
-    assert why_all_at_once(before, moved) == "they share their place in the cluster, which changes"
+    assert rolling_update_blocker(before, moved) == "they share their place in the cluster, which changes"
 
 
 def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
     before = plan_of("mi355x-tp4x2")
-    assert why_all_at_once(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
-    assert "their GPUs change, from 4 each to 2" in why_all_at_once(before, plan_of("mi355x-tp4x2", "layout.tp=2"))
+    assert rolling_update_blocker(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
+    assert "their GPUs change, from 4 each to 2" in rolling_update_blocker(
+        before, plan_of("mi355x-tp4x2", "layout.tp=2")
+    )

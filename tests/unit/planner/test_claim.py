@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import RunDir, claim, open_run, read_plan
+from orchestrator.runs.run_dir import RunDir, name_lock, open_run, read_plan
 
 pytestmark = pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 
@@ -24,7 +24,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays_whole(home: Ho
     precious.write_text("x" * 100)
     (home.make_runs("tiny") / ".lock").symlink_to(precious)
 
-    with pytest.raises(HostError), claim(home, "tiny"):
+    with pytest.raises(HostError), name_lock(home, "tiny"):
         pass
 
     assert precious.read_text() == "x" * 100
@@ -34,7 +34,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays_whole(home: Ho
 def test_a_lock_that_is_no_file_is_a_sentence(home: Home, make: object) -> None:
     make(home.make_runs("tiny") / ".lock")  # type: ignore[operator]
 
-    with pytest.raises(HostError), claim(home, "tiny"):
+    with pytest.raises(HostError), name_lock(home, "tiny"):
         pass
 
 
@@ -44,7 +44,7 @@ def test_a_directory_of_another_user_is_refused(home: Home, below: str) -> None:
     home.make_runs("tiny")
     os.chown(home.runs / below, 65534, 65534)
 
-    with pytest.raises(HostError, match="it belongs to another user"), claim(home, "tiny"):
+    with pytest.raises(HostError, match="it belongs to another user"), name_lock(home, "tiny"):
         pass
 
 
@@ -68,14 +68,18 @@ def test_run_directories_are_made_and_kept_their_owners_alone(home: Home) -> Non
 def test_the_holder_of_a_name_is_told_and_a_full_disk_takes_no_claim_away(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with claim(home, "tiny"), pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"), claim(home, "tiny"):
+    with (
+        name_lock(home, "tiny"),
+        pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"),
+        name_lock(home, "tiny"),
+    ):
         pass
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with claim(home, "tiny"):
+    with name_lock(home, "tiny"):
         pass
 
 

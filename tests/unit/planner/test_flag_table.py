@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.planner import flag_tables
 
 GOOD = '{"sglang": "0.5.17", "flags": {"port": {"takes_value": true}}}\n'
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, code: int = 0) -> None:
-    result = ProgramResult(argv=(), code=code, stdout=stdout, stderr="ImportError: no torch")
+    result = CompletedProgram(argv=(), code=code, stdout=stdout, stderr="ImportError: no torch")
     monkeypatch.setattr(flag_tables, "run", lambda _: result)
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from orchestrator import __version__
 from orchestrator.checkpoints.hub import Hub, HubFile, Listing
-from orchestrator.checkpoints.receipt import CheckpointReceipt, stamps, write_receipt
+from orchestrator.checkpoints.receipt import CheckpointReceipt, file_stamps, write_receipt
 from orchestrator.cli.main import app
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.errors import BuildError, DeployError, ProfileError, UsageError, WeightsError
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.errors import BuildError, CheckpointError, DeployError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.images.registry import Registry
@@ -24,7 +24,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner import lock as command
 from orchestrator.planner.lock import (
     home_of_run,
-    kept_files,
+    input_copies,
     lock_of_start,
     lock_source,
     read_lock,
@@ -32,7 +32,7 @@ from orchestrator.planner.lock import (
     write_lock,
 )
 from orchestrator.planner.planning import load
-from orchestrator.report.diff import diff, diff_text, side_of
+from orchestrator.report.diff import diff, diff_text, resolve_side
 from orchestrator.servers.rollback import decided_before
 from orchestrator.servers.start.up import preview
 
@@ -123,14 +123,14 @@ def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
 def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
     own = {"smg-1.13.0.txt", "launch_gateway.py"}
     assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
-    kept = kept_files(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
+    kept = input_copies(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
     assert {file.path for file in kept} >= {f"kept/images/{name}" for name in own}
     assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
 
 
 def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> Listing:
-        raise WeightsError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
+        raise CheckpointError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
 
     monkeypatch.setattr(command, "list_files", silent)
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
@@ -228,12 +228,12 @@ def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home:
         mtp_layer=78,
         shards=1,
         tensors=1,
-        files=stamps(directory),
+        files=file_stamps(directory),
         differences=(),
         accepted=False,
     )
     write_receipt(directory, receipt)
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         locked(path, home)
     assert {problem.message.split("`")[1] for problem in caught.value.problems} == {"commit", "config.json"}
     assert "3 bytes here, and 2 in the lock" in caught.value.problems[1].message
@@ -306,20 +306,20 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
     """Rolled back, it came up with the packages of today: that they are others was told, and no more."""
     run, plan = past_run(home, 1), load("cpu-tiny").plan
     lock = lock_of_start(plan, "cpu-tiny", (), home, run.path)
-    run.write([lock, *kept_files(plan, home)])
+    run.write([lock, *input_copies(plan, home)])
     own = home.root / "images" / "sglang-cpu-0.5.14.txt"
     own.parent.mkdir(parents=True)
     own.write_text("sglang==0.5.23\n")
 
     repeated = home_of_run(run.path, home)
-    found = Catalogue.of(repeated).find(Kind.IMAGE_FILE, own.name)
+    found = Catalog.of(repeated).find(EntryKind.IMAGE_FILE, own.name)
     assert found is not None
     assert found.read_text() != own.read_text()
     assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
-    assert {file.path for file in kept_files(plan, repeated)} >= {f"kept/images/{own.name}"}
+    assert {file.path for file in input_copies(plan, repeated)} >= {f"kept/images/{own.name}"}
     preview(request_of(run=str(run.path)), home)
     assert "another one now" not in capsys.readouterr().err
-    assert Catalogue.of(home).find(Kind.IMAGE_FILE, own.name) == own
+    assert Catalog.of(home).find(EntryKind.IMAGE_FILE, own.name) == own
 
     found.write_text("sglang==0.5.10\n")  # by hand: its lock tells
     assert home_of_run(run.path, home) == home
@@ -329,7 +329,7 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
 
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
-    found = diff(side_of(str(path), home), side_of("cpu-tiny", home))
+    found = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
     assert [(area, each.key, each.values) for area, each in found.differences] == [
         ("configuration", "server.port", ("31000", "30010"))
     ]
@@ -337,7 +337,7 @@ def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
     (run.path / "lock.yaml").write_bytes(
         dataclasses.replace(resolve("cpu-tiny", (), home, {}), files={"tiny_model.py": "0"}).text.encode()
     )
-    told = diff_text(diff(side_of(str(path), home), side_of(str(run.path), home)))
+    told = diff_text(diff(resolve_side(str(path), home), resolve_side(str(run.path), home)))
     assert "locked.file.tiny_model.py" in told
     assert "its locked" not in told
 

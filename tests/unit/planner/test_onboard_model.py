@@ -8,11 +8,11 @@ import pytest
 from config_samples import GLM_52, LLAMA_33_70B, QUARK_MXFP4, write_config, write_public
 from quark_samples import Tiny, write_tiny
 
-from orchestrator.core.catalog import Catalogue, Kind
-from orchestrator.core.errors import ProfileError, UsageError, WeightsError
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.errors import CheckpointError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
-from orchestrator.planner.add.file import OnboardedFile
+from orchestrator.planner.add.file import CatalogFile
 from orchestrator.planner.add.model import onboard_model
 from orchestrator.profiles.schema import ModelFile
 
@@ -22,11 +22,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> OnboardedFile:
+def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> CatalogFile:
     return onboard_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
 
 
-def written(found: OnboardedFile) -> ModelFile:
+def written(found: CatalogFile) -> ModelFile:
     return read_model(found.path, ModelFile, found.path.name)
 
 
@@ -49,7 +49,7 @@ def test_the_facts_are_those_of_the_shipped_file(
     shipped: str, quantised: dict[str, object], home: Home, tmp_path: Path
 ) -> None:
     """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
-    expected = read_model(Catalogue.shipped().path(Kind.MODEL, shipped), ModelFile, shipped)
+    expected = read_model(Catalog.shipped().path(EntryKind.MODEL, shipped), ModelFile, shipped)
     config = {**GLM_52, "quantization_config": quantised}
     found = written(onboarded(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
     for key in ModelFile.model_fields:
@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
     for where in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
             onboard_model(where, home, environ={})
-    with pytest.raises(WeightsError, match=r"there is no `config\.json`"):
+    with pytest.raises(CheckpointError, match=r"there is no `config\.json`"):
         onboarded(tmp_path, home, name="empty")
 
 

@@ -13,7 +13,7 @@ from orchestrator.planner.source import profile_source
 
 def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("compose", "checked", "decide", "read_ledger", "read_flags"):
+    for name in ("merge_layers", "validate", "decide", "read_ledger", "read_flags"):
         original = getattr(planning, name)
 
         def counted(*args: object, _name: str = name, _original: object = original, **named: object) -> object:
@@ -23,7 +23,7 @@ def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatc
         monkeypatch.setattr(planning, name, counted)
     source = profile_source("mi355x-tp8", (), Home(tmp_path))
     plan = source.decide(Facts())
-    once = ["checked", "checked", "compose", "decide", "read_flags", "read_ledger"]  # the profile, and its load
+    once = ["decide", "merge_layers", "read_flags", "read_ledger", "validate", "validate"]  # the profile, and its load
     assert sorted(calls) == once
     built = Store.of(Home(tmp_path), plan).table(plan)
     built.parent.mkdir(parents=True)

@@ -7,18 +7,18 @@ import pytest
 from checkpoint_samples import write_checkpoint
 from kernel_samples import FUSED_TP8, every_bucket
 
-from orchestrator.core.catalog import Catalogue, Kind
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.disk.store import Store
 from orchestrator.planner import estimate
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 
 ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
 
 
-def shown(place: Place) -> dict[str, tuple[str, float]]:
+def shown(place: HostRef) -> dict[str, tuple[str, float]]:
     return {step.name: (step.what, step.about) for step in estimate.steps_of(ARTIFACTS, place)}
 
 
@@ -36,7 +36,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
-    found = shown(Place(home=Home(tmp_path)))
+    found = shown(HostRef(home=Home(tmp_path)))
     assert list(found) == ["image", "checkpoint", "table", "start"]  # the engine judges the arguments first
     assert found["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
     assert found["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
@@ -45,9 +45,9 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
-    tiny, place = render_artifacts(load("cpu-tiny").plan), Place(home=Home(tmp_path))
+    tiny, place = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     made = Home(tmp_path).models / "tiny"
-    generator = Catalogue.shipped().path(Kind.IMAGE_FILE, tiny.plan.model.source.location)
+    generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.source.location)
     before = estimate.steps_of(tiny, place)[0]
     made.mkdir(parents=True)
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
@@ -60,9 +60,9 @@ def test_what_is_there_is_not_done_again(tmp_path: Path, images: set[str]) -> No
     home = Home(tmp_path)
     Store.of(home, ARTIFACTS.plan).write(ARTIFACTS.plan, every_bucket(FUSED_TP8))
     images.add("lmsysorg/sglang-rocm:")
-    base = shown(Place(home=home))
+    base = shown(HostRef(home=home))
     images.add("deploy/mi355x-tp8:")
-    built = shown(Place(home=home))
+    built = shown(HostRef(home=home))
     assert (base["table"][1], base["image"]) == (0, ("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728 patched", 30))
     assert built["image"][1] == 0
 
@@ -75,14 +75,14 @@ def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> 
     part.touch()
     with part.open("wb") as file:
         file.truncate(338 * 10**9)  # sparse
-    assert shown(Place(home=home))["checkpoint"][0].startswith(
+    assert shown(HostRef(home=home))["checkpoint"][0].startswith(
         "100.0 GB left of 438.0 of amd/GLM-5.2-MXFP4 to download"
     )
 
 
 def test_on_a_far_node_it_is_done_there(tmp_path: Path, images: set[str]) -> None:
     images |= {"deploy/", "lmsysorg/"}  # of this machine
-    found = shown(Place(home=Home(tmp_path), far="ssh://node"))
+    found = shown(HostRef(home=Home(tmp_path), far="ssh://node"))
     assert "438.0 GB of amd/GLM-5.2-MXFP4 on ssh://node" in found["checkpoint"][0]
     assert "pulled and patched on ssh://node" in found["image"][0]
     assert min(found["checkpoint"][1], found["image"][1]) > 900

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.yaml_document import Document, read_document
-from orchestrator.profiles.layers import Composed, Override, choose_parts, compose
+from orchestrator.profiles.layers import MergedProfile, Override, merge_layers, select_entries
 
 HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
 MODEL = read_document("layers: 2\n", "model.yaml")
@@ -14,12 +14,12 @@ DATED = (
 )
 
 
-def composed(profile: str, *overrides: str, engine: str = ENGINE) -> Composed:
+def composed(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfile:
     layers = [read_document("hardware: hw\nmodel: m\nengine: e\n", "base.yaml"), read_document(profile, "p.yaml")]
     given = [Override.parse(text) for text in overrides]
-    choices = choose_parts(layers, given)
+    choices = select_entries(layers, given)
     files = {"hardware": HARDWARE, "model": MODEL, "engine": read_document(engine, "engine.yaml")}
-    return compose(
+    return merge_layers(
         choices,
         parts={part: file for part, file in files.items() if choices[part].file},
         names={"hardware": "hw", "model": "m", "engine": "e"},
@@ -72,7 +72,7 @@ def test_an_override_has_a_key_and_a_value(text: str) -> None:
 
 def test_missing_parts_are_named_together() -> None:
     with pytest.raises(ProfileError) as caught:
-        choose_parts([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
+        select_entries([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
     assert [problem.message for problem in caught.value.problems] == [
         "`hardware` must name a file, found `3`",
         "`model` must name a file, found nothing",
@@ -95,7 +95,7 @@ def test_without_a_file_it_speaks_over_what_the_extended_profile_named() -> None
 
 
 def test_a_part_may_stand_in_the_profile() -> None:
-    choice = choose_parts([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
+    choice = select_entries([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
     assert [choice[part].file for part in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
     assert [document.name for document in choice["hardware"].over] == ["p.yaml"]
 

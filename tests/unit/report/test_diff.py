@@ -10,11 +10,11 @@ import pytest
 from measured_samples import save, tp4dp2, tp8
 from run_samples import past_run
 
-from orchestrator.bench.result_files import measured_below
+from orchestrator.bench.result_files import results_under
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.plan.diff import changes
-from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, side_of
+from orchestrator.plan.diff import render_diff
+from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, resolve_side
 from orchestrator.runs.run_dir import RunDir
 
 
@@ -24,8 +24,8 @@ def home(tmp_path: Path) -> Home:
 
 
 def between(home: Home, a: str, b: str, results: Path | None = None) -> Differences:
-    measured = [*measured_below(results)] if results else []
-    return diff(side_of(a, home, measured), side_of(b, home, measured))
+    measured = [*results_under(results)] if results else []
+    return diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
 
 
 def told(found: Differences) -> dict[str, tuple[str, str, str]]:
@@ -148,7 +148,7 @@ def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_pa
 def test_up_says_the_same_as_diff(home: Home) -> None:
     """There was a second way from two plans to what differs."""
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
-    refused = changes(a.read("plan.json"), b.read("plan.json")).splitlines()
+    refused = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
     [(_, each)] = [pair for pair in between(home, str(a.path), str(b.path)).differences if pair[0] != "outcome"]
     assert refused == [f"- {each.key}: {each.values[0]}", f"+ {each.key}: {each.values[1]}"]
 
@@ -156,14 +156,14 @@ def test_up_says_the_same_as_diff(home: Home) -> None:
 def test_questions_are_told_apart_by_their_place() -> None:
     """All of a model's questions had the key `None`, and the last one stood for all."""
     asked = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
-    found = changes({"questions": asked}, {"questions": [{**asked[0], "answer": "3"}, asked[1]]})
+    found = render_diff({"questions": asked}, {"questions": [{**asked[0], "answer": "3"}, asked[1]]})
     assert found == "- questions.1.answer: 1\n+ questions.1.answer: 3"
 
 
 def test_what_is_nothing_of_ours_is_refused_with_what_is(home: Home) -> None:
     past_run(home, 1)
     with pytest.raises(UsageError, match="`owls` is nothing") as caught:
-        side_of("owls", home)
+        resolve_side("owls", home)
     assert "`owl`" in caught.value.hint
 
 
@@ -198,14 +198,14 @@ def damaged_result(run: RunDir) -> str:
 @pytest.mark.parametrize("make", [without_plan, fifo_plan, linked_plan, fifo_result, damaged_result])
 def test_what_cannot_be_read_is_an_error_at_once(home: Home, make: Callable[[RunDir], str]) -> None:
     with pytest.raises(DeployError) as caught:
-        side_of(make(past_run(home, 1)), home)
+        resolve_side(make(past_run(home, 1)), home)
     assert isinstance(caught.value, StartError | UsageError) or caught.value.exit_code == 10
 
 
 def test_the_words_of_a_hostile_plan_are_text(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     run = past_run(home, 1)
     run.save("plan.json", {"layout": {"tp": "\x1b]0;x\x07"}, "flags": [7, {"name": "x"}, []], "patches": {"a": [[[]]]}})
-    side = side_of(str(run.path), home)
+    side = resolve_side(str(run.path), home)
     assert isinstance(side, DiffSide)
-    assert diff_text(diff(side, side_of("cpu-tiny", home)))
+    assert diff_text(diff(side, resolve_side("cpu-tiny", home)))
     assert capsys.readouterr().out == ""

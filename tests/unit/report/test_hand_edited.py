@@ -14,7 +14,7 @@ from measured_samples import save, tp4dp2
 from orchestrator.bench.result import BenchResult
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError
-from orchestrator.core.text import hidden_in
+from orchestrator.core.text import first_control_char
 from orchestrator.evals.result_files import load_outcome
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
@@ -183,7 +183,7 @@ def test_no_control_character_and_no_change_of_direction_is_in_a_report(
     path.write_text(hostile(place).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
     made = make_report([path], published="none", prices=())
     for text in (render_html(made), render_markdown(made)):
-        assert hidden_in(text, lines=True) is None
+        assert first_control_char(text, lines=True) is None
         assert ("txet" in text) == (place[-1] not in {"name", "gpu"})
 
 

@@ -9,7 +9,7 @@ import pytest
 from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 
 from orchestrator.bench.metrics import result_text
-from orchestrator.bench.result import BenchResult, FailureCount, Mark, MarkKind
+from orchestrator.bench.result import BenchResult, ComparabilityIssue, FailureCount, MarkKind
 from orchestrator.cli.report import report as report_command
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report
@@ -137,7 +137,7 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
 
 
 def test_code_in_a_message_stays_code_in_markdown(tmp_path: Path) -> None:
-    mark = Mark(kind=MarkKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
+    mark = ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
     _, markdown, _ = texts(made(tmp_path, replace(own(1.0), marks=(mark,))))
     assert "incomplete: `requests` of \\`a\\|b\\` and \\`c&lt;d\\`, see \\`--x\n" in markdown
 

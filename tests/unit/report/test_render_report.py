@@ -12,7 +12,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.published import PriceBook, Prices, load_all_published, load_published, of_kind
 from orchestrator.bench.result import BenchResult, MarkKind
-from orchestrator.evals.eval_result import Item, Outcome
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.plot import Chart
@@ -20,7 +20,7 @@ from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
 
 
-def report(*results: BenchResult, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:
+def report(*results: BenchResult, evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()) -> Report:
     everything = load_all_published()
     book = PriceBook(given={}, published=of_kind(everything, Prices))
     return build_report(
@@ -129,18 +129,18 @@ def test_every_figure_of_the_table_is_in_every_rendering() -> None:
     made = report(tp4dp2())
     terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
-    for figure in metrics.shown_in(metrics.Shown.COMPARE):
+    for figure in metrics.shown_in(metrics.DisplayIn.COMPARE):
         assert f"\n{figure.title}  " in terminal
-    for figure in metrics.shown_in(metrics.Shown.RATE | metrics.Shown.WAIT):
+    for figure in metrics.shown_in(metrics.DisplayIn.RATE | metrics.DisplayIn.WAIT):
         assert f" {figure.title} |" in text
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
         assert "measured" in row["figures"][figure.key]
-    for figure in metrics.shown_in(metrics.Shown.LAYOUT):
+    for figure in metrics.shown_in(metrics.DisplayIn.LAYOUT):
         assert f"  {figure.title}" in terminal.split("whose")[1]
         assert f" {figure.title} |" in text.split("against published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    assert all(f"  {figure.name}" in measured for figure in metrics.shown_in(metrics.Shown.BENCH))
+    assert all(f"  {figure.name}" in measured for figure in metrics.shown_in(metrics.DisplayIn.BENCH))
 
 
 def test_tokens_a_second_and_watt_are_shown() -> None:
@@ -226,8 +226,8 @@ def test_a_published_score_is_shown_with_its_plus_minus() -> None:
 
 
 def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
-    items = tuple(Item(id=str(index), right=index % 20 != 0) for index in range(1319))
-    outcome = Outcome(
+    items = tuple(AnsweredQuestion(id=str(index), right=index % 20 != 0) for index in range(1319))
+    outcome = EvalResult(
         schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
         command="deploy eval", items=items,
     )  # fmt: skip
@@ -240,9 +240,9 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
 
 
 def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> None:
-    outcome = Outcome(
+    outcome = EvalResult(
         schema_version=1, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
-        command="deploy eval", items=(Item(id="1", right=True, seed=0, group="airline"),),
+        command="deploy eval", items=(AnsweredQuestion(id="1", right=True, seed=0, group="airline"),),
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
     assert [(row.baseline, row.judgement) for row in rows] == [(0.819, None), (0.834, None)]

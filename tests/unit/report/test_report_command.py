@@ -10,7 +10,7 @@ from orchestrator.bench.result import MarkKind
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.evals.eval_result import Item, Outcome, outcome_file, outcome_to_json
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, outcome_file, outcome_to_json
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -
 
 
 def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
-    items = tuple(Item(id=str(index), right=index >= wrong) for index in range(40))
-    outcome = Outcome(
+    items = tuple(AnsweredQuestion(id=str(index), right=index >= wrong) for index in range(40))
+    outcome = EvalResult(
         schema_version=1, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
         command="deploy eval", items=items,
     )  # fmt: skip

@@ -7,11 +7,11 @@ import pytest
 from cluster_samples import HOST_PATH, cluster_plan
 
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import known_places
+from orchestrator.runtimes.kubernetes.namespaces import known_namespaces
 from orchestrator.runtimes.kubernetes.record import NAME, PLAN, PROFILE, RUN_DIR, URL
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
@@ -36,7 +36,7 @@ def test_a_cluster_that_is_gone_is_not_asked_for_a_server_of_another(
         run.mkdir(parents=True)
         (run / "plan.json").write_text(json.dumps({"kubernetes": place}))
         (run / "plan.json").chmod(0o600)
-    assert list(known_places(home, name)) == places
+    assert list(known_namespaces(home, name)) == places
 
 
 def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
     (run / "plan.json").write_text(json.dumps({"kubernetes": RUNS["blue"]}))
     (run / "plan.json").chmod(0o600)
     (run / ENDING).write_text("{}")
-    assert known_places(Home(tmp_path)) == ()
-    assert known_places(Home(tmp_path), "blue") == (Cluster("one", "web"),)
+    assert known_namespaces(Home(tmp_path)) == ()
+    assert known_namespaces(Home(tmp_path), "blue") == (Cluster("one", "web"),)
 
 
 def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
@@ -56,7 +56,7 @@ def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     annotations = {PLAN: "d", PROFILE: "p", URL: "http://x:1", RUN_DIR: str(tmp_path / "elsewhere")}
     made = {"metadata": {"annotations": annotations, "labels": {NAME: "hen"}, "uid": "1"}}
-    done = ProgramResult(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
+    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
     for verb in ("create", "apply", "change", "ask"):
         monkeypatch.setattr(Cluster, verb, lambda *_, **__: done)
     monkeypatch.setattr("orchestrator.runtimes.kubernetes.port_forward._free_port", lambda: 1)

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.kubernetes.namespaces import is_record
-from orchestrator.runtimes.kubernetes.state import PodView, newest, pod_view, server_state, trouble
+from orchestrator.runtimes.kubernetes.state import PodView, newest, pod_view, scheduling_problem, server_state
 
 DEPLOYMENT: dict[str, Any] = {"kind": "Deployment", "spec": {"replicas": 1}, "status": {}}
 BEGAN, ENDED = "2026-11-22T10:00:00Z", "2026-11-22T10:05:00Z"
@@ -115,7 +115,7 @@ def test_what_comes_by_itself_is_no_trouble(seen: dict[str, Any], words: str) ->
     found = state_of(seen)
     assert found.status is Status.PENDING
     assert words in found.detail
-    assert not trouble(DEPLOYMENT, PodView(pod=seen))
+    assert not scheduling_problem(DEPLOYMENT, PodView(pod=seen))
 
 
 REFUSED = {
@@ -168,25 +168,25 @@ def test_a_checkpoint_that_is_not_staged_says_why() -> None:
     assert server_state(DEPLOYMENT, view).detail == (
         "waiting on node-a until the checkpoint is staged by job `stage-1`"
     )
-    assert not trouble(DEPLOYMENT, view)
+    assert not scheduling_problem(DEPLOYMENT, view)
     again = pod("stage-1-x", containerStatuses=[{"name": "stage", "restartCount": 3, "state": {"running": {}}}])
     view = PodView(pod=waits, staging=[job, again])
     assert server_state(DEPLOYMENT, view).detail.endswith("by job `stage-1`, of which 3 tries have failed")
     held = pod("stage-1-x", containerStatuses=server(state={"waiting": {"reason": "ErrImagePull", "message": "why"}}))
     view = PodView(pod=waits, staging=[job, held])
-    assert trouble(DEPLOYMENT, view) == (
+    assert scheduling_problem(DEPLOYMENT, view) == (
         "its checkpoint is not staged, says `stage-1-x`: its image cannot be pulled: why"
     )
     over = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "20 tries"}
     view = PodView(pod=waits, staging=[{**job, "status": {"conditions": [over]}}])
-    assert trouble(DEPLOYMENT, view).endswith("`stage-1`: BackoffLimitExceeded: 20 tries")
+    assert scheduling_problem(DEPLOYMENT, view).endswith("`stage-1`: BackoffLimitExceeded: 20 tries")
 
 
 def test_a_quota_that_makes_no_pod_is_said() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = server_state({**DEPLOYMENT, "status": {"conditions": [condition]}}, None)
     assert (found.status, found.detail) == (Status.PENDING, "the cluster makes no pod: exceeded quota: gpus")
-    assert trouble({**DEPLOYMENT, "status": {"conditions": [condition]}}, None) == found.detail
+    assert scheduling_problem({**DEPLOYMENT, "status": {"conditions": [condition]}}, None) == found.detail
     assert "its pod" in server_state(DEPLOYMENT, None).detail
     assert server_state({**DEPLOYMENT, "spec": {"replicas": 0}}, None).status is Status.EXITED
 

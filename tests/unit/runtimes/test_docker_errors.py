@@ -10,7 +10,7 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.docker.container import render, spec_of
-from orchestrator.runtimes.docker.errors import DaemonRefusal, daemon_errors, start_error
+from orchestrator.runtimes.docker.errors import DaemonError, daemon_errors, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
@@ -21,7 +21,7 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
     plan = load(profile).plan
     artifacts = render(plan, None, "deploy/glm:1")
     holders = {30000: "`python3`, pid 7"}
-    return start_error(DaemonRefusal(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
+    return start_error(DaemonError(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
 
 
 @pytest.mark.parametrize(

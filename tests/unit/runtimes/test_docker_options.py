@@ -5,7 +5,7 @@ import io
 import tarfile
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.launch import Delivery
+from orchestrator.engine.launch import SecretDelivery
 from orchestrator.plan.plan import Ulimit
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import Artifacts
@@ -13,7 +13,7 @@ from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, c
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
 GROUPS = {"video": "44"}
-NOTHING = Delivery(config=None, env={})
+NOTHING = SecretDelivery(config=None, env={})
 
 
 def rendered(profile: str = "mi355x-tp4dp2") -> tuple[Artifacts, ContainerSpec]:
@@ -62,7 +62,7 @@ def test_limits_and_nvidia_gpus() -> None:
 
 def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
     artifacts, spec = rendered()
-    secrets = Delivery(config=Secret('{"api-key": "sk-1"}'), env={})
+    secrets = SecretDelivery(config=Secret('{"api-key": "sk-1"}'), env={})
     options = container_options(artifacts, spec, secrets)
     assert options["command"] == list(container_argv(artifacts, config=True))
     assert options["command"][-2:] == ["--config", CONFIG_FILE]
@@ -72,7 +72,7 @@ def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
 
 def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
     artifacts, spec = rendered()
-    secrets = Delivery(config=None, env={"HF_TOKEN": Secret("it's $HOME")})
+    secrets = SecretDelivery(config=None, env={"HF_TOKEN": Secret("it's $HOME")})
     options = container_options(artifacts, spec, secrets)
     assert options["command"][:2] == ["sh", "-c"]
     assert options["command"][4:] == list(container_argv(artifacts, config=False))

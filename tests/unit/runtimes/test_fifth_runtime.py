@@ -9,10 +9,10 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load, render_artifacts, rendered_files
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import Place, Runtime, Status
+from orchestrator.runtimes.base import HostRef, Runtime, Status
 from orchestrator.servers.down import down
-from orchestrator.servers.servers import fleet
-from orchestrator.servers.start.host import place_of
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.start.host import host_ref
 from orchestrator.servers.status import statuses
 
 FOLDER = """
@@ -75,12 +75,12 @@ def on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Path) -> None:
     home, plan = Home(tmp_path / "home"), load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
-    artifacts = runtime_class(on_paper).prepare(render_artifacts(plan), Place(home=home)).artifacts
+    artifacts = runtime_class(on_paper).prepare(render_artifacts(plan), HostRef(home=home)).artifacts
     assert "server.sh" in {file.path for file in rendered_files(artifacts, "owl")}
     run = open_run(home, "owl", plan)
     unit = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
 
-    with fleet(home) as servers:
+    with open_servers(home) as servers:
         assert servers.one("owl").unit == unit
         assert [(each.runtime, each.status) for each in statuses(servers, "owl", ask=False)] == [(on_paper, "running")]
         down(servers, "owl", host=None)
@@ -91,7 +91,7 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Pat
 def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:
     plan = load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
     with pytest.raises(UsageError, match="the on-paper runtime runs on this machine, not on `ssh://n0`"):
-        place_of(plan.runtime, Home(tmp_path), "ssh://n0")
+        host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
     kind = runtime_class(on_paper)
     assert (kind.takes(plan), kind.pods(plan, "owl"), kind.keeper(plan), kind.kept(tmp_path)) == (None,) * 4
 

@@ -7,9 +7,9 @@ import pytest
 from machine_samples import runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.checks import preflight
-from orchestrator.hosts.context import Access
+from orchestrator.hosts.context import HostAccess
 from orchestrator.hosts.report import Finding, Level
 from orchestrator.runtimes import runtime_class
 
@@ -23,19 +23,19 @@ H200 = {
 }
 
 
-def findings(told: ProgramResult | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str) -> list[Finding]:
+def findings(told: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str) -> list[Finding]:
     """Preflight of `h200-tiny` on a recorded H200, whose interpreter answers with `told` (None: made on the way up)."""
     machine, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
 
-    def runner(argv: Sequence[str]) -> ProgramResult:
+    def runner(argv: Sequence[str]) -> CompletedProgram:
         if argv[0] == "/opt/engine/python":
             assert told is not None
             return told
         if "nvcc" in argv[-1]:
-            return ProgramResult(argv=tuple(argv), code=0 if nvcc else 1, stdout=nvcc, stderr="")
+            return CompletedProgram(argv=tuple(argv), code=0 if nvcc else 1, stdout=nvcc, stderr="")
         return machine(argv)
 
-    access = Access(
+    access = HostAccess(
         runner=runner,
         environ={},
         spaces=(),
@@ -46,8 +46,8 @@ def findings(told: ProgramResult | None, *, nvcc: str = "/usr/local/cuda/bin/nvc
     return list(preflight(plan, access, runtime_class("process").checks()).findings)
 
 
-def printed(**versions: str | None) -> ProgramResult:
-    return ProgramResult(argv=(), code=0, stdout=json.dumps({**H200, **versions}), stderr="")
+def printed(**versions: str | None) -> CompletedProgram:
+    return CompletedProgram(argv=(), code=0, stdout=json.dumps({**H200, **versions}), stderr="")
 
 
 def row(found: list[Finding], check: str) -> Finding:
@@ -67,9 +67,13 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
 @pytest.mark.parametrize(
     ("told", "check", "said"),
     [
-        (ProgramResult(argv=(), code=127, stdout="", stderr="no `python`"), "interpreter", "does not run: no `python`"),
-        (ProgramResult(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is no Python"),
-        (ProgramResult(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is no Python: [1]"),
+        (
+            CompletedProgram(argv=(), code=127, stdout="", stderr="no `python`"),
+            "interpreter",
+            "does not run: no `python`",
+        ),
+        (CompletedProgram(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is no Python"),
+        (CompletedProgram(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is no Python: [1]"),
         (printed(sglang=None), "interpreter", "torch 2.11.0+cu130"),
         (printed(sglang="0.5.14"), "interpreter", "sglang 0.5.14"),
         (printed(torch=None, cuda=None), "torch", "none"),
@@ -87,7 +91,7 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
         "CUDA newer than the driver",
     ],
 )
-def test_one_that_cannot_serve_is_refused(told: ProgramResult, check: str, said: str) -> None:
+def test_one_that_cannot_serve_is_refused(told: CompletedProgram, check: str, said: str) -> None:
     finding = row(findings(told), check)
     assert finding.level is Level.FAIL
     assert said in finding.found

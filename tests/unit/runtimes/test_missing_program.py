@@ -24,4 +24,4 @@ def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, erro
 
 def test_an_attempt_at_a_missing_program_ends_with_127(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", missing)
-    assert subprocesses.attempt(["amd-smi", "version"], timeout=1).code == 127
+    assert subprocesses.run_or_127(["amd-smi", "version"], timeout=1).code == 127

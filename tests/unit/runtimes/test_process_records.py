@@ -75,8 +75,8 @@ def bears(proc: Path, pid: int, *, token: str = "", output: str = "") -> None:
     (proc / str(pid) / "fd/2").symlink_to(output or "/dev/null")
 
 
-def pids(marks: procfs.Marks) -> list[int]:
-    return [process.pid for process in procfs.family(marks)]
+def pids(marks: procfs.ProcessMarkers) -> list[int]:
+    return [process.pid for process in procfs.server_processes(marks)]
 
 
 def test_family_is_the_session_and_its_descendants_wherever_they_went(proc: Path) -> None:
@@ -110,7 +110,7 @@ def test_orphans_are_known_by_what_they_inherited(proc: Path) -> None:
     bears(proc, 25, token="/home/runs/tiny/10")
 
     assert pids(RECORD.marks) == [21, 22, 23]
-    assert pids(procfs.Marks(token="/home/runs/tiny/1")) == [21, 24]
+    assert pids(procfs.ProcessMarkers(token="/home/runs/tiny/1")) == [21, 24]
 
 
 @pytest.mark.parametrize("identified", ["boot/10/99", "earlier-boot/10/100"])
@@ -119,7 +119,7 @@ def test_pid_of_another_time_or_boot_is_somebody_else(proc: Path, identified: st
 
     assert pids(replace(RECORD, supervisor=identified, server=None).marks) == []
     assert procfs.find_process(identified) is None
-    assert procfs.identity(10) == "boot/10/100"
+    assert procfs.process_identity(10) == "boot/10/100"
 
 
 def test_record_is_read_back_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
@@ -327,10 +327,10 @@ def test_a_signal_does_not_reach_who_has_got_the_pid_since(proc: Path, monkeypat
     monkeypatch.setattr("os.kill", lambda pid, _: sent.append(pid))
     for pid in (10, 11, 12):
         runs(proc, pid, parent=1, session=10, started=100)
-    known = procfs.family(RECORD.marks)
+    known = procfs.server_processes(RECORD.marks)
     runs(proc, 11, parent=1, session=11, started=300)
     runs(proc, 12, parent=1, session=10, started=100, state="Z")
 
-    procfs.send(known, signal.SIGKILL)
+    procfs.signal_processes(known, signal.SIGKILL)
 
     assert sent == [10]

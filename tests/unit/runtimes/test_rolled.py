@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtimes.replicas import goes_beside, with_roles
-from orchestrator.servers.group import RunningServer, joined, run_dirs, together
+from orchestrator.runtimes.replicas import may_coexist, with_roles
+from orchestrator.servers.group import RunningServer, join_replicas, joined, run_dirs
 
 BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
 
@@ -31,7 +31,7 @@ def replica(start: Path, number: int) -> RunningServer:
 
 def gateway(start: Path, *numbers: int) -> RunningServer:
     own = replace(BLANK, run_dir=str(start), identity="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
-    return together(own, [replica(start, number) for number in numbers])
+    return join_replicas(own, [replica(start, number) for number in numbers])
 
 
 def test_those_of_one_start_are_of_that_start(first: Path) -> None:
@@ -41,7 +41,7 @@ def test_those_of_one_start_are_of_that_start(first: Path) -> None:
 
 
 def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(first: Path, later: Path) -> None:
-    [whole] = joined([gateway(first, 1, 2), together(None, [replica(later, 2)])])
+    [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.own_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
     assert whole.plan_digest == hashlib.sha256(b"{}").hexdigest(), "what was asked for last"
@@ -50,15 +50,15 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
 
 
 def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> None:
-    cut = together(None, [replica(later, 1)])
+    cut = join_replicas(None, [replica(later, 1)])
     assert joined([cut]) == [cut]
     assert cut.identity == ""
 
 
 def test_a_server_starts_behind_a_gateway_of_its_name_and_home_alone(first: Path, later: Path, tmp_path: Path) -> None:
     whole, cut = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
-    assert goes_beside(later / "replica-1", whole)
-    assert not goes_beside(later, whole), "another gateway"
-    assert not goes_beside(later / "replica-1", cut)
-    assert goes_beside(first / "replica-2", cut), "the next of the same start"
-    assert not goes_beside(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", whole)
+    assert may_coexist(later / "replica-1", whole)
+    assert not may_coexist(later, whole), "another gateway"
+    assert not may_coexist(later / "replica-1", cut)
+    assert may_coexist(first / "replica-2", cut), "the next of the same start"
+    assert not may_coexist(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", whole)

@@ -7,9 +7,9 @@ import pytest
 from machine_samples import runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.checks import preflight
-from orchestrator.hosts.context import Access
+from orchestrator.hosts.context import HostAccess
 from orchestrator.hosts.report import Level
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.slurm.checks import read_groups, seconds
@@ -22,16 +22,16 @@ def findings(*settings: str, sinfo: str = SINFO, missing: str = "", code: int = 
     """Preflight of MI355X TP2 from a login node, by the name of each check that a cluster or its nodes are asked."""
     machine, kind = runner_of(sections("h200-idle")), runtime_class("slurm")
 
-    def runner(argv: Sequence[str]) -> ProgramResult:
+    def runner(argv: Sequence[str]) -> CompletedProgram:
         if argv[0] == "sinfo":
             stdout = "slurm-wlm 22.05.8\n" if argv[-1] == "--version" else sinfo
-            return ProgramResult(argv=tuple(argv), code=code, stdout=stdout, stderr="sinfo: error: no controller")
+            return CompletedProgram(argv=tuple(argv), code=code, stdout=stdout, stderr="sinfo: error: no controller")
         if argv[-1].startswith("command -v"):
-            return ProgramResult(argv=tuple(argv), code=int(argv[-1].endswith(missing or "-")), stdout="", stderr="")
+            return CompletedProgram(argv=tuple(argv), code=int(argv[-1].endswith(missing or "-")), stdout="", stderr="")
         return machine(argv)
 
     plan = plan_of("mi355x-tp8", *NODE, "layout.tp=2", *settings)
-    access = Access(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False)
+    access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False)
     report = preflight(plan, access, kind.checks(), here=kind.here)
     return {finding.check: (finding.level, finding.found) for finding in report.findings}
 

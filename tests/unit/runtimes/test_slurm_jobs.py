@@ -8,10 +8,10 @@ import pytest
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.job_reasons import never_runs, why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason, unschedulable_hint
 from orchestrator.runtimes.slurm.jobs import Job, read_job
 from orchestrator.runtimes.slurm.record import START, JobComment, Submission, read_submission, write_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
@@ -32,8 +32,8 @@ def recorded(name: str) -> Job:
     return read_job((RECORDED / f"{name}.txt").read_text())
 
 
-def answer(stdout: str = "", *, stderr: str = "", code: int = 0) -> ProgramResult:
-    return ProgramResult(argv=("scontrol",), code=code, stdout=stdout, stderr=stderr)
+def answer(stdout: str = "", *, stderr: str = "", code: int = 0) -> CompletedProgram:
+    return CompletedProgram(argv=("scontrol",), code=code, stdout=stdout, stderr=stderr)
 
 
 def record(*, started: str, code: int | None = None) -> Record:
@@ -129,11 +129,11 @@ def test_a_comment_of_somebody_else_is_none_of_ours(text: str) -> None:
 
 def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
     job = recorded("pending")
-    assert why_it_waits(job).startswith("job 3 waits: no node has what it asks for free (Resources), expected at ")
-    assert never_runs(job) == ""
-    assert why_it_waits(recorded("requeued")).startswith("job 1 waits, requeued: its time to begin has not come")
-    assert "more time than the partition gives (PartitionTimeLimit)" in why_it_waits(recorded("never"))
-    assert why_it_waits(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 waits: QOSMaxGRESPerUser"
+    assert pending_reason(job).startswith("job 3 waits: no node has what it asks for free (Resources), expected at ")
+    assert unschedulable_hint(job) == ""
+    assert pending_reason(recorded("requeued")).startswith("job 1 waits, requeued: its time to begin has not come")
+    assert "more time than the partition gives (PartitionTimeLimit)" in pending_reason(recorded("never"))
+    assert pending_reason(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 waits: QOSMaxGRESPerUser"
 
 
 @pytest.mark.parametrize(
@@ -147,18 +147,18 @@ def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
     ],
 )
 def test_what_no_waiting_mends_has_a_hint(reason: str, hint: str) -> None:
-    assert hint in never_runs(replace(recorded("pending"), reason=reason))
+    assert hint in unschedulable_hint(replace(recorded("pending"), reason=reason))
 
 
 @pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "QOSGrpGRES", "Priority", "Resources", "BeginTime", "None"])
 def test_what_waiting_may_mend_has_none(reason: str) -> None:
-    assert never_runs(replace(recorded("pending"), reason=reason)) == ""
-    assert never_runs(replace(recorded("running"), reason="PartitionTimeLimit")) == ""
+    assert unschedulable_hint(replace(recorded("pending"), reason=reason)) == ""
+    assert unschedulable_hint(replace(recorded("running"), reason="PartitionTimeLimit")) == ""
 
 
 def test_how_slurm_ended_a_job_stands_before_its_exit_code(tmp_path: Path) -> None:
     started = "2026-11-22T16:29:00+00:00"
-    assert why_it_ended(recorded("node-fail")) == "its node failed on n1 (NODE_FAIL)"
+    assert exit_reason(recorded("node-fail")) == "its node failed on n1 (NODE_FAIL)"
     told = server_state(recorded("cancelled"), record(started=started, code=143), tmp_path)
     assert (told.status, told.exit_code, told.detail) == (Status.EXITED, 143, "its job was cancelled (CANCELLED)")
     told = server_state(recorded("failed"), record(started=started, code=137), tmp_path)

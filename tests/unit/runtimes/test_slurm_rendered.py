@@ -10,7 +10,7 @@ from orchestrator.core.paths import Home
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts, rendered_files
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import Place
+from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.slurm import job
 from orchestrator.runtimes.slurm.arguments import argument_files
 
@@ -116,7 +116,7 @@ def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container
     artifacts = render_artifacts(
         plan_on_slurm("mi355x-tp8", *KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
     )
-    prepared = runtime_class("slurm").prepare(artifacts, Place(home=Home(tmp_path)))
+    prepared = runtime_class("slurm").prepare(artifacts, HostRef(home=Home(tmp_path)))
     argv = prepared.artifacts.command.argv
     assert argv[: len(first)] == tuple(word.format(home=tmp_path) for word in first)
     assert argv[-1] == render_artifacts(plan_on_slurm("mi355x-tp8", *NODE)).command.argv[-1]
@@ -168,7 +168,7 @@ def test_a_job_waits_for_the_vram_of_the_gpus_it_was_given(tmp_path: Path, monke
     plan = plan_on_slurm("mi355x-tp8", *NODE, "layout.tp=4")
     (tmp_path / "plan.json").write_text(plan.to_json())
     waited: list[object] = []
-    monkeypatch.setattr("orchestrator.hosts.vram.wait_for_vram", lambda _, *, gpus: waited.append(gpus))
+    monkeypatch.setattr("orchestrator.hosts.vram.wait_for_vram_release", lambda _, *, gpus: waited.append(gpus))
     monkeypatch.setenv("SLURM_JOB_GPUS", "4,5,6,7")
     job._wait_for_vram(tmp_path)
     monkeypatch.delenv("SLURM_JOB_GPUS")

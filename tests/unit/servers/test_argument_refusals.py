@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.core.errors import HostError, ProfileError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.planner.planning import load, read_profile, render_artifacts
-from orchestrator.runtimes.base import EnginePython, Place
+from orchestrator.runtimes.base import EnginePython, HostRef
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
 
 ACCEPTED = {"accepted": "validated"}
@@ -37,9 +37,9 @@ class Answers:
     def engine(self, identity: str | None = "an engine") -> EnginePython:
         return EnginePython(identity=identity, run=self._run)
 
-    def _run(self, _program: str, question: str) -> ProgramResult:
+    def _run(self, _program: str, question: str) -> CompletedProgram:
         self.asked.append(json.loads(question))
-        return ProgramResult(argv=(), code=self.code, stdout=self.printed, stderr=self.stderr)
+        return CompletedProgram(argv=(), code=self.code, stdout=self.printed, stderr=self.stderr)
 
 
 def judge(
@@ -124,7 +124,7 @@ def test_what_keeps_it_from_judging_is_said_and_not_kept(
 
 
 def test_a_python_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def missing(_program: str, _question: str) -> ProgramResult:
+    def missing(_program: str, _question: str) -> CompletedProgram:
         raise HostError("there is no program `/shared/python` on this machine")
 
     artifacts = render_artifacts(load("cpu-tiny").plan)
@@ -153,7 +153,7 @@ def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest
 
 
 def test_the_files_of_a_model_are_those_that_tell_its_shape(tmp_path: Path) -> None:
-    place, plan = Place(home=Home(tmp_path)), load("cpu-tiny").plan
+    place, plan = HostRef(home=Home(tmp_path)), load("cpu-tiny").plan
     assert engine_files(plan, place, fetch=True) is None  # it is generated: no hub has it
     folder = tmp_path / "models" / "tiny"
     folder.mkdir(parents=True)

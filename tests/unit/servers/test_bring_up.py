@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError
 from orchestrator.core.paths import Home
-from orchestrator.core.signals import ENDING, held
+from orchestrator.core.signals import TERMINATION_SIGNALS, defer_signals
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import Prepared, ServerState, Status
+from orchestrator.runtimes.base import PreparedRun, ServerState, Status
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import launch, up, verify
 from orchestrator.verify.report import SmokeReport
 
@@ -85,16 +85,16 @@ def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
     )
 
 
-def start(*, keep: bool) -> launch.Start:
+def start(*, keep: bool) -> launch.StartSpec:
     artifacts = render_artifacts(load("cpu-tiny").plan)
-    return launch.Start(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
+    return launch.StartSpec(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(launch, "await_ready", fail)
+    monkeypatch.setattr(launch, "wait_for_server", fail)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -108,7 +108,7 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
     failing(monkeypatch, failure)
     runtime = Recording()
     with pytest.raises(shown):
-        launch.bring_up(start(keep=keep), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=keep), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert bool(runtime.servers) == keep
 
 
@@ -119,7 +119,7 @@ def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
     failing(monkeypatch, NotReadyError("the server exited"))
     runtime = Recording(flapping=True)
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
     assert runtime.asked == ["stop", "logs"]
     assert "the daemon does not answer" in str(caught.value.details)
@@ -133,7 +133,7 @@ def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_
     failing(monkeypatch, failure)
     runtime = Recording(flapping=True, stops=False)
     with pytest.raises(type(failure)) as caught:
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert caught.value is failure
     said = capsys.readouterr().err
     assert "warning: `tiny` may still run: the daemon does not answer" in said
@@ -150,7 +150,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
 
     failing(monkeypatch, NotReadyError("the server exited"))
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
     assert "the log was not read" in caught.value.details
 
 
@@ -160,7 +160,7 @@ def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
     assert caught.value.hint == "nothing was started"
 
 
@@ -169,12 +169,12 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
     runtime = Recording()
     runtime.start(name="tiny", run_dir=tmp_path)
-    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save("up.json", {"command": "deploy up --profile old"})
     with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
         raise failure
     assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
-    none = Fleet(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
+    none = Servers(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
     with pytest.raises(DeployError) as caught, up._way_back(none, "tiny", "`deploy restart tiny`"):
         raise failure
     assert caught.value.hint.endswith("this brings it back: `deploy restart tiny`")
@@ -186,12 +186,12 @@ def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
     """`up --replace` and `restart` took a server down for one that could not even be written down."""
     runtime, artifacts = Recording(), render_artifacts(load("cpu-tiny").plan)
     runtime.start(name="tiny", run_dir=tmp_path)
-    made = Prepared(artifacts=artifacts, records={})
-    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
-    monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
+    made = PreparedRun(artifacts=artifacts, records={})
+    servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
     monkeypatch.setattr(up, "prepare_start", lambda *_: made)
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
-    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
     assert runtime.asked == []
@@ -211,11 +211,11 @@ def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     runtime.start(name="tiny", run_dir=run_dir)
     (run_dir / "plan.json").write_text(json.dumps(plan.to_dict()))
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
-    monkeypatch.setattr(verify, "lost_parts", lambda *_: "")
-    monkeypatch.setattr(verify, "prove", lambda *_, **__: report)
-    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full_disk)
-    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
-    assert verify.prove_again(servers, "tiny", strict_kernels=False) is report
+    monkeypatch.setattr(verify, "dead_processes", lambda *_: "")
+    monkeypatch.setattr(verify, "run_smoke_test", lambda *_, **__: report)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full_disk)
+    servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    assert verify.smoke_server(servers, "tiny", strict_kernels=False) is report
     assert "warning: not all of this is kept: cannot write below" in capsys.readouterr().err
 
 
@@ -232,7 +232,7 @@ def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.
     runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop"]
@@ -245,13 +245,13 @@ def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         pytest.fail("it was interrupted")
 
-    monkeypatch.setattr(launch, "await_ready", lambda *_, **__: 1.0)
-    monkeypatch.setattr(launch, "prove", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
+    monkeypatch.setattr(launch, "wait_for_server", lambda *_, **__: 1.0)
+    monkeypatch.setattr(launch, "run_smoke_test", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
     monkeypatch.setattr(launch, "kernel_gate", lambda *_, **__: None)
-    runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in ENDING}
+    runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in TERMINATION_SIGNALS}
     try:
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
-        for number in ENDING:
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        for number in TERMINATION_SIGNALS:
             signal.raise_signal(number)
     finally:
         for number, handler in before.items():
@@ -273,7 +273,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
     runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(NotReadyError) as caught:
-            launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop", "logs"]
@@ -288,12 +288,12 @@ def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Pat
 
     runtime = Interrupted()
     with pytest.raises(DeployError):
-        launch.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
 
 
 def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
-    with held():
+    with defer_signals():
         signal.raise_signal(number)
         done.append("the rest of the block")
 
@@ -363,7 +363,7 @@ def test_a_server_that_answers_everyone_is_said_aloud(
         raise HostError("far enough")
 
     monkeypatch.setenv("KEY", "k" * 20)
-    monkeypatch.setattr("orchestrator.servers.start.up.fleet", far_enough)
+    monkeypatch.setattr("orchestrator.servers.start.up.open_servers", far_enough)
     with pytest.raises(HostError, match="far enough"):
         up.up(request_of(*overrides), Home(tmp_path))
     assert ("without an API key: it answers everyone who reaches it" in capsys.readouterr().err) is said

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.core.errors import NotReadyError
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import gateway_workers
-from orchestrator.servers.rollout.gateway_workers import Discovery, control_of
+from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, control_of
 
 SERVER = RunningServer(
     runtime="kubernetes",
@@ -49,11 +49,11 @@ class Shown:
         return 1 + self.shown if self.always is None else self.always
 
 
-def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> Discovery:
+def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWorkers:
     monkeypatch.setattr(gateway_workers, "count_servers", cluster.count)
     for limit in ("_MORE", "_WITHIN"):
         monkeypatch.setattr(gateway_workers, limit, 0.0)
-    return Discovery(url="http://127.0.0.1:9", runtime=cluster, servers=2)
+    return DiscoveredWorkers(url="http://127.0.0.1:9", runtime=cluster, servers=2)
 
 
 def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,5 +110,5 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
 
 def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
     gateway = control_of(SERVER, Shown(), servers=2, key=None, grace=1)  # type: ignore[arg-type] - a part of a runtime
-    assert isinstance(gateway, Discovery)
+    assert isinstance(gateway, DiscoveredWorkers)
     assert gateway.servers == 2, "whatever stands behind it now: one that is down is still to come"

@@ -10,7 +10,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import down as command
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 
 FAILURES = {
     "b": HostError("the record `b` cannot be read", hint="look"),
@@ -45,8 +45,8 @@ class Stopping:
         self.stopped.append(Path(handle.run_dir).name)
 
 
-def fleet(runtime: Stopping, tmp_path: Path) -> Fleet:
-    return Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+def fleet(runtime: Stopping, tmp_path: Path) -> Servers:
+    return Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
 
 
 def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

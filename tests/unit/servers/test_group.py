@@ -13,7 +13,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Place, Prepared, Runtime, ServerState, Status, Unit
+from orchestrator.runtimes.base import HostRef, PreparedRun, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import with_roles
 from orchestrator.servers.group import ServerGroup
 
@@ -37,7 +37,7 @@ class Noted(Runtime):
         raise NotImplementedError
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: Place) -> Prepared:
+    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
         raise NotImplementedError
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

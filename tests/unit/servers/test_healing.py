@@ -12,12 +12,12 @@ from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, 
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import RunDir, claim, is_claimed
+from orchestrator.runs.run_dir import RunDir, is_locked, name_lock
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import restart
-from orchestrator.servers.exit_record import HEALING, UP_FAILED, keep_ending, why_failed
+from orchestrator.servers.exit_record import HEALING, UP_FAILED, record_exit, why_failed
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.watch import recovery
 
@@ -56,8 +56,8 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
     return run
 
 
-def look(home: Home, run: RunDir, state: ServerState | None) -> recovery.Standing:
-    return recovery.standing(Fleet(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
+def look(home: Home, run: RunDir, state: ServerState | None) -> recovery.ServerSnapshot:
+    return recovery.standing(Servers(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
 
 
 def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(t
     assert (seen.wanted, seen.status, seen.ending, seen.ready) == (True, "exited", "killed by SIGKILL", True)
     assert (seen.limit, seen.window, seen.unhealthy_after) == (3, 3600, 300)
     assert look(home, run, None).wanted is False  # removed by hand
-    keep_ending(run, "stopped", KILLED)  # `deploy down` of what was dead already
+    record_exit(run, "stopped", KILLED)  # `deploy down` of what was dead already
     assert look(home, run, None).wanted is False
 
 
@@ -87,7 +87,7 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
 ) -> None:
     home = Home(tmp_path)
     run = started(home, by_watch=by_watch)
-    keep_ending(run, asked, RUNS)
+    record_exit(run, asked, RUNS)
     assert look(home, run, None).wanted is wanted
 
 
@@ -98,7 +98,7 @@ def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, ke
     home = Home(tmp_path)
     for asked in (HEALING, why_failed(NotReadyError("not ready"))):
         run = started(home, by_watch=True)
-        keep_ending(run, asked, RUNS)
+        record_exit(run, asked, RUNS)
         assert look(home, run, None).wanted
 
 
@@ -114,8 +114,8 @@ def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path)
 def test_a_command_that_works_on_a_name_is_seen_without_being_in_its_way(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run = started(home)
-    assert not is_claimed(home, "owl")
-    with claim(home, "owl"):
+    assert not is_locked(home, "owl")
+    with name_lock(home, "owl"):
         assert look(home, run, RUNS).busy
     assert not look(home, run, RUNS).busy
 
@@ -128,7 +128,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     def up(request: UpRequest, home: Home, *, again: str, claimed: object) -> None:
         assert again
         assert callable(claimed)
-        claimed(Fleet(home, {"process": Recorded(RunDir(Path(str(request.run))), KILLED)}))  # type: ignore[dict-item]
+        claimed(Servers(home, {"process": Recorded(RunDir(Path(str(request.run))), KILLED)}))  # type: ignore[dict-item]
         found.append(request)
         raise NotReadyError("not ready")
 
@@ -141,7 +141,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
 ) -> None:
     home = Home(tmp_path)
     run = started(home)
-    healed = recovery.heal(home, "owl", run.path.name, "killed")
+    healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
     assert (healed.code, healed.message, healed.attempted, healed.others) == (7, "not ready", True, False)
     assert [(each.healing, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("healing.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
@@ -153,10 +153,10 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     home = Home(tmp_path)
     dead = started(home)
     if meanwhile == "down":
-        keep_ending(dead, "stopped", KILLED)
+        record_exit(dead, "stopped", KILLED)
     else:
         started(home, 2)
-    healed = recovery.heal(home, "owl", dead.path.name, "killed")
+    healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
     assert (healed.others, healed.attempted, asked) == (True, False, [])
     assert not dead.read("healing.json")
 
@@ -164,7 +164,7 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
 def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
     started(Home(tmp_path))
     with pytest.raises(StartError, match="nothing was started as `owls`") as refused:
-        recovery.standing(Fleet(Home(tmp_path), {}), "owls")
+        recovery.standing(Servers(Home(tmp_path), {}), "owls")
     assert refused.value.hint == "did you mean `owl`?"
 
 
@@ -184,9 +184,9 @@ def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tup
     """As long as its livenessProbe has it: two that heal one server would end each other's starts."""
     plan = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], *settings)
     with pytest.raises(UsageError, match=f"its cluster does: .* has not got on for {seconds} s") as refused:
-        recovery.require_ours(plan, "owl")
+        recovery.require_not_cluster_managed(plan, "owl")
     assert "`deploy status owl`" in refused.value.hint
-    recovery.require_ours(load("cpu-tiny").plan, "owl")
+    recovery.require_not_cluster_managed(load("cpu-tiny").plan, "owl")
 
 
 def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from measured_samples import marked, save, tp8
 from run_samples import past_run
 
 from orchestrator.bench.result import BenchResult, MarkKind
-from orchestrator.bench.result_files import measured_below
+from orchestrator.bench.result_files import results_under
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
@@ -19,10 +19,10 @@ from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.exit_record import ENDING_FILE, keep_ending, stop_server, why_failed
+from orchestrator.servers.exit_record import ENDING_FILE, record_exit, stop_server, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Fleet
-from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import side_of_server
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
 
@@ -30,9 +30,9 @@ CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny",
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Fleet:
+def servers(tmp_path: Path) -> Servers:
     home = Home(tmp_path / "home")
-    return Fleet(home, {"process": ServerGroup(ProcessRuntime(home))})
+    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
 def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
@@ -42,7 +42,7 @@ def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
     return replace(result, run=replace(result.run, provenance=stood, started_at=at))
 
 
-def test_every_start_is_told_newest_first(servers: Fleet, tmp_path: Path) -> None:
+def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> None:
     first = past_run(servers.home, 1)
     past_run(servers.home, 2, proven=False).save("kernels.json", {"hits": [1, 2], "misses": [3]})
     past_run(servers.home, 3, "server.port=2", proven=None, running=True)
@@ -53,7 +53,7 @@ def test_every_start_is_told_newest_first(servers: Fleet, tmp_path: Path) -> Non
     save(measured(first, "2026-07-01T01:00:00Z", name="hen"), results / "of another name")
     save(measured(first, "2026-06-01T01:00:00Z"), results / "before it was started")
 
-    owl = history(servers, "owl", [*measured_below(results)])
+    owl = history(servers, "owl", [*results_under(results)])
 
     assert [(start.run[6:8], start.status) for start in owl] == [("03", "running"), ("02", ""), ("01", "")]
     assert owl[0].ended.startswith("runs, for ")
@@ -67,21 +67,21 @@ def test_every_start_is_told_newest_first(servers: Fleet, tmp_path: Path) -> Non
     assert [len(start.best) for start in owl] == [0, 1, 1]
     assert str(owl[2].best[0]).startswith("wafer-20k-1k: output tok/s 1,478")
     assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # its knee, and not the rate of the most tokens
-    assert {start.name for start in history(servers, None, [*measured_below(results)])} == {"hen", "owl"}
+    assert {start.name for start in history(servers, None, [*results_under(results)])} == {"hen", "owl"}
     told = history_table(owl)
     assert "1 failed, 1 passed (stream agrees)" in told
     assert "2 hits, 1 misses" in told
 
 
-def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Fleet, tmp_path: Path) -> None:
+def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1)
     save(marked(measured(run, "2026-07-01T01:00:00Z"), MarkKind.KERNEL_MISS), tmp_path / "results")
-    [start] = history(servers, "owl", [*measured_below(tmp_path)])
+    [start] = history(servers, "owl", [*results_under(tmp_path)])
     assert "NOT COMPARABLE" in str(start.best[0])
 
 
 def test_a_damaged_result_is_said_and_hides_no_other(
-    servers: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = past_run(servers.home, 1)
     save(measured(run, "2026-07-01T01:00:00Z"), tmp_path / "b")
@@ -89,7 +89,7 @@ def test_a_damaged_result_is_said_and_hides_no_other(
     (tmp_path / "a" / "result.json").write_text("{")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / "result.json")
-    [start] = history(servers, "owl", [*measured_below(tmp_path)])
+    [start] = history(servers, "owl", [*results_under(tmp_path)])
     assert len(start.best) == 1
     assert capsys.readouterr().err.count("a result is left out") == 2
 
@@ -124,7 +124,7 @@ class Stopping:
         (Stopping(Status.ABSENT), ""),
     ],
 )
-def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Fleet, runtime: Stopping, how: str) -> None:
+def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Servers, runtime: Stopping, how: str) -> None:
     """A container is removed with all that it knew; whether it had died before that was forgotten."""
     run = past_run(servers.home, 1)
     (run.path / "process.json").unlink()
@@ -135,7 +135,7 @@ def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Fleet, runt
 
 
 def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_there(
-    servers: Fleet, tmp_path: Path
+    servers: Servers, tmp_path: Path
 ) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
@@ -147,7 +147,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
 
 
 def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_there(
-    servers: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
     elsewhere = RunDir(tmp_path / "elsewhere")
@@ -155,7 +155,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_
     hens = past_run(servers.home, 1, name="hen", proven=None)
     (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
-    monkeypatch.setattr("orchestrator.servers.start.verify.prove", lambda *_, **__: report)
+    monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", lambda *_, **__: report)
     for run in (elsewhere, hens):
         before = contents(run)
         named = handle_of(run)
@@ -163,7 +163,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_
         monkeypatch.setattr(Stopping, "find", lambda _, __, found=named: (found,), raising=False)
         fleet = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
         with pytest.raises(StartError, match="is not in this home"):
-            prove_again(fleet, "owl", strict_kernels=False)
+            smoke_server(fleet, "owl", strict_kernels=False)
         with pytest.raises(StartError, match="is not in this home"):
             side_of_server(fleet, "owl")
         assert contents(run) == before
@@ -173,17 +173,17 @@ def contents(run: RunDir) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_no_secret_is_kept_of_an_end(servers: Fleet) -> None:
+def test_no_secret_is_kept_of_an_end(servers: Servers) -> None:
     run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
     died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
     for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
-        keep_ending(run, why, state)
+        record_exit(run, why, state)
         kept = (run.path / ENDING_FILE).read_text()
         assert "[REDACTED]" in kept
         assert "wJ4" not in kept
 
 
-def test_a_key_that_is_a_verdict_changes_none(servers: Fleet) -> None:
+def test_a_key_that_is_a_verdict_changes_none(servers: Servers) -> None:
     Secret("passed")
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
     past_run(servers.home, 1).save("smoke.json", report.to_dict())
@@ -191,12 +191,12 @@ def test_a_key_that_is_a_verdict_changes_none(servers: Fleet) -> None:
     assert start.smoke == {"passed": 1}
 
 
-def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     run = past_run(servers.home, 1)
-    monkeypatch.setattr("orchestrator.runs.run_dir.write_whole", full)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full)
     stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
     assert not (run.path / ENDING_FILE).exists()
 
@@ -224,7 +224,7 @@ def as_odd(path: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["smoke.json", "parts.json", "up.json", "kernels.json", "ending.json", "plan.json", "process.json"]
 )
-def test_a_record_out_of_form_is_told_as_nothing(servers: Fleet, make: Callable[[Path], None], file: str) -> None:
+def test_a_record_out_of_form_is_told_as_nothing(servers: Servers, make: Callable[[Path], None], file: str) -> None:
     run = past_run(servers.home, 1)
     past_run(servers.home, 2)
     make(run.path / file)
@@ -240,11 +240,11 @@ def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answe
     home = Home(tmp_path)
     run = past_run(home, 1, "runtime=docker", "engine.image=x")
     (run.path / "process.json").unlink()
-    [start] = history(Fleet(home, {"docker": Silent()}), "owl", ())  # type: ignore[dict-item]
+    [start] = history(Servers(home, {"docker": Silent()}), "owl", ())  # type: ignore[dict-item]
     assert start.ended == "docker could not be asked"
 
 
-def test_a_name_nobody_was_started_as(servers: Fleet) -> None:
+def test_a_name_nobody_was_started_as(servers: Servers) -> None:
     past_run(servers.home, 1)
     with pytest.raises(StartError, match="nothing was started as `owls` from here"):
         history(servers, "owls", ())

@@ -11,10 +11,10 @@ from plan_samples import plan_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, open_run
-from orchestrator.runtimes.base import since_then
+from orchestrator.runtimes.base import lines_since
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.logs import log_lines, read_since
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.logs import log_lines, parse_since
+from orchestrator.servers.servers import Servers
 
 NOW = datetime(2026, 11, 22, 14, 30, 0, 5, tzinfo=timezone(timedelta(hours=1)))
 LOG = (
@@ -40,23 +40,23 @@ BEGUN = datetime(2026, 11, 22, 9, 59, 58, tzinfo=UTC)
     ],
 )
 def test_what_since_means(text: str, moment: str) -> None:
-    assert read_since(text, NOW).isoformat() == moment
+    assert parse_since(text, NOW).isoformat() == moment
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "yesterday", "25:00", "5m ago", "-5m"])
 def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
     with pytest.raises(UsageError, match="is neither a time nor a span of time") as caught:
-        read_since(text, NOW)
+        parse_since(text, NOW)
     assert "--since 5m" in caught.value.hint
 
 
 def test_a_line_without_a_time_is_as_old_as_the_one_before() -> None:
     since = datetime(2026, 11, 22, 10, 0, 5, tzinfo=UTC)
-    assert list(since_then(LOG, since, started=BEGUN, zone=UTC)) == list(LOG[2:])
-    assert list(since_then(LOG, since.replace(second=6), started=BEGUN, zone=UTC)) == list(LOG[4:])
-    assert list(since_then(LOG, BEGUN, started=BEGUN, zone=UTC)) == list(LOG)
-    assert list(since_then(LOG, BEGUN, started=None, zone=UTC)) == list(LOG[1:])
-    assert list(since_then(LOG[:4], since, started=BEGUN, zone=timezone(timedelta(hours=1)))) == []
+    assert list(lines_since(LOG, since, started=BEGUN, zone=UTC)) == list(LOG[2:])
+    assert list(lines_since(LOG, since.replace(second=6), started=BEGUN, zone=UTC)) == list(LOG[4:])
+    assert list(lines_since(LOG, BEGUN, started=BEGUN, zone=UTC)) == list(LOG)
+    assert list(lines_since(LOG, BEGUN, started=None, zone=UTC)) == list(LOG[1:])
+    assert list(lines_since(LOG[:4], since, started=BEGUN, zone=timezone(timedelta(hours=1)))) == []
 
 
 class Running:
@@ -76,7 +76,7 @@ class Running:
 
 
 def test_a_running_server_is_asked_and_its_last_lines_counted(tmp_path: Path) -> None:
-    servers = Fleet(Home(tmp_path), {"it": (runtime := Running())})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"it": (runtime := Running())})  # type: ignore[dict-item]
     assert list(log_lines(servers, "owl", follow=True, last=1, since=BEGUN)) == ["c", "d", "e"]
     assert set(runtime.asked) == {BEGUN}
 
@@ -89,7 +89,7 @@ def test_a_container_kept_utc(
     monkeypatch.setenv("TZ", "XXX-1")
     time.tzset()
     try:
-        servers = Fleet(Home(tmp_path), {})
+        servers = Servers(Home(tmp_path), {})
         plan = plan_of("cpu-tiny", runtime=runtime)
         run = open_run(servers.home, "owl", plan)
         run.log.write_text("".join(f"{line}\n" for line in LOG))

@@ -12,22 +12,24 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
-from orchestrator.hosts.context import Access
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.hosts.context import HostAccess
 from orchestrator.hosts.survey import Runner
-from orchestrator.runtimes.base import Place, Runtime, Status
+from orchestrator.runtimes.base import HostRef, Runtime, Status
 from orchestrator.runtimes.docker.checks import image_digests
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet
-from orchestrator.servers.start.host import _server_on, inspect_host, place_of
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start.host import _server_on, host_ref, preflight_host
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
 def docker(answers: Mapping[str, tuple[int, str]]) -> Runner:
-    def run(argv: Sequence[str]) -> ProgramResult:
+    def run(argv: Sequence[str]) -> CompletedProgram:
         code, text = answers.get(argv[1], (1, ""))
-        return ProgramResult(argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else "")
+        return CompletedProgram(
+            argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else ""
+        )
 
     return run
 
@@ -63,9 +65,9 @@ def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, mon
     )
     status = Status.RUNNING
     runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
-    servers = Fleet(Home(tmp_path), {"process": cast("Runtime", runtime)})
-    monkeypatch.setattr("orchestrator.servers.start.host.fleet", lambda *_: nullcontext(servers))
-    place = Place(home=Home(tmp_path))
+    servers = Servers(Home(tmp_path), {"process": cast("Runtime", runtime)})
+    monkeypatch.setattr("orchestrator.servers.start.host.open_servers", lambda *_: nullcontext(servers))
+    place = HostRef(home=Home(tmp_path))
     assert (_server_on(place, 30010), _server_on(place, 3001)) == ("owl", None)
     status = Status.EXITED
     assert _server_on(place, 30010) is None
@@ -77,7 +79,7 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
     def room() -> list[tuple[str, int]]:
-        access = cast("Access", inspect_host(plan, Place(home=home), environ={}))
+        access = cast("HostAccess", preflight_host(plan, HostRef(home=home), environ={}))
         return [(space.directory, space.size) for space in access.spaces]
 
     staged = home.models / plan.model.name
@@ -90,22 +92,22 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
 def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
     alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
-    assert place_of(container.runtime, home, None, alone).far is None
-    assert place_of(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
-    assert place_of(container.runtime, home, None, far).far == "ssh://node"
-    assert place_of(container.runtime, home, "ssh://other", far).far == "ssh://other"
+    assert host_ref(container.runtime, home, None, alone).far is None
+    assert host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
+    assert host_ref(container.runtime, home, None, far).far == "ssh://node"
+    assert host_ref(container.runtime, home, "ssh://other", far).far == "ssh://other"
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
 def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
     """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
     with pytest.raises(UsageError, match="is not a far host"):
-        place_of(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
+        host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
 def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
     """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
-    assert place_of(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
+    assert host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
     with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
-        place_of(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})
+        host_ref(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})

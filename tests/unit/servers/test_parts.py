@@ -8,12 +8,12 @@ import pytest
 
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.paths import Home
-from orchestrator.engine.launch import parts
+from orchestrator.engine.launch import process_names
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Fleet, lost_parts, note_parts
-from orchestrator.servers.start.verify import prove_again
+from orchestrator.servers.servers import Servers, dead_processes, record_processes
+from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.status import require_well, statuses
 
 READY = ("python -m sglang.launch_server --dp-size 2", "sglang::data_parallel_controller", "sglang::scheduler_DP0")
@@ -67,13 +67,13 @@ def handle(run_dir: Path) -> RunningServer:
 
 
 def lost_of(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
-    note_parts(Table(ready), handle, 12.34)  # type: ignore[arg-type]
-    return lost_parts(Table(running), handle)  # type: ignore[arg-type]
+    record_processes(Table(ready), handle, 12.34)  # type: ignore[arg-type]
+    return dead_processes(Table(running), handle)  # type: ignore[arg-type]
 
 
 def test_sglangs_processes_in_a_persons_words() -> None:
-    assert parts(READY) == ("data_parallel_controller", "detokenizer", "rank DP0", "rank DP1")
-    assert parts(["sglang::scheduler", "sglang::scheduler_DP1_TP3_EP3   "]) == ("rank DP1 TP3 EP3", "scheduler")
+    assert process_names(READY) == ("data_parallel_controller", "detokenizer", "rank DP0", "rank DP1")
+    assert process_names(["sglang::scheduler", "sglang::scheduler_DP1_TP3_EP3   "]) == ("rank DP1 TP3 EP3", "scheduler")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_has_ended_since_the_server_was_ready(handle: RunningServer, gone: 
 
 
 def test_nothing_is_lost_where_nothing_can_be_told(handle: RunningServer) -> None:
-    assert lost_parts(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
+    assert dead_processes(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
     assert lost_of(handle, ready=READY, running=()) == ""  # no process table
     assert lost_of(handle, ready=READY[:1], running=READY) == ""
 
@@ -102,12 +102,12 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
     def asked(*_: object, **__: object) -> None:
         raise AssertionError("the server was asked")
 
-    monkeypatch.setattr("orchestrator.servers.start.verify.answers", asked)
-    monkeypatch.setattr("orchestrator.servers.start.verify.prove", asked)
+    monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", asked)
+    monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", asked)
     (run_dir / "plan.json").write_text(load("cpu-tiny").plan.to_json())
-    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
-    servers = Fleet(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
 
     found = statuses(servers, "two", ask=True)
     assert [(server.health, server.detail) for server in found] == [
@@ -116,29 +116,29 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
     with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
         require_well(servers, found, named=True)
     with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
-        prove_again(servers, "two", strict_kernels=False)
+        smoke_server(servers, "two", strict_kernels=False)
 
 
 def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: RunningServer, run_dir: Path) -> None:
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
-    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     noted = datetime.fromtimestamp((run_dir / "parts.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
-    said = lost_parts(runtime, handle)  # type: ignore[arg-type]
+    said = dead_processes(runtime, handle)  # type: ignore[arg-type]
     assert said.startswith("it was started again 0 s ago, and is not ready yet")
     runtime.started = (noted - timedelta(seconds=1)).isoformat()
-    assert "rank DP0, rank DP1 have ended while the server runs" in lost_parts(runtime, handle)  # type: ignore[arg-type]
+    assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
 
 
 def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gateway answers all the while."""
-    monkeypatch.setattr("orchestrator.servers.start.verify.answers", lambda _: False)
+    monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", lambda _: False)
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
-    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
         require_well(servers, statuses(servers, "two", ask=True), named=True)
 
@@ -148,7 +148,7 @@ def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_t
 ) -> None:
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     second = replace(handle, run_dir=str(run_dir / "replica-2"))
-    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
     monkeypatch.setattr(
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
     )
@@ -156,4 +156,4 @@ def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_t
     said = "replica 1 of 2 has no record that can be read"
     assert [server.detail for server in statuses(servers, "two", ask=True)] == [said]
     with pytest.raises(SmokeError, match=said):
-        prove_again(servers, "two", strict_kernels=False)
+        smoke_server(servers, "two", strict_kernels=False)

@@ -10,13 +10,13 @@ from run_samples import past_run, write_process
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.runs.run_dir import FILES_FILE, RunDir, claim, runs_of
+from orchestrator.runs.run_dir import FILES_FILE, RunDir, name_lock, runs_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import prune as command
 from orchestrator.servers.exit_record import HEALING_FILE
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.prune import OldRun, PruneRequest, prune
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def pruned(home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None) -> list[OldRun]:
-    servers = Fleet(home, {"process": ServerGroup(ProcessRuntime(home))})
+    servers = Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
     request = PruneRequest(keep=keep, since=datetime(2026, 7, day, tzinfo=UTC), dry_run=dry_run)
     return list(prune(servers, name, request))
 
@@ -221,7 +221,7 @@ def test_a_name_that_is_worked_on_is_left_and_the_others_are_not(home: Home) -> 
     for name in ("hen", "owl"):
         for day in (1, 2):
             past_run(home, day, name=name)
-    with claim(home, "hen"), pytest.raises(HostError, match="not all that is old was removed") as caught:
+    with name_lock(home, "hen"), pytest.raises(HostError, match="not all that is old was removed") as caught:
         pruned(home)
     assert "working on `hen`" in caught.value.problems[0].message
     assert (days(home, "hen"), days(home, "owl")) == ([2, 1], [2])
@@ -307,7 +307,7 @@ def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
     if ended:
         run.save(ended, {"how": "stopped"})
     docker = Docker(answers=answers, lists=run.path if listed else None)
-    servers = Fleet(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
+    servers = Servers(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
     [old] = prune(servers, None, PruneRequest(keep=1, since=datetime(2026, 7, 20, tzinfo=UTC), dry_run=False))
     assert old.kept == kept
     assert run.path.exists() == bool(kept)

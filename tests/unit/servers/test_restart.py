@@ -12,7 +12,7 @@ from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, open_run
 from orchestrator.servers import restart as command
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -58,7 +58,7 @@ def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: P
     for came_up, hint in ((False, "`deploy status` lists"), (True, "`deploy restart owl` starts it")):
         ran(home, request_of(), came_up=came_up)
         with pytest.raises(StartError, match="there is no server `owl`") as raised:
-            Fleet(home, {}).one("owl")
+            Servers(home, {}).one("owl")
         assert raised.value.hint.startswith(hint)
 
 

@@ -20,7 +20,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
 from orchestrator.planner.source import run_source
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers import restart as restart_command
 from orchestrator.servers import rollback as command
 from orchestrator.servers.rollback import named_run, request_from, rollback
@@ -178,14 +178,14 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     for name in (
         "look_at_coverage",
         "require_covered",
-        "bring_checkpoint",
+        "ensure_checkpoint",
         "far_headers",
         "engine_files",
         "prepare_overlay",
     ):
         monkeypatch.setattr(decisions, name, lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
-    request, place = request_of(run=str(run.path)), Place(home=home)
+    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
+    request, place = request_of(run=str(run.path)), HostRef(home=home)
     source = request.source(home)
     first = decisions.decide_beforehand(request, source, place)
     made = decisions.prepare_start(request, source, first, place)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.bench.energy import EnergyReading, EnergyUnavailableError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.engine.responses import NoAnswerError
+from orchestrator.engine.responses import NoResponseError
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
@@ -36,7 +36,7 @@ class Scripted:
     """A server of a plan: its counters, log, processes and restarts, as the test sets them."""
 
     run_dir: Path
-    counters: bytes | NoAnswerError = b""
+    counters: bytes | NoResponseError = b""
     log: list[str] = field(default_factory=list)
     processes: tuple[str, ...] = ()
     restarts: int = 0
@@ -65,7 +65,7 @@ class Scripted:
         return new
 
     def exported(self) -> bytes:
-        if isinstance(self.counters, NoAnswerError):
+        if isinstance(self.counters, NoResponseError):
             raise self.counters
         return self.counters
 
@@ -84,9 +84,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     return scripted
 
 
-def looking(server: Scripted, home: Path) -> top.View:
+def looking(server: Scripted, home: Path) -> top.TopView:
     server.home = Home(home)  # type: ignore[attr-defined]
-    return top.View(server, "owl", host=None, clock=lambda: server.at)  # type: ignore[arg-type]
+    return top.TopView(server, "owl", host=None, clock=lambda: server.at)  # type: ignore[arg-type]
 
 
 def test_figures_are_of_what_was_counted_in_between(server: Scripted, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
     assert view.look().events == ()
-    server.counters = NoAnswerError("http://x/metrics: no answer within 5 s")
+    server.counters = NoResponseError("http://x/metrics: no answer within 5 s")
     silent = view.look()
     assert "NOT SERVING: http://x/metrics: no answer within 5 s" in silent.to_text()
     server.processes = ("sglang::scheduler_TP0",)
@@ -199,7 +199,7 @@ def test_its_own_gpus_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(top, "read_gpus", read)
     plan = load("mi355x-tp4dp2", overrides=["layout.dp=1"]).plan
     reader = top.GpuReader(plan, lambda *_: None, energy)  # type: ignore[arg-type, return-value]
-    seen: list[Sequence[top.GpuNow]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
+    seen: list[Sequence[top.GpuSample]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
     assert len(looks) == 3
     assert [each.index for each in seen[0]] == [0, 1, 2, 3]  # four of the node's eight
     assert [each.watts for each in seen[0]] == [None] * 4

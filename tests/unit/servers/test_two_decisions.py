@@ -12,18 +12,18 @@ from run_samples import past_run, request_of
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import ProgramResult
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.survey import Runner
 from orchestrator.kernels.disk.store import Store
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import Prepared
+from orchestrator.runtimes.base import PreparedRun
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import decisions, host, up
-from orchestrator.servers.start.launch import Start
+from orchestrator.servers.start.launch import StartSpec
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -42,14 +42,14 @@ class Nothing:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home where nothing runs; whatever prepares a start says so."""
     home = Home(tmp_path / "home")
-    servers = Fleet(home, {name: cast("ServerGroup", Nothing()) for name in ("process", "docker")})
-    monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
-    monkeypatch.setattr(host, "fleet", lambda *_: nullcontext(servers))
+    servers = Servers(home, {name: cast("ServerGroup", Nothing()) for name in ("process", "docker")})
+    monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
+    monkeypatch.setattr(host, "open_servers", lambda *_: nullcontext(servers))
 
     def reached(*_: object, **__: object) -> NoReturn:
         raise Reached
 
-    for name in ("prepare_engine", "bring_checkpoint", "engine_files", "fetch_image", "make_table"):
+    for name in ("prepare_engine", "ensure_checkpoint", "engine_files", "fetch_image", "make_table"):
         monkeypatch.setattr(decisions, name, reached)
     return home
 
@@ -72,17 +72,17 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     """The plan that is started, where everything that a start makes is there at once."""
     started: list[Plan] = []
 
-    def bring_up(start: Start, _servers: Fleet) -> NoReturn:
+    def bring_up(start: StartSpec, _servers: Servers) -> NoReturn:
         started.append(start.artifacts.plan)
         raise Reached
 
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
-    monkeypatch.setattr(up, "require_machine", lambda plan, *_: _ready(plan))
+    monkeypatch.setattr(up, "require_ready_host", lambda plan, *_: _ready(plan))
     monkeypatch.setattr(up, "bring_up", bring_up)
-    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
+    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
     monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
-    monkeypatch.setattr(decisions, "bring_checkpoint", lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "far_headers", lambda *_: None)
+    monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(decisions, "fetch_remote_headers", lambda *_: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
     monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
     with pytest.raises(Reached):
@@ -120,11 +120,11 @@ def test_a_run_that_is_repeated_is_not_decided_at_all(
 def machine(**sections: str) -> Runner:
     """A host without GPUs, whose survey says this by the first word of a section; it has no other program."""
 
-    def run(argv: Sequence[str]) -> ProgramResult:
+    def run(argv: Sequence[str]) -> CompletedProgram:
         names = re.findall(r"printf '\\036%s\\n' (.+?); \( ", argv[-1])
         texts = {name: sections.get(name.split()[0], "") for [name] in map(shlex.split, names)}
         said = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in texts.items())
-        return ProgramResult(argv=tuple(argv), code=0 if names else 127, stdout=said, stderr="")
+        return CompletedProgram(argv=tuple(argv), code=0 if names else 127, stdout=said, stderr="")
 
     return run
 

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from orchestrator.engine.liveness import Work
-from orchestrator.servers.watch.events import EventKind, Told
-from orchestrator.servers.watch.snapshot import Healed, Standing, Unseen
-from orchestrator.servers.watch.watcher import Vigil
+from orchestrator.engine.liveness import RankProgress
+from orchestrator.servers.watch.events import EventKind, PendingEvent
+from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.watcher import Watcher
 
 T = TypeVar("T")
 BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
 UNHEALTHY = 120.0
-SERVES = Standing(
+SERVES = ServerSnapshot(
     name="owl",
     run="run-1",
     url="http://127.0.0.1:1",
@@ -36,7 +36,7 @@ SERVES = Standing(
 )
 
 
-PROVEN = Healed(code=0, message="proven", attempted=True, others=False)
+PROVEN = RestartResult(code=0, message="proven", attempted=True, others=False)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class World:
     """A server, a clock, and everything that happens to it."""
 
     now: float = 1000.0
-    standing: Standing = SERVES
+    standing: ServerSnapshot = SERVES
     # seconds, of each rank, and of a gateway as the last one; None: never
     answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
     gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
@@ -64,7 +64,7 @@ class World:
     decodes: bool = True  # what it gets on with is decoding, not a long prefill
     comes_out: bool = True  # what was decoded
     silent: str = ""  # why it cannot be looked at
-    outcome: Healed = PROVEN
+    outcome: RestartResult = PROVEN
     records: bool = True  # a healing stands in the run directory
     dies_again: float | None = None  # seconds after each healing
     told: list[tuple[float, EventKind, str]] = field(default_factory=list)
@@ -75,32 +75,34 @@ class World:
     came_out: float = 0.0
     plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
-    def listens(self, _: Standing) -> bool:
+    def listens(self, _: ServerSnapshot) -> bool:
         return self.standing.status == "running"
 
-    def token_of(self, _: Standing, rank: int) -> Later[int | str]:
+    def token_of(self, _: ServerSnapshot, rank: int) -> Later[int | str]:
         if self.standing.status != "running":
             return Later(self, self.now, lambda: "Connection refused")
         after = self.answers_after[rank]
         return Later(self, self.now + (1e9 if after is None else after), lambda: 200)
 
-    def work(self, _: Standing) -> Later[Work]:
+    def work(self, _: ServerSnapshot) -> Later[RankProgress]:
         done = dict(enumerate(self.work_done)) if self.counts_work else {}
-        work = Work(done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), came_out=self.came_out)
+        work = RankProgress(
+            done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), came_out=self.came_out
+        )
         return Later(self, self.now, lambda: work)
 
-    def look(self, name: str) -> Later[Standing | Unseen]:
+    def look(self, name: str) -> Later[ServerSnapshot | SnapshotFailure]:
         assert name == "owl"
         self.looks += 1
-        unseen = Unseen(message=self.silent, hint="", code=4)
+        unseen = SnapshotFailure(message=self.silent, hint="", code=4)
         return Later(self, self.now + LOOK, lambda: unseen if self.silent else self.standing)
 
-    def heal(self, standing: Standing, why: str) -> Later[Healed]:
+    def heal(self, standing: ServerSnapshot, why: str) -> Later[RestartResult]:
         assert why
         self.healed_at.append(self.now)
         taken = self.outcome
 
-        def done() -> Healed:
+        def done() -> RestartResult:
             if taken.attempted and self.records:
                 self.standing = replace(standing, healed=(*standing.healed, self.now), by_watch=True)
             if taken.code == 0:
@@ -122,7 +124,7 @@ class World:
     def die(self, how: str = "killed by SIGKILL") -> None:
         self.standing = replace(self.standing, status="exited", ending=how)
 
-    def pass_by(self, vigil: Vigil, seconds: float) -> None:
+    def pass_by(self, vigil: Watcher, seconds: float) -> None:
         """Let time go on, and the watch with it."""
         end = self.now + seconds
         while self.now < end:
@@ -134,12 +136,12 @@ class World:
             self.came_out += self.comes_out and any(self.gets_on)
             self._note(vigil.step(self.now, self.now))
 
-    def vigil(self) -> Vigil:
-        made = Vigil("owl", self, self.standing)
+    def vigil(self) -> Watcher:
+        made = Watcher("owl", self, self.standing)
         self._note(made.begin(self.now, self.now))
         return made
 
-    def _note(self, told: Iterator[Told]) -> None:
+    def _note(self, told: Iterator[PendingEvent]) -> None:
         for each in told:
             self.told.append((self.now, each.kind, each.detail))
             self.alerted += [(self.now, each.kind.value)] if each.alert else []

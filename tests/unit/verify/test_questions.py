@@ -8,15 +8,15 @@ from plan_samples import plan_of
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
-from orchestrator.plan.plan import Question
+from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.planner.planning import load
 from orchestrator.verify.questions import filler, is_right, prompt_of
 from orchestrator.verify.target import target_of
 
 
-def question(answer: str = "Paris", *, words: int = 0) -> Question:
+def question(answer: str = "Paris", *, words: int = 0) -> SmokeQuestion:
     text = "{filler} Which city?" if words else "Which city?"
-    return Question(question=text, answer=answer, filler_words=words, tokens=8, origin=Origin.USER, source="")
+    return SmokeQuestion(question=text, answer=answer, filler_words=words, tokens=8, origin=Origin.USER, source="")
 
 
 @pytest.mark.parametrize("words", [1, 12, 13, 14, 64, 131072])

@@ -15,7 +15,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.origin import Origin
 from orchestrator.core.secrets import Secret
-from orchestrator.plan.plan import Hazard, Question
+from orchestrator.plan.plan import PlanWarning, SmokeQuestion
 from orchestrator.planner.planning import load
 from orchestrator.verify import smoke
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
@@ -23,11 +23,11 @@ from orchestrator.verify.target import Target, target_of
 
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
 KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
-CAUSE = Hazard(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
+CAUSE = PlanWarning(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
 ASKING = dataclasses.replace(
     TARGET,
     questions=tuple(
-        Question(question=question, answer=answer, filler_words=words, tokens=8, origin=Origin.INFERRED, source="")
+        SmokeQuestion(question=question, answer=answer, filler_words=words, tokens=8, origin=Origin.INFERRED, source="")
         for (question, answer), words in zip(ASKED, (0, 64, 300), strict=True)
     ),
     prefill_chunk=256,
@@ -262,7 +262,7 @@ NOTHING_SAMPLED = {
 @pytest.mark.parametrize(("lie", "evidence"), NOTHING_SAMPLED.values(), ids=NOTHING_SAMPLED)
 @pytest.mark.parametrize(("known", "verdict"), [((), Verdict.FAILED), ((CAUSE,), Verdict.WARNING)])
 def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
-    lie: dict[str, bool], evidence: str, known: tuple[Hazard, ...], verdict: Verdict
+    lie: dict[str, bool], evidence: str, known: tuple[PlanWarning, ...], verdict: Verdict
 ) -> None:
     """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
     server = engine(accept_length=3.3, **lie)  # type: ignore[arg-type]

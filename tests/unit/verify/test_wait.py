@@ -12,7 +12,7 @@ from orchestrator.core.errors import NotReadyError, ProfileError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.server_args import ArgumentRefusal
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.verify.readiness import Starting, wait
+from orchestrator.verify.readiness import StartingServer, wait_until_ready
 
 LOADING = ["server_args=ServerArgs(api_key='sk-secret-0123')", "[2026-07-02 10:14:31] Load weight begin."]
 READY = ["Uvicorn running on http://127.0.0.1:30000", "The server is fired up and ready to roll!"]
@@ -73,7 +73,7 @@ class Server:
     def wait(
         self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
     ) -> float:
-        starting = Starting(
+        starting = StartingServer(
             url="http://127.0.0.1:30000",
             served_name="glm-5.2",
             api_key=api_key,
@@ -81,7 +81,7 @@ class Server:
             state=self.state,
             about=about,
         )
-        return wait(
+        return wait_until_ready(
             starting,
             silence=silence,
             timeout=timeout,
