@@ -21,9 +21,9 @@ BUILD = """
 import sys
 from pathlib import Path
 from orchestrator.core.console import Progress
-from orchestrator.hosts.venvs.venv import ensure
+from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.core.paths import Home
-ensure(Path(sys.argv[1], "small.txt"), home=Home(Path(sys.argv[2])), progress=Progress())
+ensure_venv(Path(sys.argv[1], "small.txt"), home=Home(Path(sys.argv[2])), progress=Progress())
 """
 
 

@@ -298,7 +298,7 @@ STATUS = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from orchestrator.servers.servers import Fleet
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.status import statuses
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import ServerState, Status
@@ -313,7 +313,7 @@ handles = [
 ]
 runtime = SimpleNamespace(find=lambda _: handles, state=lambda _: state)
 print("asking", flush=True)
-statuses(Fleet(Home(Path("/nowhere")), {"r": runtime}), None, ask=True)
+statuses(Servers(Home(Path("/nowhere")), {"r": runtime}), None, ask=True)
 """
 
 

@@ -50,11 +50,11 @@ def test_a_command_ends_without_a_traceback(verb: str, tmp_path: Path) -> None:
 
 HOLDS = """
 import os, signal, threading, time
-from orchestrator.core.signals import held, start_deaf
+from orchestrator.core.signals import defer_signals, start_thread_without_signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
-start_deaf(threading.Timer(60, print))
+start_thread_without_signals(threading.Timer(60, print))
 try:
-    with held():
+    with defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         print("whole", flush=True)

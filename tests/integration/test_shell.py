@@ -27,9 +27,9 @@ except KeyboardInterrupt:
 """
 PARENT = """
 import signal, sys
-from orchestrator.core.subprocesses import attend
+from orchestrator.core.subprocesses import run_attached
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-sys.exit(attend([sys.executable, '-c', *sys.argv[1:]]))
+sys.exit(run_attached([sys.executable, '-c', *sys.argv[1:]]))
 """
 WITH_WORKER = """
 import subprocess, sys, time

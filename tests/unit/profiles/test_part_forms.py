@@ -78,5 +78,5 @@ def test_an_editor_knows_every_form() -> None:
     assert keys["additionalProperties"] is False
     assert {"use", "layers", "flags"} <= set(keys["properties"])
     assert "required" not in keys
-    assert "required" not in schema["$defs"]["ModelOrigin"]
+    assert "required" not in schema["$defs"]["CheckpointSection"]
     assert schema["$defs"]["QuestionSection"]["required"] == ["question", "answer"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.render.artifacts import Artifacts, server_command
-from orchestrator.runtimes.base import Unit, Prepared, Runtime, ServerState, Status
+from orchestrator.runtimes.base import PreparedRun, Runtime, ServerState, Status, Unit
 
 RUNS = ServerState(status=Status.RUNNING)
 
@@ -35,7 +35,7 @@ class OnPaper(Runtime):
 
     @classmethod
     def prepare(cls, artifacts, place):
-        return Prepared(artifacts=artifacts, records={})
+        return PreparedRun(artifacts=artifacts, records={})
 
     def start(self, artifacts, *, name, run_dir, secrets):
         Path(run_dir, "server.log").write_text("serving\\n")

@@ -179,7 +179,7 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
         "look_at_coverage",
         "require_covered",
         "ensure_checkpoint",
-        "far_headers",
+        "fetch_remote_headers",
         "engine_files",
         "prepare_overlay",
     ):
