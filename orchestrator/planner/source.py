@@ -22,7 +22,7 @@ from orchestrator.planner.planning import LoadedProfile, read_profile
 from orchestrator.planner.prebuilt import require_image
 from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan
-from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes import REGISTRY, runtime_class
 
 _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
 
@@ -40,7 +40,7 @@ class ProfileSource:
     @property
     def runtime(self) -> str:
         """The runtime that the profile names."""
-        return self.valid.profile.runtime
+        return _known_runtime(self.valid)
 
     @property
     def model(self) -> Model:
@@ -93,7 +93,7 @@ def profile_source(
     """Read a profile. Raises ProfileError with every fault and its place, UsageError for an `image` it cannot start."""
     valid = read_profile(profile, overrides=overrides, catalogue=Catalog.of(home))
     if image is not None:
-        require_image(valid.profile.runtime, image)
+        require_image(_known_runtime(valid), image)
     return ProfileSource(valid=valid, home=home, given=given or {}, image=image)
 
 
@@ -206,3 +206,10 @@ def _with_digest(digest: str, places: Iterator[Path]) -> bytes | None:
         if hashlib.sha256(content).hexdigest() == digest:
             return content
     return None
+
+
+def _known_runtime(valid: LoadedProfile) -> str:
+    """The runtime of a profile. Raises ProfileError with all that the rules refuse, where there is no such runtime."""
+    if valid.profile.runtime not in REGISTRY:
+        valid.decide()
+    return valid.profile.runtime

@@ -350,7 +350,7 @@ sys.exit(main.main())
 SLOW_STARTER = f"""
 import sys
 from orchestrator.core import subprocesses
-subprocesses.own = lambda _, lock: [sys.executable, "-c", sys.argv[3], lock, sys.argv[4]]
+subprocesses.python_module_argv = lambda _, lock: [sys.executable, "-c", sys.argv[3], lock, sys.argv[4]]
 {STARTER}
 """
 

@@ -22,6 +22,7 @@ from orchestrator.engine import liveness
 from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, reference_of, run_probe
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.base import Status
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import dead_processes, record_processes
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import target_of
@@ -92,7 +93,8 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
     assert report.failures == ()
     assert "each of 2 ranks answered for itself" in report.to_table()
 
-    record_processes(replicas.runtime, replicas.handle, 0)
+    group, server = ServerGroup(replicas.runtime), RunningServer.of(replicas.handle)
+    record_processes(group, server, 0)
     first, second = schedulers(replicas)
     hangs = (1, "rank 1 does not get on: no answer within 4 s\n")
     os.kill(second, signal.SIGSTOP)
@@ -100,7 +102,7 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
     os.kill(second, signal.SIGCONT)
     assert look(replicas, tmp_path) == (0, "")
     os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
-    wait_for(lambda: dead_processes(replicas.runtime, replicas.handle) == "rank DP1 has ended while the server runs")
+    wait_for(lambda: dead_processes(group, server) == "rank DP1 has ended while the server runs")
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("answer within 4 s" in check.evidence for check in dead), dead
     code, said = look(replicas, tmp_path)

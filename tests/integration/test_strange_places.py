@@ -1,5 +1,6 @@
 """Where a command is run, and where its home lies, is nothing it trusts: folders with modules of an attacker's own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -78,10 +79,12 @@ def test_a_home_of_any_name_holds_a_server(name: str, tmp_path: Path) -> None:
 
 def test_nothing_that_a_command_makes_may_be_written_to_by_others(tmp_path: Path) -> None:
     """With a umask of 0 the folders of models and environments were everyone's."""
-    home, out = tmp_path / "deeper/home", tmp_path / "out"
+    home, out, python = tmp_path / "deeper/home", tmp_path / "out", tmp_path / "python"
+    versions = {"torch": "2.9.1", "cuda": None, "hip": None, "sglang": "0.5.14"}
+    python.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && echo '{json.dumps(versions)}'\n")  # and makes no model
+    python.chmod(0o755)
     for words in (
-        ["up", "--profile", "cpu-tiny", "--set", "engine.python=/bin/false"],
-        ["stage", "--profile", "cpu-tiny", "--set", "engine.python=/bin/false"],
+        ["up", "--profile", "cpu-tiny", "--set", f"engine.python={python}"],
         ["render", "--profile", "cpu-tiny", "--output", str(out)],
     ):
         argv = [sys.executable, "-P", "-m", "orchestrator", *words]

@@ -59,7 +59,7 @@ class DockerHost:
         """Bring the files that were made here to a far host, a patched config.json; checkpoints are staged there."""
         if self._tunnel is None:
             return
-        for mount in spec.mounts:
+        for mount in (mount for mount in spec.mounts if not mount.source.startswith("/")):  # else of the far host alone
             if (local := self._local_home.made_for(self._url) / RelativePath(mount.source)).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 

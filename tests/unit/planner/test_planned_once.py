@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.store import Store
 from orchestrator.plan.facts import Facts
@@ -44,3 +45,11 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(tmp_path: Path) 
     assert profile_source("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table}).files() == {
         "moe-table": b"given"
     }
+
+
+@pytest.mark.parametrize("image", [None, "mine:1"])
+def test_a_runtime_that_there_is_not_is_refused_where_it_is_written(tmp_path: Path, image: str | None) -> None:
+    with pytest.raises(ProfileError, match="cannot be planned") as caught:
+        _ = profile_source("mi355x-tp8", ("runtime=dockr",), Home(tmp_path), image=image).runtime
+    (problem,) = caught.value.problems
+    assert (problem.message, problem.where) == ("there is no runtime `dockr`", "--set runtime")
