@@ -15,7 +15,7 @@ _RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
 def complete_names(kind: str) -> Callable[[str], list[str]]:
-    """Offers a shell the names of a `EntryKind` of part; nothing rather than fail, as nobody reads an error there."""
+    """Offer a shell the names of an `EntryKind`. Nobody reads an error there, so that a failure offers none."""
 
     def offer(incomplete: str) -> list[str]:
         from orchestrator.core.catalog import Catalog, EntryKind

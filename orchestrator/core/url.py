@@ -1,4 +1,4 @@
-"""TODO."""
+"""The URL of an endpoint, read strictly."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
