@@ -264,7 +264,7 @@ class BenchResult:
         return not self.marks
 
     def to_json(self) -> str:
-        """The result as JSON text; what is None is left out. Raises BenchError for one that `from_json` refuses."""
+        """Return the result as JSON text without empty fields. Raises BenchError where `from_json` would refuse it."""
         text = _result().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
         self.from_json(text, where="the result of this measurement")
         return text

@@ -37,7 +37,7 @@ def load_requests(file: Path) -> tuple[RequestTimes, ...]:
 
 
 def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
-    """What stood behind a server, as its run directory tells."""
+    """Return the provenance of a server, read from its run directory."""
     image = run.read("image.json").get("id")
     return ServerProvenance(
         name=run.path.parent.name,

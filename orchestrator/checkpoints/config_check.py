@@ -314,7 +314,7 @@ def _kept_apart(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             yield Mismatch(
                 message=f"shared experts are stored as {how}, routed ones as {', '.join(sorted(routed))} "
                 f"(layer {layer}): they are served side by side, not fused",
-                hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` where the engine would fuse them all the same",
+                hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` where the engine would fuse them anyway",
             )
             return
 

@@ -15,7 +15,7 @@ _RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
 def complete_names(kind: str) -> Callable[[str], list[str]]:
-    """Offer a shell the names of an `EntryKind`. Nobody reads an error there, so that a failure offers none."""
+    """Complete the names of an `EntryKind`. Offer none where they cannot be read: a shell shows no error."""
 
     def offer(incomplete: str) -> list[str]:
         from orchestrator.core.catalog import Catalog, EntryKind

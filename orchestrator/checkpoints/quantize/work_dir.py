@@ -157,7 +157,7 @@ class WorkDir:
         return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
 
     def remove(self) -> None:
-        """Leave nothing of it. Raises UsageError for a folder that somebody else has made."""
+        """Remove the folder. Raises UsageError where this tool did not make it."""
         self._require_own()
         remove_tree(self.root, within=self.target.parent)
 
