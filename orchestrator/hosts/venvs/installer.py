@@ -1,4 +1,4 @@
-"""Installing a pinned list into a fresh environment: with uv, and with pip where uv is missing or cannot."""
+"""Install a pinned list of packages into a fresh environment with uv."""
 
 import ast
 import os
@@ -7,12 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from pathlib import Path
 from typing import Final
 
+from uv import find_uv_bin
+
 from orchestrator.core import subprocesses
-from orchestrator.core.console import Progress, note
+from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 
 _SHOWN_LINES: Final = 15
@@ -20,11 +21,9 @@ _BIG: Final = 10.0  # MiB from which a download has a line of its own
 _FULL: Final = "No space left"
 # Of a pinned list nothing is resolved and nothing compiled: it is installed as it stands.
 _AS_IT_STANDS: Final = ("--no-deps", "--only-binary", ":all:")
-# Lines of uv ("Downloading torch (182.4MiB)") and of pip ("  Downloading torch-2.13.0-cp311-….whl (191.2 MB)").
-_DOWNLOADING: Final = re.compile(
-    r"^ *Downloading (?P<name>\S+?)(?:-\d\S*\.whl)? \((?P<size>[\d.]+) ?(?P<unit>[kKMG])i?B\)$"
-)
-_MIB: Final = {"k": 1 / 1024, "K": 1 / 1024, "M": 1.0, "G": 1024.0}
+# A line of uv: "Downloading torch (182.4MiB)".
+_DOWNLOADING: Final = re.compile(r"^Downloading (?P<name>\S+) \((?P<size>[\d.]+)(?P<unit>[KMG])iB\)$")
+_MIB: Final = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 # How uv is told what pip is told by its own configuration, and what stands between several values.
 _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
@@ -49,33 +48,38 @@ class PinnedRequirements:
         return f"environment `{self.file.stem}`"
 
 
-def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> str:
-    """Make an environment at `folder` with everything that is listed; returns what installed it, `uv` or `pip`.
+def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> None:
+    """Make an environment at `folder` with every package of the list. Raises BuildError with uv's last lines.
 
-    Raises BuildError with the installer's last lines.
+    If several indexes are configured, the one that has the pinned version is used, as with pip. uv runs in the parent
+    folder, so that it does not read the settings of a project in the working directory.
     """
     steps = _Steps(pinned=pinned, progress=progress)
-    try:
-        _with_uv(find_uv(), folder, steps)
-    except BuildError as error:
-        if _FULL in error.details:
-            raise
-        progress.done()
-        note(f"{error.message}{_reason(error.details)}; pip goes on")
-    else:
-        return "uv"
-    _with_pip(folder, steps)
-    return "pip"
+    uv, cwd = find_uv(), folder.parent
+    listed = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
+    env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(listed.stdout)}
+    add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
+    add += ["--index-strategy", "unsafe-best-match"]
+    steps.run("creating", [uv, "venv", "--python", sys.executable, str(folder)], cwd=cwd, env=env)
+    if pinned.torch is not None:
+        doing = f"installing {pinned.torch}"
+        try:
+            steps.run(doing, [*add, pinned.torch], cwd=cwd, env=env)
+        except BuildError as error:
+            if "no version of torch" not in error.details:
+                raise
+            steps.run(doing, [*add, "--index", pinned.torch_index, pinned.torch], cwd=cwd, env=env)
+    steps.run("installing the pinned packages", [*add, "-r", str(pinned.file)], cwd=cwd, env=env)
 
 
 def find_uv() -> str:
-    """The uv that was installed with this tool. Raises BuildError where there is none, as on an unknown platform."""
+    """The uv that is installed with this tool. Raises BuildError if its program is missing."""
     try:
-        from uv import find_uv_bin  # noqa: PLC0415 - it may be missing
-
         return str(find_uv_bin())
-    except (ImportError, FileNotFoundError) as error:
-        raise BuildError("there is no uv beside this tool") from error
+    except FileNotFoundError as error:
+        raise BuildError(
+            "the program uv is missing beside this tool", hint="`pip install --force-reinstall uv` installs it"
+        ) from error
 
 
 def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -90,43 +94,6 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
                 variable, between = _PIP_IN_UV[name]
                 found[variable] = between.join(str(ast.literal_eval(value)).split())
     return {variable: value for variable, value in found.items() if variable not in environ}
-
-
-def _with_uv(uv: str, folder: Path, steps: "_Steps") -> None:
-    """Raises BuildError.
-
-    Of several indexes the one that has the pinned version counts, as with pip. uv's commands run in the folder of
-    environments, so that the settings of a project that the user stands in are not taken.
-    """
-    pinned = steps.pinned
-    told = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
-    env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(told.stdout)}
-    add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
-    add += ["--index-strategy", "unsafe-best-match"]
-    steps.run("creating", [uv, "venv", "--python", sys.executable, str(folder)], cwd=folder.parent, env=env)
-    if pinned.torch is not None:
-        doing = f"installing {pinned.torch} with uv"
-        try:
-            steps.run(doing, [*add, pinned.torch], cwd=folder.parent, env=env)
-        except BuildError as error:
-            if "no version of torch" not in error.details:
-                raise
-            steps.run(doing, [*add, "--index", pinned.torch_index, pinned.torch], cwd=folder.parent, env=env)
-    steps.run("installing the pinned packages with uv", [*add, "-r", str(pinned.file)], cwd=folder.parent, env=env)
-
-
-def _with_pip(folder: Path, steps: "_Steps") -> None:
-    """Raises BuildError. pip goes on without PyTorch's own index where that cannot be reached."""
-    pinned = steps.pinned
-    add = subprocesses.python_module_argv(
-        "pip", "--disable-pip-version-check", "install", python=str(folder / "bin" / "python")
-    )
-    add += [*_AS_IT_STANDS, "--no-input", "--progress-bar", "off"]
-    steps.run("creating", subprocesses.python_module_argv("venv", "--clear", str(folder)))
-    if pinned.torch is not None:
-        index = ["--extra-index-url", pinned.torch_index, "--retries", "1", "--timeout", "15"]
-        steps.run(f"installing {pinned.torch} with pip", [*add, *index, pinned.torch])
-    steps.run("installing the pinned packages with pip", [*add, "-r", str(pinned.file)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,21 +142,10 @@ class _Steps:
         return show
 
 
-def _reason(said: str) -> str:
-    """What uv says is wrong, for the end of a message: its line, and where it breaks off the next one."""
-    lines = dropwhile(lambda line: not line.startswith("error: "), said.splitlines())
-    first, second = next(lines, "").removeprefix("error: "), next(lines, "").strip()
-    return f" ({first} {second})" if first.endswith(":") else f" ({first})" if first else ""
-
-
 def hint(said: str) -> str:
     """What to do next, told from the last lines of an installer."""
     if _FULL in said:
         return "free disk space, or set DEPLOY_HOME to where there is some"
-    if "ensurepip" in said:
-        return "install Python's venv module (Debian, Ubuntu: `apt-get install python3-venv`)"
-    if "for torch==" in said:
-        return (
-            "let pip reach https://download.pytorch.org/whl/cpu, or a wheel of it: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
-        )
-    return "let pip reach a package index (PIP_INDEX_URL), and run the command again"
+    if "torch==" in said:
+        return "let uv reach https://download.pytorch.org/whl/cpu, or name a wheel: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
+    return "let uv reach a package index (PIP_INDEX_URL or UV_DEFAULT_INDEX), and run the command again"

@@ -102,7 +102,7 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
     `shim` holds the modules that a CPU build of torch needs beside it, by default those that ship with the tool.
 
     Two that need the same one wait for each other; a build that fails or is interrupted leaves nothing. Raises
-    BuildError with the installer's last lines.
+    BuildError with uv's last lines.
     """
     recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
     digest, folder = recipe.digest, _folder(recipe, home)
@@ -134,13 +134,13 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
         torch=recipe.torch[0] if recipe.torch else None,
         torch_index=_TORCH_INDEX.format(platform=platform_name),
     )
-    installer = install(folder, pinned, progress)
+    install(folder, pinned, progress)
     for file in recipe.shim:
         copy_file(file, folder / "lib" / FileName(f"python{_python_version()}") / "site-packages" / file.name)
-    facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
+    facts = {"requirements": recipe.requirements.name, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
     atomic_write(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
-    progress.update(f"{pinned.name}: built in {seconds:.0f} s with {installer}")
+    progress.update(f"{pinned.name}: built in {seconds:.0f} s")
 
 
 def _complete(folder: Path) -> bool:
