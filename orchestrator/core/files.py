@@ -26,7 +26,7 @@ from orchestrator.core.safe_paths import (
 )
 from orchestrator.core.streams import ignore_sigpipe
 
-__all__ = ["move", "open_to_append", "remove_tree"]  # with what is defined here, the face of this module
+__all__ = ["move", "naming", "open_to_append", "remove_tree"]  # with what is defined here, the face of this module
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
