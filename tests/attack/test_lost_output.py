@@ -118,6 +118,15 @@ def test_a_reader_that_ends_before_anything_is_changed_ends_the_command_later_it
     assert "Traceback" not in late.stderr
 
 
+@pytest.mark.slow
+def test_on_several_hosts_what_only_reads_ends_and_what_may_change_something_goes_on(deployments: Deployments) -> None:
+    """No daemon answers: that is the result of both."""
+    hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
+    gone = BREAKAGES["both-gone"]
+    assert code_of(deployments(0), gone, "preflight", "cpu-tiny", "--set", "runtime=docker", *hosts) == GONE
+    assert code_of(deployments(1), gone, "cache", "clear", *hosts) == 4
+
+
 def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
     deployment = deployments(0)
     failing = {("status", "nobody"): 6, ("up", "no-such"): 3}
