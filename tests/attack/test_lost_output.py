@@ -161,7 +161,7 @@ def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployment
     assert deployment.survivors(killed=True) == []
 
 
-@each("stdout-full", "stdout-closed", "stderr-full", "stderr-gone", "both-full")
+@each("stdout-closed", "stderr-full", "both-full")
 def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -> None:
     """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
@@ -171,8 +171,9 @@ def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -
     assert not listens(deployment.port)
 
 
-@each(*BREAKAGES, "all-closed")
+@each("both-full", "both-closed", "both-gone", "all-closed")
 def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
+    """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "healing.unhealthy_after=3")).faults(0))
     first = serving(deployment)
