@@ -88,8 +88,10 @@ def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployments: D
     fresh = {("--version",), ("profiles",)}  # as an interpreter finds its descriptors when it starts
     table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}
     assert table == dict.fromkeys(table, READING.get(name, 0))
-    proved = CHANGING if name != "both-gone" else READING  # its record is written before its result is printed
-    assert code_of(deployment, BREAKAGES[name], "smoke", "target") == proved.get(name, 0)
+    measured = CHANGING if name != "both-gone" else READING  # before the result there is a record, or a measurement
+    asked = (("smoke", "target"), ("probe", f"http://127.0.0.1:{deployment.port}", "--longest", "64"))
+    table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in asked}
+    assert table == dict.fromkeys(table, measured.get(name, 0))
     assert serving(deployment)
 
 
