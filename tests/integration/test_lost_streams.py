@@ -73,7 +73,7 @@ def test_what_cannot_be_undone_says_so_itself(gone: int, tmp_path: Path, step: s
     known = (
         "from orchestrator.core import files, subprocesses; from orchestrator.runtimes.supervisor import patched_copies"
     )
-    done = run(f"from pathlib import Path; here = Path({str(tmp_path)!r}); {known}; {step}; {WRITE}", stdout=gone)
+    done = run(f"from pathlib import Path; here = Path({str(tmp_path)!r}); {known}\n{step}; {WRITE}", stdout=gone)
     assert done.returncode == (0 if step in STEPS else 141), done.stderr
 
 
