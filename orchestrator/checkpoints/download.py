@@ -16,6 +16,7 @@ from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, v
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError
 from orchestrator.core.secrets import HUB_TOKEN
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.plan.plan import Model
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -49,6 +50,7 @@ def stage_checkpoint(
     if model.source.kind != "hub":
         return verify_fresh(directory, model, asked)
     listing = list_files(model.source.location, model.source.revision, hub)
+    ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
     _require_room(directory, listing)
     _download(directory, listing, hub, lambda seen: _look(seen, directory, model, listing, progress))

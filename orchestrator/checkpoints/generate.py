@@ -1,6 +1,8 @@
 """Checkpoints that are made rather than fetched: a small model with random weights, for a CPU."""
 
+import errno
 import hashlib
+import os
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -23,7 +25,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     """The checkpoint of a `generated` model below the home's models, made by `generator` with the engine's own Python.
 
     It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
-    directory that was not made here: nobody else's files are ever removed.
+    directory that was not made here: nobody else's files are ever removed. Raises OSError for a full disk.
     """
     target = home.models / FileName(model.name)
     with file_lock(home.models / FileName(f".{model.name}.lock"), progress):
@@ -65,6 +67,8 @@ def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> N
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
     if subprocesses.follow([str(python), str(generator), str(folder)], last.append) != 0:
         details = "\n".join(last)
+        if os.strerror(errno.ENOSPC) in details:  # the generator's own message names no file
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=details)
     if not folder.is_dir():
         raise BuildError(

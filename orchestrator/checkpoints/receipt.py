@@ -17,7 +17,7 @@ from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
 from orchestrator.plan.plan import Model
 
@@ -70,7 +70,7 @@ def _form() -> TypeAdapter[CheckpointReceipt]:
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
     """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
     with suppress(OSError):
-        atomic_write(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
+        write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 
 
 def file_stamps(directory: Path) -> dict[str, tuple[int, int]]:

@@ -32,7 +32,7 @@ from orchestrator.core.errors import (
     CheckpointNotFoundError,
     HostError,
 )
-from orchestrator.core.files import atomic_write, write_sparse
+from orchestrator.core.files import write_cache, write_sparse
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
 from orchestrator.core.subprocesses import Program
 from orchestrator.plan.plan import Model
@@ -98,7 +98,7 @@ class RemoteDownload:
                 done = _number(told["done"])
                 self.progress(progress_from(seen, done, total))
             elif "receipt" in told:
-                atomic_write(receipt_path(mirror), str(told["receipt"]))
+                write_cache(receipt_path(mirror), str(told["receipt"]))
             elif "file" in told:
                 _write(mirror, told)
             elif "error" in told:

@@ -9,7 +9,7 @@ from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.overlay import telling_shards
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, FileName, RelativePath, UnsafeValueError, join
 from orchestrator.core.subprocesses import CompletedProgram
 
@@ -40,7 +40,7 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
         if line:
             _write(folder, name, line, place)
     for name in shards:
-        atomic_write(folder / name, b"")
+        write_cache(folder / name, b"")
     wanted = telling_shards(folder)
     if missing := sorted(set(wanted) - set(shards)):
         raise CheckpointError(
@@ -77,6 +77,6 @@ def _lines(ask: Ask, script: str, place: str, names: Sequence[str]) -> list[str]
 
 def _write(folder: Path, name: RelativePath, line: str, place: str) -> None:
     try:
-        atomic_write(join(folder, name), base64.b64decode(line, validate=True))
+        write_cache(join(folder, name), base64.b64decode(line, validate=True))
     except ValueError as error:
         raise CheckpointError(f"`{name}` was not read whole", where=place) from error

@@ -20,6 +20,7 @@ from orchestrator.core.errors import (
     UsageError,
 )
 from orchestrator.core.secrets import hub_token
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.hosts.ssh import ssh_start
 from orchestrator.plan.plan import Plan
 
@@ -80,6 +81,8 @@ def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: b
         hub=hub,
         progress=lambda arrived: _show(progress, arrived),
     )
+    if hub is not None:
+        ignore_sigpipe()
     try:
         with TemporaryFile() as said, ssh_start(machine, remote_program(), said) as program:
             verified = far.run(program, lambda: _text(said))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from orchestrator.cli.options import overridden
 from orchestrator.core.console import print_data, print_json, say, terminal_width
 from orchestrator.core.errors import UsageError
+from orchestrator.core.streams import ignore_sigpipe
 
 if TYPE_CHECKING:
     from orchestrator.cli.fanout import HostResult, Node
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 SEVERAL: Final = frozenset(
     {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune", "cache ls", "cache clear"}
 )
+_READING: Final = frozenset({"preflight", "status", "diagnose", "cache ls"})  # of those: they change nothing
 _HOST: Final = "--host"
 
 
@@ -66,6 +68,8 @@ def on_each(
     """
     from orchestrator.cli.fanout import outcome_table, run_on_hosts
 
+    if verb not in _READING:
+        ignore_sigpipe()  # what is run on each of them does not say when it begins to change something
     as_json = bool(params.get("json"))
     failed: list[HostResult] = []
     left = list(nodes)

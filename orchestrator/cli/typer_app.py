@@ -1,7 +1,7 @@
 """What all commands have in common: how their words are read, and how their help is laid out."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -26,14 +26,9 @@ MEASURE: Final = "Measure"
 LOOK_UP: Final = "Look up"
 
 _SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
-# The commands that a closed pipe may end: those that change nothing, and those that say themselves when they begin to.
-ENDED_BY_SIGPIPE: Final = frozenset(
-    {
-        *("render", "matrix", "preflight", "status", "top", "ask", "logs", "smoke", "history", "diff", "diagnose"),
-        *("compare", "profiles", "show", "schema", "inspect", "patches list", "patches check", "cache ls"),
-        *("kernels coverage", "kernels log", "up", "restart", "rollback"),
-    }
-)
+# A closed pipe ends a command that has changed nothing yet (`core.streams`), but for these: `down` stops a server even
+# if nobody reads what it says, as GPUs are paid for, and `watch` goes on where its terminal or its log is lost.
+NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _NODES: Final = "deploy.nodes"  # in a context: several machines
@@ -69,7 +64,7 @@ class ProfileCommand(TyperCommand):
         overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
         root = ctx.find_root().command
         set_invocation(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
-        if _NODES in ctx.meta or not _may_end(ctx.command_path.partition(" ")[2], given):
+        if ctx.command_path.partition(" ")[2] in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
@@ -165,11 +160,6 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
 
 def _begun_small(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _may_end(verb: str, given: Mapping[str, object]) -> bool:
-    """Whether a closed pipe may end this command; one that writes files of the user's own is let finish them."""
-    return verb in ENDED_BY_SIGPIPE and given.get("output") is None
 
 
 def _by_place(args: Sequence[str]) -> Iterator[str]:

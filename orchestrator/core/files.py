@@ -1,54 +1,52 @@
-"""Files written whole or not at all, and files and folders that are this user's alone."""
+"""Files written whole or not at all, and files and folders that are this user's alone.
+
+To write or to remove a file is a step that cannot be undone: from then on SIGPIPE does not end the command. To write a
+cache is none, as the next command would make it again.
+"""
 
 import errno
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from io import FileIO
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 from zipfile import ZipFile
 
+from orchestrator.core import safe_paths
 from orchestrator.core.safe_paths import (
+    NamedFile,
     RelativePath,
     UnsafeValueError,
-    atomic_write,
     move,
+    naming,
     open_to_append,
     remove_tree,
 )
+from orchestrator.core.streams import ignore_sigpipe
 
-__all__ = [
-    "atomic_write",
-    "move",
-    "open_to_append",
-    "remove_tree",
-]  # with what is defined here, the face of this module
+__all__ = ["move", "naming", "open_to_append", "remove_tree"]  # with what is defined here, the face of this module
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Let an OSError name a file, as one of a full disk does not, and one of a copied tree does in its text alone."""
-    try:
-        yield
-    except shutil.Error as error:
-        _, target, why = error.args[0][0]
-        raise OSError(errno.EIO, f"cannot copy: {why}", str(target)) from error
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+    """Write a file whole or not at all, see `safe_paths`; SIGPIPE no longer ends the command. Raises OSError."""
+    ignore_sigpipe()
+    return safe_paths.atomic_write(path, content, mode=mode)
+
+
+def write_cache(path: Path, content: str | bytes) -> Path:
+    """Write a file that the next command would make again; SIGPIPE may still end this one. Raises OSError."""
+    return safe_paths.atomic_write(path, content)
 
 
 def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
     """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _naming(path), path.open("xb") as file:
+    with naming(path), path.open("xb") as file:
         file.write(content)
         file.truncate(size)
     os.utime(path, ns=(time_ns, time_ns))
@@ -56,12 +54,13 @@ def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None
 
 def open_new(path: Path) -> BinaryIO:
     """Open a file to be written from its beginning. Raises OSError, also for a link."""
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    file = NamedFile(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    return BufferedWriter(file)
 
 
 def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
     """Open a file to be written at its end, at once, by a descriptor of the `opener`. Raises OSError."""
-    return open(path, "ab", buffering=0, opener=opener)
+    return NamedFile(path, "ab", opener=opener)
 
 
 def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
@@ -69,17 +68,19 @@ def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
     wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
     if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
         raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
-    with _naming(folder):
+    with naming(folder):
         archive.extractall(folder, wanted)
 
 
 def remove_file(path: Path) -> None:
     """Remove a file, or a link itself; nothing happens where there is none. Raises OSError."""
+    ignore_sigpipe()
     path.unlink(missing_ok=True)
 
 
 def remove_folder(path: Path) -> None:
     """Remove an empty directory. Raises OSError."""
+    ignore_sigpipe()
     path.rmdir()
 
 
@@ -104,7 +105,7 @@ def copy_tree(source: Path, target: Path, *, linked: bool = False) -> None:
     Raises OSError.
     """
     copy = _link_or_copy if linked else shutil.copy2
-    with _naming(target):
+    with naming(target):
         shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
 
 

@@ -8,16 +8,22 @@ Standard library only, and Python 3.8: `weights/far_stage.py` sends this module 
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import shutil
 import signal
 import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
+
+    from _typeshed import ReadableBuffer
 
 _SHOWN = 80  # characters of a refused value in a message
 _MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
@@ -230,13 +236,42 @@ def _is_inside(path: Path, root: Path, *, strictly: bool) -> bool:
     return inner.startswith(top.rstrip(os.sep) + os.sep) or (inner == top and not strictly)
 
 
-def open_to_append(path: Path) -> IO[Any]:
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError name a file, as one of a full disk does not, and one of a copied tree does in its text alone."""
+    try:
+        yield
+    except shutil.Error as error:
+        _, target, why = error.args[0][0]
+        raise OSError(errno.EIO, f"cannot copy: {why}", str(target)) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+class NamedFile(io.FileIO):
+    """A file that is named where it cannot be written to. A buffer writes through it, so it names what it flushes."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write at once. Raises OSError."""
+        with naming(self.name):
+            return super().write(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file, or lengthen it. Raises OSError."""
+        with naming(self.name):
+            return super().truncate(size)
+
+
+def open_to_append(path: Path) -> IO[bytes]:
     """Open a regular file for reading and for writing at its end. Raises OSError for a link or a FIFO."""
-    number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    more = os.O_NOFOLLOW | os.O_NONBLOCK
+    file = NamedFile(path, "a+b", opener=lambda name, flags: os.open(name, flags | more, 0o666))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise OSError(f"`{path}` is not a file")
-    return os.fdopen(number, "a+b")
+    return io.BufferedRandom(file)
 
 
 def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
@@ -256,7 +291,7 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path
             os.fsync(stream.fileno())
         beside.chmod(mode)  # whatever the umask took away
         beside.replace(path)
-    except OSError as error:  # a write that fails names no file
+    except OSError as error:  # a write that fails names no file, and one beside this is not the user's
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)

@@ -4,8 +4,13 @@
 option parser and of Python itself goes the same way as that of `write`. A full disk, a closed descriptor or a reader
 that has ended never raises an error there; `lost_output` tells what was lost on standard output.
 
-As SIGPIPE would, a reader that has ended ends the command, with 141, until `ignore_sigpipe` is called: at the latest
-before the first step that cannot be undone. Standard error counts only where it is the same pipe as standard output.
+As SIGPIPE would, a reader that has ended ends the command, with 141, until `ignore_sigpipe` is called: before the first
+step that cannot be undone. Standard error counts only where it is the same pipe as standard output. These call it:
+
+- `files`, before a file is written or removed, but for caches;
+- `subprocesses`, before a program whose output is followed: it builds, pulls, installs or measures;
+- what changes something else first: a download, a start, a stop, a name for an image, a cache that is removed, and
+  `deploy probe`, whose answers take minutes.
 """
 
 import errno

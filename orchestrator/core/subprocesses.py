@@ -15,6 +15,7 @@ from typing import IO, Final, NoReturn, Self
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.secrets import HUB_TOKENS, is_known
+from orchestrator.core.streams import ignore_sigpipe
 
 PIPE: Final = subprocess.PIPE
 DEVNULL: Final = subprocess.DEVNULL
@@ -230,11 +231,13 @@ def follow(
 ) -> int:
     """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
 
-    `env` and `stdin` as of `start`. An exception that ends the waiting, Ctrl-C above all, interrupts the program, and
-    kills what is left of it after `grace` seconds. The kernel kills it when this process is killed.
+    Such a program builds, installs or measures: SIGPIPE no longer ends the command. `env` and `stdin` as of `start`. An
+    exception that ends the waiting, Ctrl-C above all, interrupts the program, and kills what is left of it after
+    `grace` seconds. The kernel kills it when this process is killed.
 
     Raises ProgramMissingError where there is no such program.
     """
+    ignore_sigpipe()
     with start(argv, cwd=cwd, env=env, stdin=stdin, output=PIPE, tied=True) as program:
         try:
             for line in program.lines():
@@ -249,8 +252,9 @@ def run_attached(argv: Sequence[str], **environ: str) -> int:
     """Run a program on this terminal to its end, with these variables, and return its exit code.
 
     It inherits all that this process has, secrets too. Ctrl-C reaches it exactly once and is raised here only after it
-    has cleaned up and ended.
+    has cleaned up and ended. It may change anything: SIGPIPE no longer ends the command.
     """
+    ignore_sigpipe()
     program = start(argv, env={**os.environ, **environ})
     try:
         return program.wait()

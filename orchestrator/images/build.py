@@ -18,6 +18,7 @@ from typing import Final
 from orchestrator.core.console import Progress, say
 from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import atomic_write
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.images.base import ensure_base, image_id, known_digests
 from orchestrator.images.client import DockerCli
 from orchestrator.images.config import ImageConfig, docker_config
@@ -123,6 +124,7 @@ def found_image(docker: DockerCli, reference: str) -> BuiltImage:
 
 def tag_image(docker: DockerCli, image: str, reference: str) -> None:
     """Give `image` a further name. Raises BuildError for a name that docker does not take."""
+    ignore_sigpipe()
     done = docker.run("tag", image, reference)
     if not done.ok:
         raise BuildError(f"`{image}` cannot be named `{reference}`", details=done.stderr.strip())

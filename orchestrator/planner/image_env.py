@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import atomic_write, read_private
+from orchestrator.core.files import read_private, write_cache
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.images.client import find_docker
@@ -71,7 +71,7 @@ def asked_config(image: str, home: Home, registry: Registry, host: str | None = 
 def keep_config(config: ImageConfig, home: Home) -> None:
     """Keep what is known of an image; a home that takes no file does not matter here."""
     try:
-        atomic_write(_kept(config.reference, home), config.to_json())
+        write_cache(_kept(config.reference, home), config.to_json())
     except OSError as error:
         note(f"what is known of `{config.reference}` is not kept: {error.strerror}")
 

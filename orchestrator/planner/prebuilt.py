@@ -4,7 +4,7 @@ from typing import Final
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import FileName, ImageReference, UnsafeValueError
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import ImageConfig
@@ -96,7 +96,7 @@ def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, accept_untuned:
         require_table(image, plan, accept_untuned=accept_untuned)
         return RowSources()
     path = place.home.kernels / "images" / FileName(f"{image.inputs[MOE_TABLE][:12]}.csv")
-    return RowSources(tables=(atomic_write(path, table),))
+    return RowSources(tables=(write_cache(path, table),))
 
 
 def require_table(image: PrebuiltImage, plan: Plan, *, accept_untuned: bool) -> None:

@@ -2,11 +2,12 @@
 
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forked import Command, Ended, Forks
+from forked import Command, Ended, Fault, Forks
 from ports import free_port
 from survivors import programs_of, survivors
 
@@ -22,16 +23,21 @@ class Deployment:
     folder: Path
     port: int
     name: str = "target"
+    output: Path | None = None  # what commands print; by default it lies beside the home
 
     @property
     def home(self) -> Path:
         return self.folder / "home"
 
-    def start(self, *words: str, fresh: bool = False, **environ: str) -> Command:
+    def start(
+        self, *words: str, fresh: bool = False, broken: Mapping[int, Fault] | None = None, **environ: str
+    ) -> Command:
         """Start a command."""
         # no Docker daemon: what it runs is not attacked here, and asking it takes time
         env = {**os.environ, "DEPLOY_HOME": str(self.home), "DOCKER_HOST": "unix:///nonexistent", **environ}
-        return self.forks.start(words, env=env, output=self.folder / "output", fresh=fresh)
+        return self.forks.start(
+            words, env=env, output=self.output or self.folder / "output", fresh=fresh, broken=broken
+        )
 
     def run(self, *words: str, **environ: str) -> Ended:
         """Run a command to its end."""
@@ -39,12 +45,15 @@ class Deployment:
 
     def up(self, *more: str, name: str = "") -> tuple[str, ...]:
         """The words that bring the server up; `SCRIPTED_…=…` among `more` are the engine's own."""
-        settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "waiting.grace=2"]
-        settings += ["model.questions=null"]  # its answers follow from what is asked, and are right for no model
-        settings += [f"env.{word}" for word in more if word.startswith("SCRIPTED_")]
+        own = [f"env.{word}" for word in more if word.startswith("SCRIPTED_")]
         rest = [word for word in more if not word.startswith("SCRIPTED_")]
-        chosen = [word for setting in settings for word in ("--set", setting)]
-        return ("up", "--profile", "cpu-tiny", "--name", name or self.name, *chosen, *rest)
+        return ("up", "--profile", "cpu-tiny", "--name", name or self.name, *self.settings(*own), *rest)
+
+    def settings(self, *more: str) -> tuple[str, ...]:
+        """The words by which the scripted engine serves, on this port."""
+        settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "waiting.grace=2", *more]
+        settings += ["model.questions=null"]  # its answers follow from what is asked, and are right for no model
+        return tuple(word for setting in settings for word in ("--set", setting))
 
     def survivors(self, *, killed: bool = False) -> list[str]:
         """What is left of it."""

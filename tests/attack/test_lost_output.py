@@ -7,32 +7,35 @@ of standard output, of standard error and of both.
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
 
 import httpx
 import pytest
+from changing_commands import CHANGING as MAKING
+from changing_commands import Place, a_place
 from deployment import Deployment, Deployments
+from forked import Fault
 from parts import pids_of
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from survivors import listens
 
 pytestmark = pytest.mark.attack
 
+Broken: TypeAlias = Mapping[int, Fault]
 LOST = 12  # `OutputError`
 GONE = 141  # `ReaderGone`
-FAULTS = {"full": ">/dev/full", "closed": ">&-", "gone": ">&3"}
-BREAKAGES = {
-    **{f"stdout-{name}": how for name, how in FAULTS.items()},
-    **{f"stderr-{name}": f"2{how}" for name, how in FAULTS.items()},
-    "both-full": ">/dev/full 2>&1",
-    "both-closed": ">&- 2>&-",
-    "both-gone": ">&3 2>&3",
+FAULTS: tuple[Fault, ...] = ("full", "closed", "gone")
+BREAKAGES: dict[str, Broken] = {
+    **{f"stdout-{fault}": {1: fault} for fault in FAULTS},
+    **{f"stderr-{fault}": {2: fault} for fault in FAULTS},
+    **{f"both-{fault}": {1: fault, 2: fault} for fault in FAULTS},
 }
-ALL_CLOSED = "<&- >&- 2>&-"
+ALL_CLOSED: Broken = {0: "closed", 1: "closed", 2: "closed"}
 MAIN_LINE = {"stdout-closed", "stderr-full", "both-gone"}  # the others are marked `slow`: each takes several seconds
 # Of commands that print their result, and of those that change something first; `lost` is about standard output.
 READING = {name: GONE if "gone" in name else LOST for name in BREAKAGES if "stderr" not in name}
@@ -57,43 +60,17 @@ READERS = (
     ("logs", "target"),
     ("history",),
     ("ask", "target", "hello"),
-    ("smoke", "target"),
 )
 
 
-@contextmanager
-def broken(deployment: Deployment, how: str, *words: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run `deploy` with such descriptors; 3 is a pipe that nobody reads. What is not broken is a pipe that is read."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    env = {**os.environ, "DEPLOY_HOME": str(deployment.home), "DOCKER_HOST": "unix:///nonexistent"}
-    script = f'exec 3>&{writer} {writer}>&-; exec "$@" {how} 3>&-'
-    argv = ["bash", "-c", script, "bash", sys.executable, "-m", "orchestrator", *words]
-    with subprocess.Popen(
-        argv,
-        env=env,
-        pass_fds=(writer,),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=deployment.folder,
-    ) as process:
-        os.close(writer)
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def code_of(deployment: Deployment, how: str, *words: str) -> int:
+def code_of(deployment: Deployment, broken: Broken, *words: str, fresh: bool = False) -> int | None:
     """The exit code; whatever could be printed holds no traceback."""
-    with broken(deployment, how, *words) as process:
-        printed = "".join(process.communicate(timeout=PATIENCE))
+    ended = deployment.start(*words, broken=broken, fresh=fresh).wait()
+    printed = ended.stdout + ended.stderr
     assert "Traceback" not in printed
     assert "a fault of this tool" not in printed
     assert "Exception ignored" not in printed
-    return process.returncode
+    return ended.code
 
 
 def serving(deployment: Deployment) -> tuple[int, ...]:
@@ -108,9 +85,48 @@ def serving(deployment: Deployment) -> tuple[int, ...]:
 def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployments: Deployments, name: str) -> None:
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up()).faults(0))
-    table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in READERS}
+    fresh = {("--version",), ("profiles",)}  # as an interpreter finds its descriptors when it starts
+    table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}
     assert table == dict.fromkeys(table, READING.get(name, 0))
+    measured = CHANGING if name != "both-gone" else READING  # before the result there is a record, or a measurement
+    asked = (("smoke", "target"), ("probe", f"http://127.0.0.1:{deployment.port}", "--longest", "64"))
+    table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in asked}
+    assert table == dict.fromkeys(table, measured.get(name, 0))
     assert serving(deployment)
+
+
+@pytest.fixture
+def place(deployments: Deployments, tmp_path: Path) -> Iterator[Place]:
+    with a_place(deployments(0), tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if each.slow else ()) for name, each in MAKING.items()]
+)
+def test_a_reader_that_ends_before_anything_is_changed_ends_the_command_later_it_does_not(
+    place: Place, name: str
+) -> None:
+    """First the first message is not read, as with `2>&1 | head -c0`; then the result, when all is done."""
+    command = MAKING[name]
+    assert not command.is_done(place)
+    words = place.call(command)
+    early = place.start(*words, broken=BREAKAGES["both-gone"]).wait()
+    assert (early.code, command.is_done(place)) == ((GONE, False) if command.speaks else (LOST, True))
+    if not command.speaks:
+        return
+    late = place.start(*words, broken=BREAKAGES["stdout-gone"]).wait()
+    assert (late.code, command.is_done(place)) == (LOST if command.prints else 0, True), late.stderr
+    assert "Traceback" not in late.stderr
+
+
+@pytest.mark.slow
+def test_on_several_hosts_what_only_reads_ends_and_what_may_change_something_goes_on(deployments: Deployments) -> None:
+    """No daemon answers: that is the result of both."""
+    hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
+    gone = BREAKAGES["both-gone"]
+    assert code_of(deployments(0), gone, "preflight", "cpu-tiny", "--set", "runtime=docker", *hosts) == GONE
+    assert code_of(deployments(1), gone, "cache", "clear", *hosts) == 4
 
 
 def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
@@ -147,7 +163,7 @@ def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployment
     assert deployment.survivors(killed=True) == []
 
 
-@each("stdout-full", "stdout-closed", "stderr-full", "stderr-gone", "both-full")
+@each("stdout-closed", "stderr-full", "both-full")
 def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -> None:
     """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
@@ -157,26 +173,26 @@ def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -
     assert not listens(deployment.port)
 
 
-@each(*BREAKAGES, "all-closed")
+@each("both-full", "both-closed", "both-gone", "all-closed")
 def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
+    """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "healing.unhealthy_after=3")).faults(0))
     first = serving(deployment)
     told = deployment.folder / "told"
     script = f'{sys.executable} -c \'import sys; open("{told}", "a").write(sys.stdin.read())\''
-    with broken(deployment, BREAKAGES.get(name, ALL_CLOSED), "watch", deployment.name, "--exec", script) as watch:
-        lock = deployment.home / "runs" / deployment.name / ".watch"
-        wait_for(lambda: lock.exists() and lock.read_text().strip() == str(watch.pid))
-        for pid in first:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: "serves" in _events(deployment) or watch.poll() is not None)
-        assert watch.poll() is None
-        assert _events(deployment) == ["died", "serves"]
-        assert serving(deployment) not in {(), first}
-        watch.send_signal(signal.SIGINT)
-        watch.communicate(timeout=PATIENCE)
-        assert watch.returncode == 130
+    watch = deployment.start("watch", deployment.name, "--exec", script, broken=BREAKAGES.get(name, ALL_CLOSED))
+    lock = deployment.home / "runs" / deployment.name / ".watch"
+    wait_for(lambda: lock.exists() and lock.read_text().strip() == str(watch.pid))
+    for pid in first:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "serves" in _events(deployment) or watch.ends_within(0))
+    assert not watch.ends_within(0)
+    assert _events(deployment) == ["died", "serves"]
+    assert serving(deployment) not in {(), first}
+    watch.send(signal.SIGINT)
+    assert watch.wait().code == 130
     assert not list(deployment.run("down", deployment.name).faults(0))
 
 

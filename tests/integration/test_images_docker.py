@@ -131,6 +131,25 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
     assert json.loads(metadata.read_text())["built"] is False
 
 
+def test_a_reader_that_ends_before_a_name_is_given_ends_the_build_later_it_does_not(
+    docker: DockerCli, image: str, base: str
+) -> None:
+    """The image is there already: its second name is the first thing that changes."""
+    tag = f"deploy-test/reader:{os.getpid()}"
+    words = ("build", "mi355x-tp8-july", "--base-image", base, "--accept-untuned", "--tag", tag)
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "orchestrator", *words]
+    try:
+        assert subprocess.run(argv, stdout=writer, stderr=writer, check=False).returncode == 141
+        assert not docker.run("image", "inspect", tag).ok
+        assert subprocess.run(argv, stdout=writer, stderr=subprocess.DEVNULL, check=False).returncode == 12
+        assert docker.run("image", "inspect", "--format", "{{.RepoTags}}", image).stdout.count(tag) == 1
+    finally:
+        os.close(writer)
+        docker.run("rmi", tag)
+
+
 def test_the_classic_builder_makes_the_same_image(docker: DockerCli, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()

@@ -56,6 +56,27 @@ def test_after_a_step_that_cannot_be_undone_it_does_not(gone: int, how: str) -> 
     assert (done.returncode, done.stderr) == (0, "still here, Broken pipe")
 
 
+STEPS = (
+    "files.atomic_write(here / 'a', '')",
+    "files.remove_file(here / 'a')",
+    "files.remove_folder(here / 'folder')",
+    "subprocesses.follow(['true'], str)",
+    "subprocesses.run_attached(['true'])",
+    "patched_copies._remove(here / 'folder', here, ())",
+)
+
+
+@pytest.mark.parametrize("step", [*STEPS, "files.write_cache(here / 'a', '')"])
+def test_what_cannot_be_undone_says_so_itself(gone: int, tmp_path: Path, step: str) -> None:
+    """No command has to; a cache is made again by the next one."""
+    (tmp_path / "folder").mkdir()
+    known = (
+        "from orchestrator.core import files, subprocesses; from orchestrator.runtimes.supervisor import patched_copies"
+    )
+    done = run(f"from pathlib import Path; here = Path({str(tmp_path)!r}); {known}\n{step}; {WRITE}", stdout=gone)
+    assert done.returncode == (0 if step in STEPS else 141), done.stderr
+
+
 def _told(*, ours: bool) -> dict[str, str]:
     return {} if ours else {"DEPLOY_IGNORE_SIGPIPE": "1"}
 

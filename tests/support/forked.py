@@ -18,14 +18,15 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from orchestrator.core import subprocesses
 
+Fault: TypeAlias = Literal["full", "closed", "gone"]
 BOUND = 120  # seconds; what has not ended by then hangs
 _PRELOADED = (
     "orchestrator.cli.main",
@@ -130,13 +131,18 @@ class Forks:
         output: Path,
         cwd: Path | None = None,
         fresh: bool = False,
+        broken: Mapping[int, Fault] | None = None,
     ) -> Command:
-        """Start `deploy` with these words, in `cwd` or beside its output; `fresh`: with an interpreter of its own."""
+        """Start `deploy` with these words, in `cwd` or beside its output; `fresh`: with an interpreter of its own.
+
+        The descriptors that are `broken` go to a full disk, nowhere, or into a pipe that nobody reads.
+        """
         folder = output / str(time.monotonic_ns())
         folder.mkdir(parents=True)
         stream = socket.socket(socket.AF_UNIX)
         stream.connect(str(self.address))
         request = {"words": words, "env": env, "output": str(folder), "cwd": str(cwd or folder), "fresh": fresh}
+        request["broken"] = tuple((broken or {}).items())
         stream.sendall(json.dumps(request).encode() + b"\n")
         return Command(words, stream, folder)
 
@@ -186,6 +192,7 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
     os.chdir(request["output"])
     for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    _break(request["broken"])
     os.chdir(request["cwd"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,6 +204,18 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
         os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *words])  # noqa: S606
     sys.argv = ["deploy", *words]
     os._exit(_run(begins))
+
+
+def _break(descriptors: Iterable[tuple[int, Fault]]) -> None:
+    """Make descriptors fail as `Forks.start` says; those in a pipe are in the same one."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for number, fault in descriptors:
+        if fault == "closed":
+            os.close(number)
+        else:
+            os.dup2(writer if fault == "gone" else os.open("/dev/full", os.O_WRONLY), number)
+    os.close(writer)
 
 
 def _run(begins: int) -> int:

@@ -4,8 +4,10 @@ Whatever ends this process ends them: the kernel where they are programs of this
 input where they are in a container.
 """
 
+import errno
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,8 +114,8 @@ def run_workers(
 ) -> None:
     """Let the workers do what is left of the shards, whose sizes in the source are given in bytes.
 
-    Raises BuildError with the last lines of a worker that failed; what is done stays. However this is left, no worker
-    is left running.
+    Raises BuildError with the last lines of a worker that failed, OSError for a full disk; what is done stays. However
+    this is left, no worker is left running.
     """
     before, began = set(folder.done([*sizes])), time.monotonic()
     with ExitStack() as held:
@@ -128,7 +130,7 @@ def run_workers(
             progress(_measured(folder, sizes, before, time.monotonic() - began))
             for number, program in enumerate(programs):
                 if program.wait_for(_TICK / len(programs)):
-                    raise _broken(folder, number, program.code or 0)
+                    raise _broken(folder, number, program.code or 0, shard=max(sizes.values()))
     progress(_measured(folder, sizes, before, time.monotonic() - began))
 
 
@@ -142,12 +144,15 @@ def _measured(
     return QuantisationProgress(shards=len(done), of_shards=len(sizes), done=here, total=total, eta=eta)
 
 
-def _broken(folder: WorkDir, number: int, code: int) -> BuildError:
+def _broken(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:
+    """The error of a worker; on a full disk it may have logged nothing. `shard` is the size of the largest one."""
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
         message = "a worker was killed, as the kernel does where memory runs out"
         return BuildError(message, where=str(log), hint="fewer at once: `--workers 1`")
-    lines = _last_lines(log)
+    lines, full = _last_lines(log), os.strerror(errno.ENOSPC)
+    if any(full in line for line in lines) or (not lines and shutil.disk_usage(folder.root).free < shard):
+        return OSError(errno.ENOSPC, full, str(folder.root))
     if any("C++ compiler" in line or "g++: not found" in line or "ninja" in line for line in lines):
         message = "Quark could not compile its kernels"
         return BuildError(message, where=str(log), hint="install a C++ compiler (g++)", details="\n".join(lines))

@@ -9,6 +9,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import BenchError, HostError, SmokeError
 from orchestrator.core.files import atomic_write, read_file
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
@@ -121,6 +122,7 @@ class _Round:
 
     def ask(self) -> Iterator[RankScores | ProbeFault]:
         """Rank after rank; a fault in the place of one that does not answer, once the first has."""
+        ignore_sigpipe()
         first: RankScores | None = None
         for engine, target in self._side.engines:
             with probe.open_client(target) as client:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import naming
 from orchestrator.core.signals import defer_signals
 from orchestrator.experiments.sweep.objective import Goal
 from orchestrator.experiments.sweep.space import Point, SearchSpace
@@ -22,6 +23,7 @@ from orchestrator.experiments.sweep.space import Point, SearchSpace
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
@@ -92,6 +94,18 @@ class Suggestion:
         return bool(self.trial.should_prune())
 
 
+def _named_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
+    """Optuna's journal in a file, which is named where it cannot be written to."""
+
+    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # it is imported late
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with naming(journal):
+                super().append_logs(logs)
+
+    backend: JournalFileBackend = NamedJournal(str(journal))
+    return backend
+
+
 class Search:
     """A study in a journal. Its state is the journal's alone: whoever opens it again goes on."""
 
@@ -117,10 +131,9 @@ class Search:
         sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_FEWEST)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST, n_min_trials=2)
         try:
-            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
             study: Study = optuna.create_study(
                 study_name=_STUDY,
-                storage=storage,
+                storage=optuna.storages.JournalStorage(_named_journal(optuna, journal)),
                 sampler=sampler,
                 pruner=pruner,
                 directions=kinds,

@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from orchestrator.core.errors import KernelsError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import write_cache
 from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.safe_paths import FileName
 from orchestrator.kernels.disk.pins import PinnedFile
@@ -43,7 +43,7 @@ def upstream_file(
             where=pin.address,
             hint="a proxy may have answered in its place; look at what that address returns",
         )
-    return atomic_write(path, content)
+    return write_cache(path, content)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from docker.errors import APIError
 from requests import codes
 
 from orchestrator.core.paths import Home
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runtimes.base import Cache
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
@@ -38,6 +39,7 @@ def _containers(host: DockerHost, volume: str) -> tuple[str, ...]:
 
 
 def _remove(host: DockerHost, volume: str) -> bool:
+    ignore_sigpipe()
     with host.errors():
         try:
             host.client.api.remove_volume(volume)

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.core.console import Progress
 from orchestrator.core.files import remove_tree
 from orchestrator.core.locks import file_lock
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Cache, Runtime, Status
 from orchestrator.runtimes.replicas import run_root
@@ -47,6 +48,7 @@ def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
     """Remove a copy that no server runs from, once no command is making it any more."""
     if servers:
         return False
+    ignore_sigpipe()
     with file_lock(folder.with_suffix(".lock"), Progress()):
         remove_tree(folder, within=packages, ignore_errors=False)
     return True

@@ -14,7 +14,7 @@ from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import write_cache
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.engine.server_args import ArgumentRefusal, ArgumentVerdict, read_verdicts
@@ -137,4 +137,4 @@ def _ask(program: str, question: str, engine: EnginePython) -> str:
 
 def _keep(path: Path, answer: str) -> None:
     with suppress(OSError):  # a full disk: it is asked again
-        atomic_write(path, answer + "\n")
+        write_cache(path, answer + "\n")

@@ -1,5 +1,6 @@
 """Generated checkpoints: made in a place of their own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,20 @@ def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: 
         "orchestrator.checkpoints.generate.subprocesses.follow", lambda argv, _: Path(argv[2]).mkdir() or 0
     )
     assert [path.name for path in generate().iterdir()] == [".generator"]
+
+
+def test_a_generator_that_a_full_disk_ends_is_named_by_where_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it prints of a write that fails names no file."""
+
+    def fail(_: object, keep: Callable[[str], object]) -> int:
+        keep("OSError: [Errno 28] No space left on device")
+        return 1
+
+    (tmp_path / "owl.py").touch()
+    monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", fail)
+    model, home = plan_of("cpu-tiny").model, Home(tmp_path)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        generate_model(model, tmp_path / "owl.py", python=Path("python3"), home=home, progress=Progress())
+    assert str(caught.value.filename).startswith(f"{home.models}/")

@@ -131,7 +131,7 @@ def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, mon
         raise OSError(30, "read-only file system")
 
     directory = write_checkpoint(tmp_path / "small")
-    monkeypatch.setattr("orchestrator.checkpoints.receipt.atomic_write", refuse)
+    monkeypatch.setattr("orchestrator.checkpoints.receipt.write_cache", refuse)
     for _ in range(2):
         assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 

@@ -2,14 +2,23 @@
 
 import errno
 import os
+import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 from zipfile import ZipFile
 
 import pytest
 
-from orchestrator.core.files import copy_tree, private_dir, unpack
+from orchestrator.core.files import (
+    copy_tree,
+    open_new,
+    open_to_append,
+    open_unbuffered,
+    private_dir,
+    unpack,
+)
 
 
 @pytest.fixture
@@ -51,3 +60,19 @@ def test_what_a_full_disk_does_not_take_is_named(
         copy_tree(tmp_path / "tree", tmp_path / "new")
     assert unpacked.value.filename == str(tmp_path / "new")
     assert copied.value.filename == str(tmp_path / "new/one")
+
+
+@pytest.mark.parametrize("open_file", [open_new, open_to_append, lambda path: open_unbuffered(path, os.open)])
+def test_a_file_that_is_open_is_named_where_it_takes_no_more(
+    tmp_path: Path, open_file: Callable[[Path], IO[bytes]]
+) -> None:
+    """Whether a write reaches the disk at once, or when what was gathered is written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_file(tmp_path / "file") as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+        try:
+            with pytest.raises(OSError, match="too large") as raised:
+                [(file.write(b"four"), file.flush()) for _ in range(2)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(raised.value.filename) == str(tmp_path / "file")

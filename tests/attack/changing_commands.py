@@ -1,0 +1,213 @@
+"""The commands that make files, download or measure: how each is called, and what it leaves when its work is done.
+
+For tests that take something from all of them: somebody who reads, or room on a disk.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint_samples import write_checkpoint
+from config_samples import write_public
+from deployment import Deployment
+from forked import Command, Fault
+from kernel_samples import HEADER, MISS, line
+from loopback_hub import Hub, serve
+from measured_samples import save, tp8
+from quark_source import stand_in_home, stand_in_path, write_source
+
+from orchestrator.core.paths import Home, data_root
+from orchestrator.evals.harness import REQUIREMENTS
+from orchestrator.hosts.venvs import venv
+
+SHIPPED = data_root() / "profiles"
+REPOSITORY = "amd/GLM-5.2-MXFP4"
+LOAD = "{input_tokens: 20, output_tokens: 4, token_ids: [10, 500], load: closed, concurrency: 2, requests: 4}\n"
+_COPY = "packages/0123456789abcdef"
+_RUNS = ("runs/old/20200101T000000Z-00000001", "runs/old/20200102T000000Z-00000002")
+_HARNESS = """#!{python}
+import json, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--output_path") + 1], "model")
+out.mkdir(parents=True)
+row = {{"doc_hash": "one", "exact_match": 1.0, "filter": "flexible-extract"}}
+(out / "samples_deploy_local_now.jsonl").write_text(json.dumps(row) + "\\n")
+(out / "results_now.json").write_text('{{"lm_eval_version": "0.4.13"}}')
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a command works: what it reads, its home, where it puts what it makes, and a hub that has a checkpoint."""
+
+    deployment: Deployment
+    sources: Path
+    made: Path
+    hub: Hub
+
+    @property
+    def home(self) -> Path:
+        return self.deployment.home
+
+    def start(self, *words: str, broken: Mapping[int, Fault] | None = None, **environ: str) -> Command:
+        """Start a command."""
+        found = {"HF_ENDPOINT": self.hub.url, "PYTHONPATH": stand_in_path(), **environ}
+        return self.deployment.start(*words, broken=broken, **found)
+
+    def call(self, command: "Changing") -> tuple[str, ...]:
+        """How a command is called here; the server that it asks runs."""
+        words = command.words(self)
+        if self.deployment.name in words:
+            assert not list(self.deployment.run(*self.deployment.up()).faults(0))
+        return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changing:
+    """A command, how it is called, and what tells that its work is done."""
+
+    words: Callable[[Place], tuple[str, ...]]
+    is_done: Callable[[Place], bool]
+    speaks: bool = True  # before it changes anything
+    prints: bool = True  # a result on standard output
+    slow: bool = False
+
+
+@contextmanager
+def a_place(deployment: Deployment, folder: Path) -> Iterator[Place]:
+    """A home and sources for each of the commands.
+
+    Files in the home hide those that ship: each command that reads one of them says so before it does anything else.
+    """
+    place = Place(
+        deployment=deployment,
+        sources=folder / "sources",
+        made=folder / "made",
+        hub=Hub(repository=REPOSITORY, directory=write_checkpoint(folder / "hub", layers=4, mtp_layer=78)),
+    )
+    for shipped in ("cpu-tiny", "mi355x-tp8", "hardware/cpu", "recipes/glm-5.2-amd"):
+        hides = place.home / "profiles" / f"{shipped}.yaml"
+        hides.parent.mkdir(parents=True, exist_ok=True)
+        hides.write_text((SHIPPED / f"{shipped}.yaml").read_text() + "# of the user's own\n")
+    stand_in_home(place.home)
+    harness(place.home)
+    (place.home / _COPY).mkdir(parents=True)
+    for run in _RUNS:
+        (place.home / run).mkdir(parents=True, mode=0o700)
+    write_public(place.sources / "checkpoint", "Llama-3.3-70B-Instruct")
+    write_source(place.sources / "tiny")
+    save(tp8(), place.sources / "results")
+    (place.sources / "log").write_text(f"{MISS}\n")
+    (place.sources / "rows.csv").write_text(f"{HEADER}\n{line(16)}\n")
+    (load := place.sources / "load.yaml").write_text(LOAD)
+    (place.sources / "space.yaml").write_text(f"{{workload: {load}, env: {{SCRIPTED_STEP: ['0.002', '0.001']}}}}\n")
+    figures, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
+    runs = f"{{summary: here, runs: [{{profile: cpu-tiny, workloads: [{load}]}}]}}"
+    (place.sources / "published.yaml").write_text(f"{figures}\nreproduce: {runs}\n")
+    for name, lines in (("test", 1), ("train", 6)):
+        question = json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}) + "\n"
+        (place.sources / f"{name}.jsonl").write_text(question * lines)
+    place.made.mkdir()
+    with serve(place.hub):
+        yield place
+
+
+def harness(home: Path) -> None:
+    """An environment of lm-evaluation-harness in which a script stands in for it: one question, answered right."""
+    images = data_root() / "images"
+    folder = venv._folder(venv._Recipe.read(images / REQUIREMENTS, images / "cpu_shim"), Home(home))
+    for needed in ("bin", "lib/python3/site-packages/lm_eval"):
+        (folder / needed).mkdir(parents=True)
+    (folder / "bin" / "python").write_text(_HARNESS.format(python=sys.executable))
+    (folder / "bin" / "python").chmod(0o755)
+    (folder / "environment.json").write_text("{}")
+
+
+def made(name: str) -> Callable[[Place], bool]:
+    """Whether there is such a file among what is made."""
+    return lambda place: (place.made / name).exists()
+
+
+def in_home(name: str) -> Callable[[Place], bool]:
+    """Whether the home holds one of such a pattern."""
+    return lambda place: any(place.home.glob(name))
+
+
+def words_of(text: str) -> Callable[[Place], tuple[str, ...]]:
+    """The words of a line, with the paths of a place; what runs a server of its own has the scripted engine do it."""
+
+    def words(place: Place) -> tuple[str, ...]:
+        named = {"made": place.made, "sources": place.sources}
+        found = tuple(word.format(**named) for word in text.split())
+        return (*found, *place.deployment.settings()) if found[0] in {"sweep", "reproduce"} else found
+
+    return words
+
+
+CHANGING: Mapping[str, Changing] = {
+    "render": Changing(
+        words=words_of("render cpu-tiny --output {made}/rendered --json"), is_done=made("rendered/server.sh")
+    ),
+    "lock": Changing(words=words_of("lock cpu-tiny --output {made}/lock.yaml --json"), is_done=made("lock.yaml")),
+    "schema": Changing(
+        words=words_of("schema --output {made}/schemas"), is_done=made("schemas/recipe.schema.json"), speaks=False
+    ),
+    "metrics": Changing(
+        words=words_of("metrics --profile cpu-tiny --output {made}/watched --json"),
+        is_done=made("watched/prometheus.yml"),
+    ),
+    "onboard model": Changing(
+        words=words_of("onboard model {sources}/checkpoint --json"),
+        is_done=in_home("profiles/models/checkpoint.yaml"),
+        speaks=False,
+    ),
+    "onboard profile": Changing(
+        words=words_of("onboard profile --model tiny --hardware cpu --name own --json"),
+        is_done=in_home("profiles/own.yaml"),
+    ),
+    "report": Changing(
+        words=words_of("report {sources}/results --output {made}/report --json"),
+        is_done=made("report/report.html"),
+        speaks=False,
+    ),
+    "prune": Changing(
+        words=words_of("prune --keep 1 --json"), is_done=lambda place: not in_home(_RUNS[0])(place), speaks=False
+    ),
+    "cache clear": Changing(
+        words=words_of("cache clear"), is_done=lambda place: not in_home(_COPY)(place), prints=False
+    ),
+    "kernels table": Changing(
+        words=words_of("kernels table mi355x-tp8 --table {sources}/rows.csv --no-upstream --json"),
+        is_done=in_home("kernels/*/*.csv"),
+    ),
+    "stage": Changing(words=words_of("stage mi355x-tp8 --dir {made}/glm --json"), is_done=made("glm.receipt.json")),
+    "bench": Changing(
+        words=words_of("bench target --in 20 --out 4 --rates 50 --requests 4 --output {made}/bench --json"),
+        is_done=made("bench/result.json"),
+    ),
+    "probe": Changing(
+        words=words_of("probe target --longest 64 --save {made}/reference.json --json"), is_done=made("reference.json")
+    ),
+    "eval": Changing(
+        words=words_of("eval target --suite gsm8k --data {sources} --output {made}/scores --json"),
+        is_done=made("scores/eval-gsm8k.json"),
+    ),
+    "sweep": Changing(
+        words=words_of(
+            "sweep cpu-tiny --space {sources}/space.yaml --output {made}/sweep --trials 1 --confirm 0 --json"
+        ),
+        is_done=made("sweep/cpu-tiny-swept.yaml"),
+    ),
+    "reproduce": Changing(
+        words=words_of("reproduce {sources}/published.yaml --no-evals --output {made}/again"),
+        is_done=made("again/report.html"),
+        prints=False,
+        slow=True,
+    ),
+    "quantise": Changing(
+        words=words_of("quantise {sources}/tiny {made}/made --recipe glm-5.2-amd --json"),
+        is_done=made("made.receipt.json"),
+    ),
+}

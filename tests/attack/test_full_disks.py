@@ -1,0 +1,98 @@
+"""A full disk: each command that makes something says which path it could not write.
+
+The disk is a file system of its own, which is made as small as what it holds.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
+from deployment import Deployment
+from forked import Ended, Forks
+from patience import wait_for
+from ports import free_port
+
+pytestmark = pytest.mark.attack
+
+REMOVING = {"prune", "cache clear"}
+MAKING = {name: each for name, each in CHANGING.items() if name not in {*REMOVING, "reproduce"}}
+MORE = {
+    "kernels log": Changing(
+        words=words_of("kernels log {sources}/log --untuned {made}/untuned.csv"), is_done=made("untuned.csv")
+    ),
+    "watch --install": Changing(
+        words=words_of("watch target --install --output {made}/watch.service"), is_done=made("watch.service")
+    ),
+    "up": Changing(
+        words=lambda place: place.deployment.up(name="another"),
+        is_done=lambda place: any(place.home.glob("runs/another/*/smoke.json")),
+    ),
+}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g,mode=0700", "none", folder], check=False)
+    if mounted.returncode:
+        pytest.skip("a small file system takes the right to mount one")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no room on it."""
+    used = subprocess.run(["df", "--block-size=1", "--output=used", disk], capture_output=True, text=True, check=True)
+    size = used.stdout.split()[-1]
+    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+
+@pytest.fixture
+def place(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Place]:
+    """The home and what is made lie on the small disk; what is read does not."""
+    deployment = Deployment(forks, disk, free_port(), output=tmp_path / "output")
+    deployment.home.mkdir()
+    with a_place(deployment, tmp_path) as elsewhere:
+        (disk / "made").mkdir()
+        yield replace(elsewhere, made=disk / "made")
+    deployment.end()
+
+
+def named(ended: Ended, disk: Path) -> bool:
+    """Whether the error, and no message before it, says that the disk is full, and where."""
+    said = ended.stderr.rpartition("error: ")[2]
+    return ("No space left on device" in said or "GB are free" in said) and str(disk) in said
+
+
+@pytest.mark.parametrize("name", [*MAKING, *MORE])
+def test_a_full_disk_is_named_by_its_path(place: Place, disk: Path, name: str) -> None:
+    command = {**MAKING, **MORE}[name]
+    words = place.call(command)
+    fill(disk)
+    ended = place.start(*words).wait()
+    assert not list(ended.faults(2, 4, 10))
+    assert not command.is_done(place)
+    assert named(ended, disk), ended.stderr
+
+
+def test_a_disk_that_fills_up_while_shards_are_made_is_named(place: Place, disk: Path) -> None:
+    """The workers say it in logs of theirs; what is done stays."""
+    running = place.start(*CHANGING["quantise"].words(place), QUARK_STAND_IN="sleep 0.4")
+    wait_for(lambda: any(place.made.glob("made.quantising/checkpoint/*.safetensors")) or running.ends_within(0))
+    fill(disk)
+    ended = running.wait()
+    assert not list(ended.faults(4))
+    assert named(ended, disk), ended.stderr
+
+
+@pytest.mark.parametrize("name", sorted(REMOVING))
+def test_what_makes_room_needs_none(place: Place, disk: Path, name: str) -> None:
+    fill(disk)
+    assert not list(place.start(*CHANGING[name].words(place)).wait().faults(0))
+    assert CHANGING[name].is_done(place)
