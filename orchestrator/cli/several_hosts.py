@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from orchestrator.cli.options import overridden
+from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import print_data, print_json, say, terminal_width
 from orchestrator.core.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""`deploy watch`: supervision of servers that run."""
+"""The command `deploy watch`."""
 
 from json import dumps
 from os import environ
@@ -8,17 +8,16 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, server_names
-from orchestrator.cli.typer_app import SERVE, add
 from orchestrator.core.console import say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import exec_program, python_module_argv
+from orchestrator.servers.watch.alerts import Receiver
+from orchestrator.servers.watch.recovery import require_watchable
+from orchestrator.servers.watch.systemd import WEBHOOK, install_unit
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's commands."""
-    add(app, watch, section=SERVE)
-
-
-def watch(
+def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="servers", autocompletion=server_names)],
     *,
     exec_: Annotated[
@@ -35,11 +34,6 @@ def watch(
     json: Json = False,
 ) -> None:
     """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
-    from orchestrator.core.paths import Home
-    from orchestrator.core.subprocesses import exec_program, python_module_argv
-    from orchestrator.servers.watch.alerts import Receiver
-    from orchestrator.servers.watch.recovery import require_watchable
-
     home = Home.from_environment()
     if output is not None and not install:
         raise UsageError("`--output` is where `--install` writes its unit")
@@ -48,8 +42,6 @@ def watch(
     if webhook is not None:
         Receiver.webhook(webhook)
     if install:
-        from orchestrator.servers.watch.systemd import WEBHOOK, install_unit
-
         if webhook != (environ.get(WEBHOOK) or None):
             hint = f"export {WEBHOOK}=…, without `--webhook`: what comes next then puts it where the unit reads it"
             raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)

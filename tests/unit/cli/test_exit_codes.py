@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.host import preflight
 from orchestrator.cli.main import app
+from orchestrator.cli.preflight import command as preflight
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.hosts.report import PreflightReport, fail
 
@@ -120,7 +120,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
     report = PreflightReport(
         profile="mi355x-tp8", findings=(fail("gpus", "none", needed="8 x gfx950", hint="look for them"),)
     )
-    monkeypatch.setattr("orchestrator.servers.start.host.preflight_host", lambda *_: report)
+    monkeypatch.setattr("orchestrator.cli.preflight.preflight_host", lambda *_: report)
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`: 1 check failed"):
         preflight(profile="mi355x-tp8", host=host)
