@@ -6,7 +6,6 @@ import typer
 
 from orchestrator.cli.options import (
     AcceptUntuned,
-    AtOnceOption,
     HostOption,
     ImageOption,
     Json,
@@ -66,7 +65,6 @@ def command(
     revision: RevisionOption = None,
     image: ImageOption = None,
     host: HostOption = None,
-    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     on: OnOption = None,
     set_: SetOption = None,
     json: Json = False,
