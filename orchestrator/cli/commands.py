@@ -30,9 +30,6 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "onboard model": "Write a model's file from its checkpoint.",
         "onboard engine": "Write an engine's file, and the table of its options.",
         "onboard profile": "Propose a profile for a model on a node.",
-        "cache": "Caches that one start leaves for the next.",
-        "cache ls": "List caches: Docker volumes for each image and gfx, and patched copies of sglang for processes.",
-        "cache clear": "Remove caches that nothing uses, such as a truncated kernel or a stale lock.",
         "kernels": "Tuned MoE kernels: coverage, tables, tuning, use.",
         "kernels coverage": "Show whether a tuned kernel answers each bucket of tokens.",
         "kernels table": "Build the merged table that the server gets, and print its path.",
@@ -52,7 +49,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "watch": "Look after servers: start again what has died or hangs, as its profile says.",
         "history": "Show every start: its plan, how it was proven, its best figures, how it ended.",
         "diff": "Set two profiles, locks, runs or results side by side: configuration, image, weights, host, figures.",
-        "prune": "Remove old run directories.",
+        "prune": "Remove old run directories, or caches.",
         "metrics": "Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard.",
         "diagnose": "Name the first known cause of a failure, with its log lines.",
     },
@@ -77,7 +74,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "patches check": "Tell from their content which patches sources need.",
     },
 }
-RENAMED: Final[Mapping[str, str]] = {}  # the words of a command that was renamed, and its words now
+# The words of a command that was renamed, and its words now.
+RENAMED: Final[Mapping[str, str]] = {"cache": "prune --caches"}
 
 
 def commands_below(group: str) -> Iterator[tuple[str, str, str]]:

@@ -10,9 +10,7 @@ from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts,
 from orchestrator.core.console import print_data, print_json, say, terminal_width
 from orchestrator.core.errors import UsageError
 
-SEVERAL: Final = frozenset(
-    {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune", "cache ls", "cache clear"}
-)
+SEVERAL: Final = frozenset({"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"})
 _HOST: Final = "--host"
 
 

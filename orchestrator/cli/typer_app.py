@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ENDED_BY_SIGPIPE: Final = frozenset(
     {
         *("render", "matrix", "preflight", "status", "top", "ask", "logs", "smoke", "history", "diff", "diagnose"),
-        *("compare", "profiles", "show", "schema", "inspect", "patches list", "patches check", "cache ls"),
+        *("compare", "profiles", "show", "schema", "inspect", "patches list", "patches check"),
         *("kernels coverage", "kernels log", "up", "restart", "rollback"),
     }
 )

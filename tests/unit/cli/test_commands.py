@@ -17,7 +17,7 @@ from orchestrator.cli.typer_app import load_command
 
 FOLDER = Path(str(cli.__file__)).parent
 EVERY = [words for section in COMMANDS.values() for words in section]
-GROUPS = ("onboard", "cache", "kernels", "patches")
+GROUPS = ("onboard", "kernels", "patches")
 SINGLE = [words for words in EVERY if group_text(words) is None]
 
 

@@ -128,9 +128,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
         report.require()
 
 
-@pytest.mark.parametrize(
-    "line", ["kernels coverage --image", "patches check --image", "cache clear --image", "build cpu-tiny --tag"]
-)
+@pytest.mark.parametrize("line", ["kernels coverage --image", "patches check --image", "build cpu-tiny --tag"])
 @pytest.mark.parametrize("image", ["UPPER/Repo:tag", "a/../b"])
 def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(line: str, image: str) -> None:
     ended = CliRunner().invoke(app, [*line.split(), image])
