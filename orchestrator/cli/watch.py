@@ -1,5 +1,6 @@
 """The command `deploy watch`."""
 
+from collections.abc import Sequence
 from json import dumps
 from os import environ
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, server_names
-from orchestrator.core.console import say
+from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import exec_program, python_module_argv
 from orchestrator.servers.watch.alerts import Receiver
 from orchestrator.servers.watch.recovery import require_watchable
-from orchestrator.servers.watch.systemd import WEBHOOK, install_unit
+from orchestrator.servers.watch.systemd import WEBHOOK, secret_variables, secrets_file, unit_text
 
 
 def command(
@@ -27,9 +29,9 @@ def command(
         str | None,
         typer.Option(metavar="URL", envvar="DEPLOY_WEBHOOK", show_envvar=True, help="post each event to it as JSON"),
     ] = None,
-    install: Annotated[bool, typer.Option("--install", help="write a systemd unit that watches, and stop")] = False,
+    install: Annotated[bool, typer.Option("--install", help="print a systemd unit that watches, and stop")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="of the unit; default: in /etc/systemd/system")
+        Path | None, typer.Option(metavar="FILE", help="with `--install`: write the unit there instead")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -42,11 +44,28 @@ def command(
     if webhook is not None:
         Receiver.webhook(webhook)
     if install:
-        if webhook != (environ.get(WEBHOOK) or None):
-            hint = f"export {WEBHOOK}=…, without `--webhook`: what comes next then puts it where the unit reads it"
-            raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
-        say(install_unit(names, home, command=exec_, output=output))
+        _hand_over_unit(names, home, command=exec_, webhook=webhook, output=output)
         return
     require_watchable(home, names)
     request = dumps({"names": names, "exec": exec_, "json": json})
     exec_program(python_module_argv("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})
+
+
+def _hand_over_unit(
+    names: Sequence[str], home: Home, *, command: str | None, webhook: str | None, output: Path | None
+) -> None:
+    """Print the unit or write it, and name the variables that it has to be given."""
+    secrets = secrets_file(names, home)
+    if webhook != (environ.get(WEBHOOK) or None):
+        hint = f"leave it out, and write a line `{WEBHOOK}=…` into `{secrets}`, which the unit reads"
+        raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
+    unit = unit_text(names, home, command=command)
+    if output is None:
+        print_data(unit, end="")
+    else:
+        atomic_write(output, unit, mode=0o644)
+        say(f"wrote {output}")
+    if variables := secret_variables(names, home):
+        note(
+            f"the unit reads {', '.join(variables)} from `{secrets}`: a line `NAME=VALUE` for each, for its owner alone"
+        )
