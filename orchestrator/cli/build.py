@@ -16,7 +16,6 @@ from orchestrator.cli.options import (
     image_name,
     named_files,
 )
-from orchestrator.cli.receipt import receipt_text
 from orchestrator.core.console import note, print_data, print_json, say, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
@@ -95,7 +94,7 @@ def command(
 
 
 def _show_built(built: BuiltImage, plan: Plan) -> None:
-    say(receipt_text(built.receipt))
+    say(built.receipt.to_text())
     for difference in unexpected_patches(plan, built.receipt):
         warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")

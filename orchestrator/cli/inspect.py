@@ -7,11 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.checkpoints.view import view_checkpoint
-from orchestrator.cli.options import (
-    HostOption,
-    Json,
-)
-from orchestrator.cli.receipt import receipt_text
+from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, print_data, print_json, table, terminal_width, warn
 from orchestrator.core.paths import Home
 from orchestrator.images.receipt import receipt_in
@@ -50,7 +46,7 @@ def command(
     if receipt is None:
         note(f"`{image}` has no receipt: only images that `deploy build` made have one")
         return
-    print_data("\n" + receipt_text(receipt))
+    print_data("\n" + receipt.to_text())
     for record in receipt.patches:
         print_data(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
         for line in record.evidence:

@@ -5,12 +5,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import (
-    Json,
-    ProfileArgument,
-    RevisionOption,
-    SetOption,
-)
+from orchestrator.cli.options import Json, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_json, say
 from orchestrator.core.paths import Home

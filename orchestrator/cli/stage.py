@@ -8,14 +8,7 @@ import typer
 
 from orchestrator.checkpoints import staging
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.cli.options import (
-    AtOnceOption,
-    HostOption,
-    Json,
-    ProfileArgument,
-    RevisionOption,
-    SetOption,
-)
+from orchestrator.cli.options import AtOnceOption, HostOption, Json, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_json, say
 from orchestrator.core.paths import Home

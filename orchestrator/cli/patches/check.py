@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import (
-    HostOption,
-    Json,
-    image_name,
-)
+from orchestrator.cli.options import HostOption, Json, image_name
 from orchestrator.core.console import print_data, print_json, table, terminal_width
 from orchestrator.core.errors import PatchError, UsageError
 from orchestrator.core.paths import Home
