@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: a module for each command that `commands` lists, and what several of them use."""

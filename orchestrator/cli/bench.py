@@ -1,26 +1,43 @@
-"""`deploy bench`: measure a served model."""
+"""The command `deploy bench`."""
 
+import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, complete_names, require_kind
-from orchestrator.cli.typer_app import MEASURE, add
+from orchestrator.bench.benchmark import ResultWriteError
+from orchestrator.bench.metrics import result_text
+from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.bench.run import (
+    BenchOptions,
+    BenchTarget,
+    ClaimedHardware,
+    WorkloadChanges,
+    bench,
+    is_url,
+    resume_command,
+)
+from orchestrator.cli.options import (
+    HostOption,
+    Json,
+    RatesOption,
+    TargetArgument,
+    WorkloadOption,
+    complete_names,
+    read_rates,
+    require_kind,
+)
 from orchestrator.core.console import Progress, note, print_data, print_json
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
+from orchestrator.core.paths import Home
 from orchestrator.core.text import parse_json
-
-if TYPE_CHECKING:
-    from orchestrator.bench.result import BenchResult
-    from orchestrator.bench.run import BenchOptions, BenchTarget, ClaimedHardware
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.targets import server_target, url_target
 
 ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="the API to send requests to")]
-RatesOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="RPS,RPS…", help="the rates to offer, in requests per second")
-]
 SeedOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
 ]
@@ -53,12 +70,7 @@ LayoutOption: TypeAlias = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, bench, section=MEASURE)
-
-
-def bench(
+def command(
     target: TargetArgument,
     *,
     workload: WorkloadOption = None,
@@ -86,18 +98,11 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure a served model: throughput, latency and the knee."""
-    import shlex
-
-    from orchestrator.bench import run as command
-    from orchestrator.core.paths import Home
-    from orchestrator.servers.servers import open_servers
-    from orchestrator.servers.targets import server_target, url_target
-
     _check(api, arrivals)
-    options = command.BenchOptions(
+    options = BenchOptions(
         workload=workload,
         tokens=(tokens_in, tokens_out),
-        changes=command.WorkloadChanges(
+        changes=WorkloadChanges(
             rates_rps=read_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
@@ -108,32 +113,27 @@ def bench(
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
     behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout}
-    require_kind(target, url=command.is_url(target), of_url=behind, of_server={"--host": host})
+    require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
-        if command.is_url(target):
+        if is_url(target):
             found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")
-    _tell_ending(result, url=found.url, again=command.resume_command(options.command, directory))
+    _tell_ending(result, url=found.url, again=resume_command(options.command, directory))
 
 
-def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "ClaimedHardware":
-    from orchestrator.bench.run import ClaimedHardware
-
+def _named(gpu: str | None, gpus: int | None, layout: str | None) -> ClaimedHardware:
     return ClaimedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
 
 
-def _measure(target: "BenchTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":
+def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:
     """Measure under a progress line; a result that cannot be written goes to standard output."""
-    from orchestrator.bench.benchmark import ResultWriteError
-    from orchestrator.bench.run import bench as run_bench
-
     progress = Progress()
     try:
-        return run_bench(target, options, lambda text, far: progress.update(text, transient=far))
+        return bench(target, options, lambda text, far: progress.update(text, transient=far))
     except ResultWriteError as error:
         _show(error.result, json=True)
         raise BenchError(
@@ -145,19 +145,15 @@ def _measure(target: "BenchTarget", options: "BenchOptions") -> "tuple[BenchResu
         progress.done()
 
 
-def _show(result: "BenchResult", *, json: bool) -> None:
-    from orchestrator.bench.metrics import result_text
-
+def _show(result: BenchResult, *, json: bool) -> None:
     if json:
         print_json(parse_json(result.to_json()))
     else:
         print_data(result_text(result))
 
 
-def _tell_ending(result: "BenchResult", *, url: str, again: str) -> None:
+def _tell_ending(result: BenchResult, *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError where not every point was measured; `again` is the command that goes on."""
-    from orchestrator.bench.result import BenchEnding
-
     if result.ending is BenchEnding.INTERRUPTED:
         raise Interrupted("interrupted; what was finished is kept", hint=f"go on with `{again}`")
     if result.ending is BenchEnding.ENDPOINT_DIED:
@@ -170,13 +166,3 @@ def _check(api: str, arrivals: str | None) -> None:
         raise UsageError(f"`--api {api}` is not known", hint="completions or generate")
     if arrivals not in {None, "constant", "poisson"}:
         raise UsageError(f"`--arrivals {arrivals}` is not known", hint="constant or poisson")
-
-
-def read_rates(text: str | None) -> tuple[float, ...] | None:
-    """`0.5,1,2.25` as numbers. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return tuple(float(rate) for rate in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"`--rates {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error

@@ -1,27 +1,31 @@
-"""`deploy diagnose`: what a log says about a failure."""
+"""The command `deploy diagnose`."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.cli.typer_app import SERVE, add
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import print_data, print_json
 from orchestrator.core.errors import UsageError
+from orchestrator.core.logs.lines import Lines, LogTail, complete_lines
+from orchestrator.core.paths import Home
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.diagnose.match import diagnose
+from orchestrator.plan.plan import NAME
+from orchestrator.runs.run_dir import known_names, latest_run, note_request
+from orchestrator.servers.logs import saved_log
+from orchestrator.servers.servers import dead_processes, open_servers
+from orchestrator.servers.start.verify import exit_problem
+from orchestrator.servers.status import statuses
 
-if TYPE_CHECKING:
-    from orchestrator.core.paths import Home
 
-
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, diagnose, section=SERVE)
-
-
-def diagnose(
+def command(
     subject: Annotated[
         str | None,
         typer.Argument(
@@ -35,10 +39,6 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
-    from orchestrator.core.paths import Home
-    from orchestrator.diagnose.match import diagnose
-    from orchestrator.runs.run_dir import latest_run, note_request
-
     home = Home.from_environment()
     subject = subject or _last_started(home)
     try:
@@ -58,12 +58,8 @@ def diagnose(
         print_data("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
 
 
-def _is_well(subject: str, home: "Home", host: str | None) -> bool:
+def _is_well(subject: str, home: Home, host: str | None) -> bool:
     """Whether it is a server that runs and answers."""
-    from orchestrator.runs.run_dir import known_names
-    from orchestrator.servers.servers import open_servers
-    from orchestrator.servers.status import statuses
-
     if subject not in known_names(home):
         return False
     with open_servers(home, host) as servers:
@@ -71,29 +67,16 @@ def _is_well(subject: str, home: "Home", host: str | None) -> bool:
 
 
 @contextmanager
-def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iterator[str], str]]:
+def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterator[str], str]]:
     """The lines of a file, of stdin, of a server that exists, or of the last start under that name.
 
     With them how a server has ended that does not run: the log of what was killed says nothing of it.
     """
-    import sys
-    from itertools import chain
-    from pathlib import Path
-
-    from orchestrator.core.logs.lines import Lines, LogTail, complete_lines
-    from orchestrator.core.suggest import did_you_mean
-    from orchestrator.plan.plan import NAME
-    from orchestrator.runs.run_dir import known_names
-    from orchestrator.servers.logs import saved_log
-    from orchestrator.servers.servers import dead_processes, open_servers
-
     if subject == "-":
         yield Lines(complete_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
         yield LogTail(Path(subject), alone=True).to_end(), ""
     else:
-        from orchestrator.servers.start.verify import exit_problem
-
         with open_servers(home, host) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()
             if found:
@@ -111,9 +94,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
                 )
 
 
-def _last_started(home: "Home") -> str:
-    from orchestrator.runs.run_dir import known_names, latest_run
-
+def _last_started(home: Home) -> str:
     runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
     if not runs:
         raise UsageError("nothing was started from here yet", hint="give a log file: `deploy diagnose server.log`")

@@ -40,6 +40,11 @@ class HostResult:
     output: str
     seconds: float
 
+    @property
+    def exit_code(self) -> int:
+        """As a shell tells it: 128 and the number of the signal that ended it."""
+        return self.code if self.code >= 0 else 128 - self.code
+
 
 def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
     """The machines that `--host` options name, those in files among them.

@@ -5,56 +5,19 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    bench,
-    cache,
-    diagnose,
-    evals,
-    history,
-    host,
-    images,
-    kernels,
-    monitoring,
-    onboard,
-    probe,
-    profiles,
-    quantise,
-    report,
-    reproduce,
-    server,
-    sweep,
-    watch,
-)
+from orchestrator.cli.commands import PROGRAM
 from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.typer_app import Group
 from orchestrator.core.console import print_data
 
 app = typer.Typer(
-    name="deploy",
+    name=PROGRAM,
     cls=Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-profiles.register(app)
-onboard.register(app)
-host.register(app)
-images.register(app)
-cache.register(app)
-kernels.register(app)
-quantise.register(app)
-server.register(app)
-watch.register(app)
-history.register(app)
-monitoring.register(app)
-diagnose.register(app)
-bench.register(app)
-probe.register(app)
-evals.register(app)
-report.register(app)
-reproduce.register(app)
-sweep.register(app)
 
 
 def _version(asked: bool) -> None:
@@ -75,4 +38,4 @@ def root(
 
 def main() -> None:
     """Run the command line."""
-    run_and_exit(lambda: app(prog_name="deploy"))
+    run_and_exit(lambda: app(prog_name=PROGRAM))

@@ -8,7 +8,13 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
+from orchestrator.render.cloud.launchers import LAUNCHERS
+from orchestrator.runs.run_dir import known_names, runs_of
+from orchestrator.runtimes import REGISTRY
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
 _RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
@@ -18,8 +24,6 @@ def complete_names(kind: str) -> Callable[[str], list[str]]:
     """Complete the names of an `EntryKind`. Offer none where they cannot be read: a shell shows no error."""
 
     def offer(incomplete: str) -> list[str]:
-        from orchestrator.core.catalog import Catalog, EntryKind
-
         with suppress(Exception):
             return _words(Catalog.from_environment().names(EntryKind[kind]), incomplete)
         return []
@@ -29,9 +33,6 @@ def complete_names(kind: str) -> Callable[[str], list[str]]:
 
 def server_names(incomplete: str) -> list[str]:
     """The servers of this home that have run; a far machine is not asked."""
-    from orchestrator.core.paths import Home
-    from orchestrator.runs.run_dir import known_names
-
     with suppress(Exception):
         return _words(known_names(Home.from_environment()), incomplete)
     return []
@@ -39,9 +40,6 @@ def server_names(incomplete: str) -> list[str]:
 
 def run_names(incomplete: str) -> list[str]:
     """The runs of this home, as `NAME/RUN`."""
-    from orchestrator.core.paths import Home
-    from orchestrator.runs.run_dir import known_names, runs_of
-
     with suppress(Exception):
         home = Home.from_environment()
         found = [f"{name}/{run.path.name}" for name in known_names(home) for run in runs_of(home, name)]
@@ -51,19 +49,14 @@ def run_names(incomplete: str) -> list[str]:
 
 def runtime_names(incomplete: str) -> list[str]:
     """The ways to run a server."""
-    from orchestrator.runtimes import REGISTRY
-
     return _words(REGISTRY, incomplete)
 
 
 def _no_broker(on: str | None) -> str | None:
     """Refuse who rents machines out where a runtime is meant. Raises UsageError."""
-    if on is not None:
-        from orchestrator.render.cloud.launchers import LAUNCHERS
-
-        if on in LAUNCHERS:
-            hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
-            raise UsageError(f"`{on}` rents machines, and is no runtime", hint=hint)
+    if on in LAUNCHERS:
+        hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
+        raise UsageError(f"`{on}` rents machines, and is no runtime", hint=hint)
     return on
 
 
@@ -76,9 +69,10 @@ def sides_to_compare(incomplete: str) -> list[str]:
 def image_name(text: str | None) -> str | None:
     """Check an option that names an image. Raises UsageError."""
     if text is not None:
-        from orchestrator.planner.prebuilt import require_image_name
-
-        require_image_name(text)
+        try:
+            ImageReference(text)
+        except UnsafeValueError as error:
+            raise UsageError(str(error)) from error
     return text
 
 
@@ -169,6 +163,10 @@ HostOption: TypeAlias = Annotated[
 AtOnceOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="of several hosts, how many may download at a time")
 ]
+StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
+RatesOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="RPS,RPS…", help="the rates to offer, in requests per second")
+]
 
 
 def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_server: Mapping[str, object]) -> None:
@@ -180,14 +178,6 @@ def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_ser
         raise UsageError(f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} for {whose}", hint=hint)
 
 
-def overridden(
-    overrides: Sequence[str] | None, *, revision: str | None = None, on: str | None = None
-) -> tuple[str, ...]:
-    """`--set` options, and those that `--revision` and `--on` stand for."""
-    stand_ins = {"model.origin.revision": revision, "runtime": on}
-    return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))
-
-
 def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
     """`NAME=FILE` options as a mapping. Raises UsageError for one of another form, or a file that is not there."""
     files = {}
@@ -197,3 +187,13 @@ def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
             raise UsageError(f"`{option} {name}=…` needs the path of a file", hint=f"`{option} NAME=FILE`")
         files[name] = Path(path)
     return files
+
+
+def read_rates(text: str | None) -> tuple[float, ...] | None:
+    """`0.5,1,2.25` as numbers. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(rate) for rate in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"`--rates {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error

@@ -1,13 +1,18 @@
-"""`deploy probe`: are the numbers right?"""
+"""The command `deploy probe`."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.bench.run import is_url
 from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
-from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, print_data, print_json, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.evals.logprobs.run import ProbeOptions, keep, load_reference, reference_of, run_probe, save_reference
+from orchestrator.servers.servers import api_key, open_servers
+from orchestrator.servers.targets import side_of_server, side_of_url
 
 AgainstOption: TypeAlias = Annotated[
     str | None,
@@ -30,12 +35,7 @@ OtherOption: TypeAlias = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, probe, section=MEASURE)
-
-
-def probe(
+def command(
     target: TargetArgument,
     *,
     against: AgainstOption = None,
@@ -54,21 +54,6 @@ def probe(
     Asked are passages of 64, 512, 2048 and 8192 tokens, alone, again, in a batch, half from cache, and behind what the
     server said itself.
     """
-    from contextlib import ExitStack
-
-    from orchestrator.bench.run import is_url
-    from orchestrator.core.paths import Home
-    from orchestrator.evals.logprobs.run import (
-        ProbeOptions,
-        keep,
-        load_reference,
-        reference_of,
-        run_probe,
-        save_reference,
-    )
-    from orchestrator.servers.servers import api_key, open_servers
-    from orchestrator.servers.targets import side_of_server, side_of_url
-
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)
     with ExitStack() as stack:

@@ -1,17 +1,19 @@
-"""`deploy quantise`."""
+"""The command `deploy quantise`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.cli.options import Json, complete_names
-from orchestrator.cli.typer_app import PREPARE, add
 from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
 from orchestrator.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from orchestrator.core.paths import Home
+from orchestrator.core.paths import Home
+from orchestrator.planner.add.profile import next_command
+from orchestrator.planner.planning import load
+from orchestrator.planner.quantize import QuantisationRequest, cost, recipe_rows
+from orchestrator.planner.quantize import quantise as carry_out
 
 RecipeOption: TypeAlias = Annotated[
     str | None,
@@ -30,12 +32,7 @@ InOption: TypeAlias = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    add(app, quantise, section=PREPARE)
-
-
-def quantise(
+def command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="the directory of a BF16 checkpoint")],
     target: Annotated[
         Path | None,
@@ -61,11 +58,6 @@ def quantise(
     Without TARGET shows what each recipe would make of it. What was made is verified as `stage` does; a model's file
     goes into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in an environment of its own (1.5 GB, once).
     """
-    from orchestrator.core.paths import Home
-    from orchestrator.planner.planning import load
-    from orchestrator.planner.quantize import QuantisationRequest
-    from orchestrator.planner.quantize import quantise as carry_out
-
     home = Home.from_environment()
     if target is None:
         _show(source.absolute(), home, json=json)
@@ -93,10 +85,7 @@ def quantise(
         _show_next(made.model.name, made.model.path, home)
 
 
-def _show(source: Path, home: "Home", *, json: bool) -> None:
-    from orchestrator.checkpoints.quantize.source import read_source
-    from orchestrator.planner.quantize import cost, recipe_rows
-
+def _show(source: Path, home: Home, *, json: bool) -> None:
     found = read_source(source)
     rows = list(recipe_rows(found, home))
     if json:
@@ -106,9 +95,7 @@ def _show(source: Path, home: "Home", *, json: bool) -> None:
     note(cost(found))
 
 
-def _show_next(name: str, path: Path, home: "Home") -> None:
-    from orchestrator.planner.add.profile import next_command
-
+def _show_next(name: str, path: Path, home: Home) -> None:
     say(f"wrote {path}")
     if following := next_command(name, home):
         say(f"next: `{following}`")

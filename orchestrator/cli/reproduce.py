@@ -1,20 +1,38 @@
-"""`deploy reproduce`: repeat a published measurement."""
+"""The command `deploy reproduce`."""
 
+import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.bench.cost import CommandEstimate, CostEstimate
+from orchestrator.bench.published import load_published, split_currency
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
-from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, print_data, print_json, say
+from orchestrator.core.errors import OutputError
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.bench.cost import CommandEstimate
-    from orchestrator.experiments.reproduce import ReproducePlan, Step, StepLog
+from orchestrator.core.streams import IGNORE_SIGPIPE
+from orchestrator.core.subprocesses import python_module_argv, run_attached
+from orchestrator.experiments.reproduce import (
+    STATE_FILE,
+    ReproducePlan,
+    ReproduceRequest,
+    Step,
+    StepLog,
+    StepRunner,
+    might_exist,
+    plan_steps,
+    remaining_steps,
+    reproduce,
+    require_all_questions,
+)
+from orchestrator.experiments.reproduce import command as step_command
+from orchestrator.kernels.plan_coverage import report_coverage, require_covered
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.start.host import host_ref
 
 PublishedArgument: TypeAlias = Annotated[
     str,
@@ -52,18 +70,12 @@ NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="leav
 WeightsOption: TypeAlias = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint is there already; it is verified")
 ]
-
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="list the steps, how long they take and what they cost")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, reproduce, section=MEASURE)
-
-
-def reproduce(
+def command(
     name: PublishedArgument,
     *,
     ablation: AblationOption = None,
@@ -84,16 +96,6 @@ def reproduce(
 
     The same command goes on where the last call ended.
     """
-    from orchestrator.bench.cost import CostEstimate
-    from orchestrator.bench.published import load_published, split_currency
-    from orchestrator.experiments.reproduce import (
-        STATE_FILE,
-        ReproduceRequest,
-        StepLog,
-        plan_steps,
-        remaining_steps,
-    )
-
     published = load_published(name)
     directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
@@ -125,19 +127,12 @@ def reproduce(
         note(f"done: the report is `{directory / 'report.html'}`")
 
 
-def _estimates(steps: "Sequence[Step]") -> "list[CommandEstimate]":
-    from orchestrator.bench.cost import CommandEstimate
-    from orchestrator.experiments.reproduce import command
-
-    return [CommandEstimate(step.id, command(step), step.about) for step in steps]
+def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
+    return [CommandEstimate(step.id, step_command(step), step.about) for step in steps]
 
 
-def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
+def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
     """Refuse a machine that a plan cannot run on, and kernels that nobody tuned; say what is known of them."""
-    from orchestrator.core.paths import Home
-    from orchestrator.kernels.plan_coverage import report_coverage, require_covered
-    from orchestrator.servers.start.host import host_ref
-
     home = Home.from_environment()
     for server in planned.servers:
         host_ref(server.plan.runtime, home, host)
@@ -147,29 +142,13 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
         require_covered(server.plan, home, may_accept=False)
 
 
-def _run_step(argv: "Sequence[str]") -> int:
+def _run_step(argv: Sequence[str]) -> int:
     """Run a step, which no lost line may end: it is as paid for as those before it. Return its exit code."""
-    from orchestrator.core.errors import OutputError
-    from orchestrator.core.streams import IGNORE_SIGPIPE
-    from orchestrator.core.subprocesses import python_module_argv, run_attached
-
     code = run_attached(python_module_argv("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
     return 0 if code == OutputError.exit_code else code
 
 
-def _run(planned: "ReproducePlan", state: "StepLog", host: str | None, *, keep: bool, data: Path | None) -> None:
-    import datetime as dt
-
-    from orchestrator.core.paths import Home
-    from orchestrator.experiments.reproduce import (
-        StepRunner,
-        might_exist,
-        remaining_steps,
-        reproduce,
-        require_all_questions,
-    )
-    from orchestrator.servers.servers import open_servers
-
+def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool, data: Path | None) -> None:
     def is_there(server: str) -> bool:
         with open_servers(Home.from_environment(), host) as servers:
             return might_exist(servers, server)

@@ -1,19 +1,29 @@
-"""`deploy sweep`: find a better configuration by measuring."""
+"""The command `deploy sweep`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.bench import RatesOption, read_rates
-from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
-from orchestrator.cli.typer_app import MEASURE, add
+from orchestrator.cli.options import (
+    AcceptUntuned,
+    HostOption,
+    Json,
+    ProfileArgument,
+    RatesOption,
+    SetOption,
+    WorkloadOption,
+    read_rates,
+)
 from orchestrator.core.console import note, print_data, print_json, say
 from orchestrator.core.errors import BenchError, DeployError
+from orchestrator.core.paths import Home
 from orchestrator.core.text import parse_json
-
-if TYPE_CHECKING:
-    from orchestrator.experiments.sweep.run import Sweep
+from orchestrator.experiments.sweep.files import write_sweep_report, write_winners
+from orchestrator.experiments.sweep.preview import dry_data, dry_text, scan_space
+from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
+from orchestrator.experiments.sweep.trial import run_trials
+from orchestrator.experiments.sweep.winner import profile_path
 
 SpaceOption: TypeAlias = Annotated[
     Path | None,
@@ -60,12 +70,7 @@ TimeoutOption: TypeAlias = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, sweep, section=MEASURE)
-
-
-def sweep(
+def command(
     *,
     profile: ProfileArgument,
     space: SpaceOption = None,
@@ -94,10 +99,6 @@ def sweep(
 
     Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
     """
-    from orchestrator.core.paths import Home
-    from orchestrator.experiments.sweep.run import Budget, SweepRequest, default_output, plan_sweep
-    from orchestrator.experiments.sweep.winner import profile_path
-
     request = SweepRequest(
         profile=profile,
         space=space,
@@ -127,9 +128,7 @@ def sweep(
         _search(planned, json=json)
 
 
-def _preview(planned: "Sweep", *, json: bool) -> None:
-    from orchestrator.experiments.sweep.preview import dry_data, dry_text, scan_space
-
+def _preview(planned: Sweep, *, json: bool) -> None:
     looked = scan_space(planned)
     if json:
         print_json(dry_data(planned, looked))
@@ -137,11 +136,7 @@ def _preview(planned: "Sweep", *, json: bool) -> None:
         print_data(dry_text(planned, looked))
 
 
-def _search(planned: "Sweep", *, json: bool) -> None:
-    from orchestrator.experiments.sweep.files import write_sweep_report, write_winners
-    from orchestrator.experiments.sweep.run import open_search
-    from orchestrator.experiments.sweep.trial import run_trials
-
+def _search(planned: Sweep, *, json: bool) -> None:
     with open_search(planned) as search:
         write_sweep_report(planned, search)
         try:

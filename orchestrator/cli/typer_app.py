@@ -1,16 +1,21 @@
 """What all commands have in common: how their words are read, and how their help is laid out."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from importlib import import_module
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click has no public name
 from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from orchestrator.cli.options import overridden
+from orchestrator.cli.commands import PROGRAM, RENAMED, commands_below, group_text
+from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import set_invocation
 from orchestrator.core.errors import UsageError
@@ -19,13 +24,8 @@ from orchestrator.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
+    from typer._click.shell_completion import CompletionItem
 
-PREPARE: Final = "Prepare"
-SERVE: Final = "Serve"
-MEASURE: Final = "Measure"
-LOOK_UP: Final = "Look up"
-
-_SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
 # A closed pipe ends a command that has changed nothing yet (`core.streams`), but for these: `down` stops a server even
 # if nobody reads what it says, as GPUs are paid for, and `watch` goes on where its terminal or its log is lost.
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
@@ -103,8 +103,40 @@ def takes_host(root: "Command", words: str) -> bool:
     return command is not None and any(each.name == "host" for each in command.params)
 
 
+class LazyCommands(Mapping[str, "Command"]):
+    """The commands below a group's words, as the table lists them; each is imported when it is taken."""
+
+    def __init__(self, group: str) -> None:
+        self._words = {word: f"{group} {word}".lstrip() for _, word, _ in commands_below(group)}
+        self._load = cache(load_command)
+
+    def __getitem__(self, word: str) -> "Command":
+        return self._load(self._words[word])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+def load_command(words: str) -> "Command":
+    """Import a command of the table, or make a group of it."""
+    if (text := group_text(words)) is not None:
+        return get_group(typer.Typer(name=words, cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text))
+    module = import_module(f"orchestrator.cli.{words.replace(' ', '.')}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(words.rpartition(" ")[2], cls=ProfileCommand)(module.command)
+    return get_command(app)
+
+
 class Group(TyperGroup):
-    """Commands below a word, listed by section, each with its first sentence whole."""
+    """Commands below a word, listed by section; the table knows them, and none is imported to list it."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(**attributes)
+        self._words = "" if self.name == PROGRAM else self.name or ""
+        self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # nothing adds to it
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """As click does."""
@@ -112,33 +144,24 @@ class Group(TyperGroup):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """As click does."""
+        """As click does; a word that was renamed leads to the new one."""
+        if not ctx.resilient_parsing and (now := RENAMED.get(f"{self._words} {args[0]}".lstrip())):
+            raise UsageError(f"no such command `{args[0]}`", hint=f"did you mean `{PROGRAM} {now}`?")
         with _in_our_words(ctx):
             return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+    def shell_complete(self, ctx: "Context", incomplete: str) -> "list[CompletionItem]":  # noqa: ARG002
+        """As click does, from the table."""
+        listed = TyperGroup(name=self.name, params=self.params)
+        for _, word, text in commands_below(self._words):
+            listed.add_command(TyperCommand(word, help=text))
+        return listed.shell_complete(listed.make_context(self.name, [], resilient_parsing=True), incomplete)
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """As click does, but by section."""
-        rows: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            if (command := self.get_command(ctx, name)) is not None:
-                section = getattr(command, "rich_help_panel", None) or "Commands"
-                rows.setdefault(section, []).append((name, command.get_short_help_str(limit=formatter.width * 2)))
-        for section in sorted(rows, key=lambda each: _SECTIONS.index(each) if each in _SECTIONS else 0):
+        for section, commands in groupby(commands_below(self._words), key=lambda each: each[0]):
             with formatter.section(section):
-                formatter.write_dl(rows[section])
-
-
-def add(app: typer.Typer, *commands: Callable[..., None], section: str | None = None, name: str | None = None) -> None:
-    """Add commands to the help's section; a `name` where it is not the function's."""
-    for command in commands:
-        app.command(name, cls=ProfileCommand, rich_help_panel=section)(command)
-
-
-def below(app: typer.Typer, name: str, *, section: str, text: str) -> typer.Typer:
-    """A group of commands below a word of `app`; `text` is its help."""
-    group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text)
-    app.add_typer(group, name=name, rich_help_panel=section)
-    return group
+                formatter.write_dl([(word, text) for _, word, text in commands])
 
 
 @contextmanager

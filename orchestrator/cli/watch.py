@@ -1,5 +1,6 @@
-"""`deploy watch`: supervision of servers that run."""
+"""The command `deploy watch`."""
 
+from collections.abc import Sequence
 from json import dumps
 from os import environ
 from pathlib import Path
@@ -8,17 +9,17 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, server_names
-from orchestrator.cli.typer_app import SERVE, add
-from orchestrator.core.console import say
+from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import atomic_write
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import exec_program, python_module_argv
+from orchestrator.servers.watch.alerts import Receiver
+from orchestrator.servers.watch.recovery import require_watchable
+from orchestrator.servers.watch.systemd import WEBHOOK, secret_variables, secrets_file, unit_text
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's commands."""
-    add(app, watch, section=SERVE)
-
-
-def watch(
+def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="servers", autocompletion=server_names)],
     *,
     exec_: Annotated[
@@ -28,18 +29,13 @@ def watch(
         str | None,
         typer.Option(metavar="URL", envvar="DEPLOY_WEBHOOK", show_envvar=True, help="post each event to it as JSON"),
     ] = None,
-    install: Annotated[bool, typer.Option("--install", help="write a systemd unit that watches, and stop")] = False,
+    install: Annotated[bool, typer.Option("--install", help="print a systemd unit that watches, and stop")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="of the unit; default: in /etc/systemd/system")
+        Path | None, typer.Option(metavar="FILE", help="with `--install`: write the unit there instead")
     ] = None,
     json: Json = False,
 ) -> None:
     """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
-    from orchestrator.core.paths import Home
-    from orchestrator.core.subprocesses import exec_program, python_module_argv
-    from orchestrator.servers.watch.alerts import Receiver
-    from orchestrator.servers.watch.recovery import require_watchable
-
     home = Home.from_environment()
     if output is not None and not install:
         raise UsageError("`--output` is where `--install` writes its unit")
@@ -48,13 +44,28 @@ def watch(
     if webhook is not None:
         Receiver.webhook(webhook)
     if install:
-        from orchestrator.servers.watch.systemd import WEBHOOK, install_unit
-
-        if webhook != (environ.get(WEBHOOK) or None):
-            hint = f"export {WEBHOOK}=…, without `--webhook`: what comes next then puts it where the unit reads it"
-            raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
-        say(install_unit(names, home, command=exec_, output=output))
+        _hand_over_unit(names, home, command=exec_, webhook=webhook, output=output)
         return
     require_watchable(home, names)
     request = dumps({"names": names, "exec": exec_, "json": json})
     exec_program(python_module_argv("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})
+
+
+def _hand_over_unit(
+    names: Sequence[str], home: Home, *, command: str | None, webhook: str | None, output: Path | None
+) -> None:
+    """Print the unit or write it, and name the variables that it has to be given."""
+    secrets = secrets_file(names, home)
+    if webhook != (environ.get(WEBHOOK) or None):
+        hint = f"leave it out, and write a line `{WEBHOOK}=…` into `{secrets}`, which the unit reads"
+        raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
+    unit = unit_text(names, home, command=command)
+    if output is None:
+        print_data(unit, end="")
+    else:
+        atomic_write(output, unit, mode=0o644)
+        say(f"wrote {output}")
+    if variables := secret_variables(names, home):
+        note(
+            f"the unit reads {', '.join(variables)} from `{secrets}`: a line `NAME=VALUE` for each, for its owner alone"
+        )

@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from orchestrator.core.console import table
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
@@ -66,6 +67,18 @@ class ImageReceipt:
     def not_at_start(self, patches: Iterable[PlannedPatch]) -> frozenset[str]:
         """Those of a plan's patches that have nothing to do at a start: they act in the sources, or are not needed."""
         return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
+
+    def to_text(self) -> str:
+        """As tables: the sources, then one line a patch."""
+        rows = [
+            [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]
+            if source
+            else [name, "not in this image", "", ""]
+            for name, source in self.sources
+        ]
+        shown = table(["sources", "version", "commit", "place"], rows)
+        patches = [[record.id, record.state, record.upstream] for record in self.patches]
+        return shown + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else shown
 
 
 @dataclass(frozen=True, kw_only=True)

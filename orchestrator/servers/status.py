@@ -1,10 +1,9 @@
 """`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
@@ -35,11 +34,6 @@ class ServerStatus:
     detail: str
     run_dir: str
     replicas: "tuple[ServerStatus, ...]" = ()  # of several servers each; its plan is that of the start it is of
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "ServerStatus":
-        """Back from `to_dict`."""
-        return cls(**{**data, "replicas": tuple(cls.from_dict(each) for each in data.get("replicas", ()))})
 
     @property
     def rows(self) -> "tuple[ServerStatus, ...]":
@@ -88,15 +82,12 @@ def _unanswered(replicas: int) -> str:
     return f"its gateway does not count all {replicas} servers as healthy" if replicas else "it does not answer"
 
 
-def status_table(
-    found: Iterable[ServerStatus], *, nodes: Mapping[str, str] | None = None, width: int | None = None
-) -> str:
-    """The servers for people; their health where any of them was asked, and of several machines the one of each."""
-    found, nodes = tuple(found), nodes or {}
+def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
+    """The servers for people; their health where any of them was asked."""
+    found = tuple(found)
     asked = any(server.health for server in found)
     rows = [
         (
-            *([nodes[whole.name]] if nodes else []),
             *(server.name, server.profile, server.runtime, _state(server)),
             *([server.health] if asked else []),
             *(server.url, server.plan[:12]),
@@ -106,7 +97,7 @@ def status_table(
     ]
     health = ["health"] if asked else []
     return table(
-        (*(["node"] if nodes else []), "name", "profile", "runtime", "status", *health, "url", "plan"),
+        ("name", "profile", "runtime", "status", *health, "url", "plan"),
         rows,
         width=width,
     )

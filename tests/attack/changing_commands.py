@@ -175,8 +175,8 @@ CHANGING: Mapping[str, Changing] = {
     "prune": Changing(
         words=words_of("prune --keep 1 --json"), is_done=lambda place: not in_home(_RUNS[0])(place), speaks=False
     ),
-    "cache clear": Changing(
-        words=words_of("cache clear"), is_done=lambda place: not in_home(_COPY)(place), prints=False
+    "prune --caches": Changing(
+        words=words_of("prune --caches"), is_done=lambda place: not in_home(_COPY)(place), prints=False
     ),
     "kernels table": Changing(
         words=words_of("kernels table mi355x-tp8 --table {sources}/rows.csv --no-upstream --json"),

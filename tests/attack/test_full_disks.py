@@ -17,7 +17,7 @@ from ports import free_port
 
 pytestmark = pytest.mark.attack
 
-REMOVING = {"prune", "cache clear"}
+REMOVING = {"prune", "prune --caches"}
 MAKING = {name: each for name, each in CHANGING.items() if name not in {*REMOVING, "reproduce"}}
 MORE = {
     "kernels log": Changing(

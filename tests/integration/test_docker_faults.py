@@ -95,7 +95,7 @@ def test_the_image_is_not_there(docker_engine: DockerEngine) -> None:
 
 
 def test_the_daemon_cannot_be_reached() -> None:
-    argv = [sys.executable, "-m", "orchestrator", "cache", "ls", "--host", "unix:///no/such.sock"]
+    argv = [sys.executable, "-m", "orchestrator", "prune", "--caches", "--host", "unix:///no/such.sock"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == HostError.exit_code
     assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in done.stderr

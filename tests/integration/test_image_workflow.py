@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cli.images import matrix
+from orchestrator.cli.matrix import command as matrix
 from orchestrator.core.paths import data_root
 
 WORKFLOWS = data_root() / ".github/workflows"

@@ -257,7 +257,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_cache_knows_the_copies_and_spares_those_that_serve(tmp_path: Path) -> None:
+def test_caches_are_removed_but_copies_that_serve(tmp_path: Path) -> None:
     """On a pod: there is no Docker engine to ask."""
     home, plan = Home(tmp_path / "home"), plan_of("cpu-tiny")
     deploy = CommandLine(home, {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})
@@ -269,14 +269,16 @@ def test_the_cache_knows_the_copies_and_spares_those_that_serve(tmp_path: Path) 
     runtime = ProcessRuntime(home)
     handle = runtime.start(sleeping, name="sleeper", run_dir=run_dir.path, secrets={})
     try:
-        [known] = json.loads(deploy.run("cache", "ls", "--json").stdout)
+        [known] = json.loads(deploy.run("prune", "--caches", "--json").stdout)["caches"]
         assert (known["place"], known["used_by"]) == (str(copy.folder), ["sleeper"])
         assert known["made_for"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
-        assert "is in use by `sleeper`" in deploy.run("cache", "clear").stderr
+        assert known["kept"] == "used by `sleeper`"
+        assert f"`{copy.folder}` stays: used by `sleeper`" in deploy.run("prune", "--caches").stderr
         assert copy.folder.is_dir()
     finally:
         runtime.stop(handle, grace=0)
-    assert str(copy.folder) in deploy.run("cache", "ls").stdout
-    assert deploy.run("cache", "clear").returncode == 0
+    assert f"would remove `{copy.folder}`" in deploy.run("prune", "--caches", "--dry-run").stderr
+    assert copy.folder.is_dir()
+    assert deploy.run("prune", "--caches").returncode == 0
     assert not copy.folder.exists()
     assert copy_in(home).made

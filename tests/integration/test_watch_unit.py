@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -19,24 +18,34 @@ from pathlib import Path
 import pytest
 from patience import wait_for
 from run_samples import past_run
+from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.watch.alerts import Alerts, Receiver
 from orchestrator.servers.watch.recovery import standing
-from orchestrator.servers.watch.systemd import install_unit
+from orchestrator.servers.watch.systemd import unit_text
 from orchestrator.servers.watch.watch import LiveBackend
 
 EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL"}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     home = Home(tmp_path / "100% of a home")
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
     past_run(home, 1, "server.api_key_env=OWL_KEY")
     return home
+
+
+def printed(*words: str) -> tuple[str, str]:
+    """The unit that a command line prints, and what it says beside it."""
+    shown = CliRunner().invoke(app, ["watch", "owl", "--install", *words], prog_name="deploy")
+    if shown.exception is not None:
+        raise shown.exception
+    return shown.stdout, shown.stderr
 
 
 def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
@@ -46,18 +55,18 @@ def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
         pytest.skip("needs systemd-analyze (Debian: systemd)")
     monkeypatch.setenv("OWL_KEY", "key-of-the-owl-4711")
     monkeypatch.setenv("DEPLOY_WEBHOOK", "https://hooks.example/secret-path-4712")
+    (tmp_path / "notify").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     file = tmp_path / "deploy-watch-owl.service"
-    said = install_unit(["owl"], home, command='notify --to "the $team" 50%', output=file)
+    unit, said = printed("--exec", 'notify --to "the $team" 50%')
+    file.write_text(unit)
 
     verified = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
     assert (verified.returncode, verified.stderr) == (0, "")
-    unit, secrets = file.read_text(), home.root / "watch-owl.env"
     assert "4711" not in unit + said
     assert "4712" not in unit + said
-    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
-    assert "printf 'OWL_KEY=%s\\n' \"$OWL_KEY\" >>" in said
-    assert "printf 'DEPLOY_WEBHOOK=%s\\n' \"$DEPLOY_WEBHOOK\" >>" in said
-    assert f"systemctl enable --now {file.name}" in said
+    assert f"reads OWL_KEY, DEPLOY_WEBHOOK from `{home.root / 'watch-owl.env'}`" in " ".join(said.split())
+    assert f"EnvironmentFile=-{str(home.root).replace('%', '%%')}/watch-owl.env" in unit.splitlines()
     for line in ("Restart=always", "KillMode=process", "RestartPreventExitStatus=2 6 11", "SuccessExitStatus=130"):
         assert line in unit.splitlines()
 
@@ -65,17 +74,16 @@ def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
 def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
     monkeypatch.setenv("LOGNAME", "somebody-before-su")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tell").touch(mode=0o755)
-    words = ["watch", "owl", "--exec", "./tell", "--install", "--output", str(tmp_path / "owl.service")]
-    app(words, standalone_mode=False)
-    unit = (tmp_path / "owl.service").read_text()
+    unit, _ = printed("--exec", "./tell")
     assert f"\nUser={pwd.getpwuid(os.geteuid()).pw_name}\nWorkingDirectory=-{tmp_path}\n" in unit
+    assert printed("--exec", "./tell", "--output", "owl.service")[0] == ""
+    assert (tmp_path / "owl.service").read_text() == unit
     with pytest.raises(UsageError, match="no place for the URL") as refused:
-        app([*words, "--webhook", "https://hooks.example/4712"], standalone_mode=False)
-    assert "export DEPLOY_WEBHOOK" in refused.value.hint
+        printed("--webhook", "https://hooks.example/4712")
+    assert f"`DEPLOY_WEBHOOK=…` into `{home.root / 'watch-owl.env'}`" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -87,51 +95,37 @@ def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
         "notify wJ4zTq8-of-the-pager",
     ],
 )
-def test_a_command_that_holds_a_secret_is_refused_before_anything_is_written(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_command_that_holds_a_secret_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "wJ4zTq8-of-the-pager")
     with pytest.raises(UsageError, match="holds what looks like a secret") as refused:
-        install_unit(["owl"], home, command=command, output=tmp_path / "unit")
+        unit_text(["owl"], home, command=command)
     assert f"{home.root / 'watch-owl.env'}" in refused.value.hint
-    assert not list(tmp_path.glob("**/*unit*")) + list(home.root.glob("watch-*"))
-    install_unit(["owl"], home, command="notify --tokens 5 --to keyboard", output=tmp_path / "unit")
+    assert "notify --tokens 5" in unit_text(["owl"], home, command="notify --tokens 5 --to keyboard")
 
 
-def test_a_url_with_a_password_stands_in_the_file_for_secrets(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_url_with_a_password_stands_in_the_file_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://me:wJ4zTq8@mirror.example")
-    said = install_unit(["owl"], home, command=None, output=tmp_path / "unit")
-    assert "wJ4zTq8" not in said + (tmp_path / "unit").read_text()
-    assert "printf 'HF_ENDPOINT=%s\\n' \"$HF_ENDPOINT\" >>" in said
+    unit, said = printed()
+    assert "wJ4zTq8" not in said + unit
+    assert "reads OWL_KEY, HF_ENDPOINT from" in " ".join(said.split())
 
 
-def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HostError, match="cannot write the unit") as refused:
-        install_unit(["owl"], home, command=None, output=tmp_path / "file" / "unit.service")
-    assert "--output deploy-watch-owl.service" in refused.value.hint
-
-
-def test_a_unit_looks_after_several_servers_as_after_one(home: Home, tmp_path: Path) -> None:
+def test_a_unit_looks_after_several_servers_as_after_one(home: Home) -> None:
     past_run(home, 2, "replicas=2")
-    install_unit(["owl"], home, command=None, output=tmp_path / "unit")
-    assert " watch owl --json\n" in (tmp_path / "unit").read_text()
+    assert " watch owl --json\n" in printed()[0]
 
 
-def test_a_unit_for_what_its_cluster_looks_after_is_refused_as_its_watch_would_be(home: Home, tmp_path: Path) -> None:
+def test_a_unit_for_what_its_cluster_looks_after_is_refused_as_its_watch_would_be(home: Home) -> None:
     past_run(home, 2, "runtime=kubernetes", "kubernetes.weights.claim=models", "image=null")
     with pytest.raises(UsageError, match="its cluster does"):
-        install_unit(["owl"], home, command=None, output=tmp_path / "unit")
-    assert not (tmp_path / "unit").exists()
+        printed()
 
 
-def test_the_unit_finds_the_cluster_of_this_shell(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_finds_the_cluster_of_this_shell(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/etc/cluster.yaml")
     monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
-    install_unit(["owl"], home, command=None, output=tmp_path / "unit")
-    lines = (tmp_path / "unit").read_text().splitlines()
+    lines = unit_text(["owl"], home, command=None).splitlines()
     assert {"Environment=KUBECONFIG=/etc/cluster.yaml", "Environment=SLURM_CONF=/opt/slurm/slurm.conf"} <= {*lines}
 
 

@@ -1,4 +1,4 @@
-"""`deploy watch --install`: the systemd unit that keeps a watch running, and the file for its secrets."""
+"""`deploy watch --install`: the systemd unit that keeps a watch running."""
 
 import os
 import pwd
@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import HostError, Interrupted, RestartLimitError, StartError, UsageError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.errors import Interrupted, RestartLimitError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
-from orchestrator.core.subprocesses import python_module_argv, quote
+from orchestrator.core.subprocesses import python_module_argv
+from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
-_SYSTEM: Final = Path("/etc/systemd/system")
 _PASSED_ON: Final = (
     "DOCKER_HOST",
     "DOCKER_CONTEXT",
@@ -55,43 +54,19 @@ WantedBy=multi-user.target
 """
 
 
-def install_unit(names: Sequence[str], home: Home, *, command: str | None, output: Path | None) -> str:
-    """Write the unit, and an empty file for secrets; the commands that come next.
+def unit_text(names: Sequence[str], home: Home, *, command: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The unit. What may be secret, keys and a webhook's URL, is read from a file.
 
-    Raises UsageError for a command that holds a secret, StartError for a name
-    that nothing was started under, HostError where it may not be written.
+    Raises UsageError for a command that holds a secret, StartError for a name that nothing was started under.
     """
-    variables = [variable for name in names for variable in _key_of(home, name)]
-    secrets = home.root / FileName(f"watch-{names[0]}.env")
+    for name in names:
+        _watched_plan(home, name)
+    secrets = secrets_file(names, home)
     if command and _holds_secret(command):
         hint = f"let a script of yours read it from a file, or from its environment: `{secrets}` has variables for it"
         raise UsageError(
             "`--exec` holds what looks like a secret, and the unit and every `ps` would show it", hint=hint
         )
-    unit = f"deploy-watch-{names[0]}.service"
-    file = output or _SYSTEM / FileName(unit)
-    try:
-        if not secrets.exists():
-            atomic_write(secrets, "", mode=0o600)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(file, unit_text(names, home, command=command, secrets=secrets), mode=0o644)
-    except OSError as error:
-        hint = f"`--output {unit}` writes it here; then `sudo install -m 644 {unit} {_SYSTEM}`"
-        raise HostError(f"cannot write the unit: {error.strerror}", where=str(error.filename), hint=hint) from error
-    steps = [f"wrote `{file}`; next:"]
-    variables += [WEBHOOK] if os.environ.get(WEBHOOK) else []
-    variables += [name for name in _PASSED_ON if looks_secret(os.environ.get(name, ""))]
-    steps += [f"    printf '{each}=%s\\n' \"${each}\" >> {quote([str(secrets)])}" for each in dict.fromkeys(variables)]
-    if file.parent != _SYSTEM:
-        steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / FileName(unit)}")
-    steps += ["    sudo systemctl daemon-reload", f"    sudo systemctl enable --now {unit}"]
-    return "\n".join([*steps, f"    journalctl -u {unit} -f"])
-
-
-def unit_text(
-    names: Sequence[str], home: Home, *, command: str | None, secrets: Path, environ: Mapping[str, str] = os.environ
-) -> str:
-    """The unit. What may be secret, keys and a webhook's URL, is read from the file `secrets`."""
     words = python_module_argv("orchestrator", "watch", *names, "--json")
     words += ["--exec", command] if command else []
     passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
@@ -110,6 +85,18 @@ def unit_text(
     )
 
 
+def secrets_file(names: Sequence[str], home: Home) -> Path:
+    """The file of `NAME=VALUE` lines that the unit reads, if it is there."""
+    return home.root / FileName(f"watch-{names[0]}.env")
+
+
+def secret_variables(names: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The variables that the watch needs, and that do not stand in the unit."""
+    keys = (_watched_plan(home, name).server.api_key_env for name in names)
+    secret = (name for name in _PASSED_ON if looks_secret(environ.get(name, "")))
+    return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if environ.get(WEBHOOK) else None, *secret))))
+
+
 def _holds_secret(command: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether it looks so, has an option called so, or has the value of a variable that is called so."""
     words = re.split(r"[\s=:'\"]+", command)
@@ -126,14 +113,13 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _key_of(home: Home, name: str) -> Sequence[str]:
-    """The variables that hold what the server of a name is asked with."""
+def _watched_plan(home: Home, name: str) -> Plan:
     require_name(name)
     plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
     if plan is None:
         raise not_started(home, name)
     require_not_cluster_managed(plan, name)
-    return [plan.server.api_key_env] if plan.server.api_key_env else []
+    return plan
 
 
 def _word(text: str) -> str:

@@ -281,7 +281,7 @@ def test_a_branch_on_the_name_of_a_runtime_is_found(source: str) -> None:
 
 
 def test_only_the_registry_leads_to_a_runtime() -> None:
-    """`deploy cache` reached into the folders of both: a third runtime's caches would have been none."""
+    """What reached into the folders of two runtimes would know nothing of a third one's caches."""
     folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
     for module, path in [found for found in MODULES if package_of(found[0]) != "runtimes"]:
         found = [imported for imported in imports(path) if imported.startswith(folders)]

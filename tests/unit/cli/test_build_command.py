@@ -6,10 +6,10 @@ import pytest
 from kernel_samples import FUSED_TP8, HEADER, every_bucket, line
 from typer.testing import CliRunner
 
-from orchestrator.cli.images import build
+from orchestrator.cli.build import command as build
 from orchestrator.cli.main import app
-from orchestrator.cli.profiles import render
-from orchestrator.cli.server import up
+from orchestrator.cli.render import command as render
+from orchestrator.cli.up import command as up
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
@@ -29,9 +29,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.images.client.find_docker", lambda _: None)
+    monkeypatch.setattr("orchestrator.cli.build.find_docker", lambda _: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
-    monkeypatch.setattr("orchestrator.servers.start.argument_check.require_accepted_by_image", lambda *_, **__: None)
+    monkeypatch.setattr("orchestrator.cli.build.require_accepted_by_image", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
     for asking in ("planner.image_env", "planner.estimate"):
         monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
@@ -116,8 +116,9 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
         asked.extend(word for word in words if word == "ssh://me@node")
         raise HostError("asked")
 
-    for place in ("images.client.find_docker", "planner.image_env.find_docker", "kernels.disk.image.SshHost.parse"):
-        monkeypatch.setattr(f"orchestrator.{place}", refuse)
+    for place in ("cli.build", "cli.patches.check", "planner.image_env"):
+        monkeypatch.setattr(f"orchestrator.{place}.find_docker", refuse)
+    monkeypatch.setattr("orchestrator.kernels.disk.image.SshHost.parse", refuse)
     monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (
         ["build", "mi355x-tp8-july"],

@@ -13,7 +13,7 @@ from measured_samples import tp4dp2
 from orchestrator.bench import metrics
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.run import BenchTarget
-from orchestrator.cli.evals import evaluate
+from orchestrator.cli.eval import command as evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli.host import preflight
 from orchestrator.cli.main import app
+from orchestrator.cli.preflight import command as preflight
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.hosts.report import PreflightReport, fail
 
@@ -120,7 +120,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
     report = PreflightReport(
         profile="mi355x-tp8", findings=(fail("gpus", "none", needed="8 x gfx950", hint="look for them"),)
     )
-    monkeypatch.setattr("orchestrator.servers.start.host.preflight_host", lambda *_: report)
+    monkeypatch.setattr("orchestrator.cli.preflight.preflight_host", lambda *_: report)
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
     with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`: 1 check failed"):
         preflight(profile="mi355x-tp8", host=host)
@@ -128,9 +128,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
         report.require()
 
 
-@pytest.mark.parametrize(
-    "line", ["kernels coverage --image", "patches check --image", "cache clear --image", "build cpu-tiny --tag"]
-)
+@pytest.mark.parametrize("line", ["kernels coverage --image", "patches check --image", "build cpu-tiny --tag"])
 @pytest.mark.parametrize("image", ["UPPER/Repo:tag", "a/../b"])
 def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(line: str, image: str) -> None:
     ended = CliRunner().invoke(app, [*line.split(), image])

@@ -93,6 +93,7 @@ def test_help_of_a_command(words: tuple[str, ...]) -> None:
         ("status --hots", "no such option: --hots", "did you mean `--host`?"),
         ("stat", "no such command `stat`", "did you mean `status`, "),
         ("top", "missing argument `NAME`", "`deploy top -h` shows what it takes"),
+        ("cache ls", "no such command `cache`", "did you mean `deploy prune --caches`?"),
         ("kernels foo", "no such command `foo`", "`deploy kernels -h` shows"),
         ("top a --interval 0.1", "invalid value for `--interval`: input should be greater than or equal to 0.5", ""),
         ("down a b", "got unexpected extra argument(s) (b)", "`deploy down -h` shows"),
@@ -189,5 +190,5 @@ def test_which_commands_speak_json() -> None:
     """All but those that print a name, a log, an answer or a file as it is."""
     silent = {words for words in EVERY if not any(each.name == "json" for each in command(words).params)}
     assert {" ".join(words) for words in silent} == {
-        *("ask", "cache clear", "flags", "kernels tune", "logs", "matrix", "schema"),
+        *("ask", "flags", "kernels tune", "logs", "matrix", "schema"),
     }

@@ -96,7 +96,7 @@ def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(path: Path, e
     shown = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
     for words in re.findall(r"`deploy ([a-z][^`]*)`", shown):
         verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
-        assert verbs & {*every, "kernels", "cache", "patches"}, words
+        assert verbs & {*every, "kernels", "patches"}, words
         assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), words
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.profiles import show
+from orchestrator.cli.show import command as show
 from orchestrator.core.paths import Home
 from orchestrator.planner.capacity import capacity_table, note_capacity
 from orchestrator.planner.planning import load, read_profile

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.images import check_patches
+from orchestrator.cli.patches.check import command as check_patches
 from orchestrator.core.errors import PatchError, UsageError
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.images.patch_check import PatchState, SourceChecker, aiter_beside, fetch_wheel, package_in

@@ -11,10 +11,10 @@ from quark_samples import Tiny, write_tiny
 from typer.testing import CliRunner
 
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.cli.kernels import tune
+from orchestrator.cli.kernels.tune import command as tune
 from orchestrator.cli.main import app
-from orchestrator.cli.reproduce import reproduce
-from orchestrator.cli.server import up
+from orchestrator.cli.reproduce import command as reproduce
+from orchestrator.cli.up import command as up
 from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home

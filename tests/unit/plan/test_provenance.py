@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.profiles import show
+from orchestrator.cli.show import command as show
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.planner.explain import Explained, explained

@@ -8,7 +8,7 @@ from measured_samples import save, single_stream, tp4dp2
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult
-from orchestrator.cli.report import report as report_command
+from orchestrator.cli.report import command as report_command
 from orchestrator.core.errors import UsageError
 from orchestrator.report.document import Details
 from orchestrator.report.economics import CostRow, Costs, NodePower

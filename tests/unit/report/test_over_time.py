@@ -8,7 +8,7 @@ import pytest
 from measured_samples import point, save, tp4dp2
 
 from orchestrator.bench.requests import RequestTimes
-from orchestrator.cli.report import report as report_command
+from orchestrator.cli.report import command as report_command
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.report.charts import over_time_charts
 from orchestrator.report.timeline import over_time

@@ -10,7 +10,7 @@ from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.result import BenchResult, ComparabilityIssue, FailureCount, MarkKind
-from orchestrator.cli.report import report as report_command
+from orchestrator.cli.report import command as report_command
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report
 from orchestrator.report.render import render_html, render_json, render_markdown

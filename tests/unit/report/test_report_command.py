@@ -7,8 +7,9 @@ import pytest
 from measured_samples import marked, save, single_stream, tp4dp2, tp8
 
 from orchestrator.bench.result import MarkKind
-from orchestrator.cli.report import compare, report
-from orchestrator.cli.reproduce import reproduce
+from orchestrator.cli.compare import command as compare
+from orchestrator.cli.report import command as report
+from orchestrator.cli.reproduce import command as reproduce
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, outcome_file, outcome_to_json
 

@@ -8,7 +8,7 @@ import pytest
 from measured_samples import marked, point, save, tp4dp2, tp8
 
 from orchestrator.bench.result import BenchResult, MarkKind
-from orchestrator.cli.report import compare
+from orchestrator.cli.compare import command as compare
 from orchestrator.report.document import Report
 from orchestrator.report.render import render_html, render_markdown
 from orchestrator.report.text import comparison_text

@@ -1,4 +1,4 @@
-"""`deploy metrics`."""
+"""The command `deploy metrics`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,17 +6,16 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, SetOption, WorkloadOption, complete_names, server_names
-from orchestrator.cli.typer_app import SERVE, add
 from orchestrator.core.console import note, print_json, say
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
+from orchestrator.monitoring.alerts import skipped_rules
+from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.request import MonitoringRequest, monitored
+from orchestrator.runs.run_dir import write_files
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's commands."""
-    add(app, metrics, section=SERVE)
-
-
-def metrics(
+def command(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="a server that was started", autocompletion=server_names)
     ] = None,
@@ -50,12 +49,6 @@ def metrics(
     json: Json = False,
 ) -> None:
     """Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard."""
-    from orchestrator.core.paths import Home
-    from orchestrator.monitoring.alerts import skipped_rules
-    from orchestrator.monitoring.files import monitoring_files
-    from orchestrator.monitoring.request import MonitoringRequest, monitored
-    from orchestrator.runs.run_dir import write_files
-
     request = MonitoringRequest(
         name=name,
         profile=profile_,

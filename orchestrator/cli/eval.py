@@ -1,19 +1,24 @@
-"""`deploy eval`: ask a served model questions that have an answer."""
+"""The command `deploy eval`."""
 
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.bench.run import is_url
 from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
-from orchestrator.cli.typer_app import MEASURE, add
 from orchestrator.core.console import note, print_data, print_json, say
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.evals.forecast import EvalForecast
-    from orchestrator.evals.report import SuiteScore
+from orchestrator.core.paths import Home
+from orchestrator.evals.evaluation import EvalPlan, commands_of_tau2, expect, score
+from orchestrator.evals.forecast import EvalForecast
+from orchestrator.evals.report import SuiteScore
+from orchestrator.evals.run import EvalOptions
+from orchestrator.servers.targets import resolve_target
 
 BaselineOption: TypeAlias = Annotated[
     str | None,
@@ -52,12 +57,7 @@ KeyOption: TypeAlias = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    add(app, evaluate, section=MEASURE, name="eval")
-
-
-def evaluate(
+def command(
     target: TargetArgument,
     *,
     suite: SuiteOption,
@@ -81,17 +81,6 @@ def evaluate(
     test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for `gpqa-diamond` it is
     `gpqa_diamond.csv`. `tau2` is asked by its own program: without --simulations its commands are printed.
     """
-    import shlex
-    import sys
-    from contextlib import ExitStack
-    from functools import partial
-
-    from orchestrator.bench.run import is_url
-    from orchestrator.core.paths import Home
-    from orchestrator.evals.evaluation import EvalPlan, commands_of_tau2, expect, score
-    from orchestrator.evals.run import EvalOptions
-    from orchestrator.servers.targets import resolve_target
-
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
     request = EvalPlan(
@@ -119,7 +108,7 @@ def evaluate(
             _tell(score(request, home, reach, say), several=request.is_several, json=json)
 
 
-def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
+def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
     if json:
         documents = [each.to_dict() for each in scored]
         print_json({"suites": documents} if several else documents[0])
@@ -131,7 +120,7 @@ def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
         note(f"`deploy report {scored[0].file.parent}` makes one report of them")
 
 
-def _preview(expected: "EvalForecast", *, asked: bool, sized: bool) -> None:
+def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
     """Say what an evaluation will tell, take and cost: on standard output where that was asked for."""
     if expected.parts and (asked or expected.worth_a_table):
         (print_data if asked else say)(expected.to_table())

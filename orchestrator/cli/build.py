@@ -1,0 +1,100 @@
+"""The command `deploy build`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from orchestrator.cli.options import (
+    AtOnceOption,
+    GiveOption,
+    HostOption,
+    Json,
+    ProfileArgument,
+    SetOption,
+    image_name,
+    named_files,
+)
+from orchestrator.core.console import note, print_data, print_json, say, warn
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image, write_metadata
+from orchestrator.images.client import find_docker
+from orchestrator.images.patch_drift import unexpected_patches
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import render_artifacts
+from orchestrator.servers.start.argument_check import require_accepted_by_image
+from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.prepare import plan_to_build
+
+MetadataOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
+]
+TagOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME:TAG", callback=image_name, help="an additional name for the image, such as registry/name:tag"
+    ),
+]
+SecretOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
+]
+
+
+def command(
+    profile: ProfileArgument,
+    *,
+    set_: SetOption = None,
+    base_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="build on this image: NAME:TAG, NAME:TAG@sha256:…")
+    ] = None,
+    give: GiveOption = None,
+    accept_untuned: Annotated[
+        bool, typer.Option("--accept-untuned", help="build even if no table of tuned kernels can be made")
+    ] = False,
+    tag: TagOption = None,
+    push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild, even if the image exists")] = False,
+    network: Annotated[
+        str | None, typer.Option(metavar="NETWORK", help="network for the build steps, such as `host`")
+    ] = None,
+    secret: SecretOption = None,
+    metadata_file: MetadataOption = None,
+    host: HostOption = None,
+    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    json: Json = False,
+) -> None:
+    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
+
+    The table of tuned kernels is made before, as `up` would, and the sglang in the image checks the arguments after.
+    """
+    if push and tag is None:
+        raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
+    given = named_files("--give", give)
+    home = Home.from_environment()
+    plan, inputs = plan_to_build(
+        profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
+    )
+    place = host_ref(plan.runtime, home, host)
+    artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
+    built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
+    require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
+    if tag:
+        tag_image(docker, built.tag, tag)
+    digest = push_image(docker, tag) if push and tag else None
+    metadata = {**asdict(built), "pushed": digest}
+    if metadata_file:
+        write_metadata(metadata_file, metadata)
+    _show_built(built, plan)
+    if json:
+        print_json(metadata)
+    else:
+        print_data(digest or tag or built.tag)
+
+
+def _show_built(built: BuiltImage, plan: Plan) -> None:
+    say(built.receipt.to_text())
+    for difference in unexpected_patches(plan, built.receipt):
+        warn(difference)
+    note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")

@@ -1,0 +1,29 @@
+"""The command `deploy diff`."""
+
+from typing import Annotated, Final
+
+import typer
+
+from orchestrator.cli.options import Json, sides_to_compare
+from orchestrator.cli.results import ResultsOption, results_below
+from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.report.diff import diff, diff_text, resolve_side
+
+_SIDE: Final = "a profile, a lock, a result, a run directory, NAME/RUN, or a server: its last run"
+
+
+def command(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE, autocompletion=sides_to_compare)],
+    b: Annotated[str, typer.Argument(metavar="B", help="another", autocompletion=sides_to_compare)],
+    *,
+    results: ResultsOption = None,
+    json: Json = False,
+) -> None:
+    """Set two profiles, locks, runs or results side by side: configuration, image, weights, host, figures."""
+    home, measured = Home.from_environment(), tuple(results_below(results))
+    found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_data(diff_text(found, width=terminal_width()))

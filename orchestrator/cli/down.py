@@ -1,0 +1,41 @@
+"""The command `deploy down`."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.core.console import print_json, say
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.servers.down import down, down_all
+from orchestrator.servers.servers import open_servers
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="the server to stop", autocompletion=server_names)
+    ] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="stop every server that was started from this home")] = False,
+    all_homes: Annotated[
+        bool, typer.Option("--all-homes", help="stop those of other homes on this Docker too")
+    ] = False,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
+    if (name is None) != (all_ or all_homes):
+        raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
+    ended: list[str] = []
+    with open_servers(Home.from_environment(), host) as servers:
+        try:
+            if name is None:
+                down_all(servers, host=host, everyones=all_homes, ended=ended.append)
+            else:
+                down(servers, name, host=host)
+                say(f"`{name}` is down")
+                ended.append(name)
+        finally:
+            if json:
+                print_json({"down": ended})

@@ -1,0 +1,67 @@
+"""The command `deploy inspect`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.checkpoints.view import view_checkpoint
+from orchestrator.cli.options import HostOption, Json
+from orchestrator.core.console import note, print_data, print_json, table, terminal_width, warn
+from orchestrator.core.paths import Home
+from orchestrator.images.receipt import receipt_in
+from orchestrator.images.registry import Registry
+from orchestrator.planner.image_env import asked_config
+
+
+def command(
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE|DIR",
+            help="an image that `deploy build` made, or a base image; here or in its registry; or a checkpoint",
+        ),
+    ],
+    *,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Show what an image or a checkpoint holds. An image need not have been pulled.
+
+    Of an image its environment, which every container of it starts with, its sources and the state of each patch, with
+    evidence and hashes. Of a checkpoint how its tensors are stored, and whether its config says so: exit code 4 if not.
+    """
+    if Path(image).is_dir():
+        _inspect_checkpoint(Path(image), json=json)
+        return
+
+    config = asked_config(image, Home.from_environment(), Registry(), host)
+    receipt = receipt_in(config.labels, image)
+    if json:
+        found = asdict(receipt) if receipt else {}
+        print_json({**found, "digest": config.digest or None, "environment": config.engine_env})
+        return
+    print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
+    if receipt is None:
+        note(f"`{image}` has no receipt: only images that `deploy build` made have one")
+        return
+    print_data("\n" + receipt.to_text())
+    for record in receipt.patches:
+        print_data(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
+        for line in record.evidence:
+            print_data(f"  {line}")
+        for file in record.files:
+            print_data(f"  {file.path}\n    sha256 {file.before or '(none)'} -> {file.after}")
+
+
+def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
+    view = view_checkpoint(directory.absolute())
+    if json:
+        print_json(view.to_dict())
+    else:
+        print_data(view.to_text(width=terminal_width()))
+    for difference in view.differences:
+        if not difference.fatal or difference.sglang:
+            warn(difference.message, hint=difference.hint)
+    view.require()

@@ -1,0 +1,65 @@
+"""The command `deploy kernels coverage`."""
+
+from collections.abc import Sequence
+from os import environ
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
+from orchestrator.cli.options import HostOption, Json, SetOption, complete_names
+from orchestrator.core.console import print_data, print_json
+from orchestrator.core.errors import KernelsError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.hosts.daemon import remote_host
+from orchestrator.kernels.coverage import queries_aiter_tables
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, note_mismatches, require_moe
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, usable_plans
+
+
+def command(
+    *,
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROFILE",
+            help="a profile's name, or a file; default: all",
+            autocompletion=complete_names("PROFILE"),
+        ),
+    ] = None,
+    tables: TableOption = None,
+    image: ImageOption = None,
+    model: ModelOption = None,
+    host: HostOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
+    if host is not None and image is None:
+        raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
+    home, far = Home.from_environment(), remote_host(host, environ)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
+    plans = _plans(profile, set_ or ())
+    note_mismatches(plans, given, home)
+    covered = [compute_coverage(plan, given, home) for plan in plans]
+    if json:
+        print_json([one.to_dict() for one in covered])
+    else:
+        print_data("\n\n".join(one.to_text() for one in covered))
+    if short := [one for one in covered if one.missing]:
+        names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
+        hint = "`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
+        if not any(one.tabled for one in short):
+            hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
+        raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
+
+
+def _plans(profile: str | None, overrides: Sequence[str]) -> list[Plan]:
+    """The plan of that profile, else those of all profiles that have such kernels."""
+    if profile is None:
+        return [plan for plan in usable_plans(overrides) if queries_aiter_tables(plan)]
+    plan = load(profile, overrides=overrides).plan
+    if not queries_aiter_tables(plan):
+        require_moe(plan)
+    return [plan]

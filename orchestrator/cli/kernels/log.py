@@ -1,0 +1,48 @@
+"""The command `deploy kernels log`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json
+from orchestrator.core.console import print_data, print_json, say
+from orchestrator.core.errors import KernelsError, UsageError
+from orchestrator.core.files import atomic_write
+from orchestrator.kernels.log_gate import GateReader, GateReport
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="LOGFILE", help="a server's log, or - for stdin")] = "-",
+    *,
+    untuned: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the misses there, as input for the tuner")
+    ] = None,
+    strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
+    json: Json = False,
+) -> None:
+    """Show which keys a log says were found in the tuned table."""
+    report = _read_log(path)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_data(report.summary)
+    if untuned and report.untuned:
+        try:
+            atomic_write(untuned, report.untuned)
+        except OSError as error:
+            raise UsageError(f"`{untuned}` cannot be written: {error.strerror}") from error
+        say(f"the missed keys are in `{untuned}`")
+    if strict_kernels and (report.misses or not report.seen):
+        raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
+
+
+def _read_log(path: str) -> GateReport:
+    reader = GateReader()
+    try:
+        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as log:
+            reader.feed_chunks(iter(lambda: log.read(1 << 20), b""))
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be read: {error.strerror}") from error
+    return reader.report()

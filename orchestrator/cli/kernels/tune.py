@@ -1,0 +1,111 @@
+"""The command `deploy kernels tune`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
+from orchestrator.cli.options import ProfileArgument, SetOption
+from orchestrator.core.console import Progress, note, print_data, say
+from orchestrator.core.console import table as table_of
+from orchestrator.core.errors import KernelsError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import quote
+from orchestrator.kernels.disk.triton_tuner import VARIABLE
+from orchestrator.kernels.plan_coverage import RowSources
+from orchestrator.kernels.rows import write_untuned
+from orchestrator.kernels.triton import asks_triton
+from orchestrator.kernels.tuning import prepare_triton_tuning, prepare_tuning, run_triton_tuning, run_tuning
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+
+
+def command(
+    *,
+    profile: ProfileArgument,
+    tables: TableOption = None,
+    image: ImageOption = None,
+    model: ModelOption = None,
+    hours: Annotated[
+        float, typer.Option(min=0.01, metavar="HOURS", help="stop after this long; what is done is kept")
+    ] = 12,
+    rekeyed: Annotated[
+        bool, typer.Option("--rekeyed", help="aiter: also tune keys that only a re-keyed row answers")
+    ] = False,
+    tokens: Annotated[
+        str, typer.Option(metavar="N,N", help="for these counts of tokens; default: all, on CUDA the tuner's own 18")
+    ] = "",
+    every: Annotated[
+        bool, typer.Option("--every", help="CUDA: try the tuner's 1,920 configurations, not only those sglang ships")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
+    set_: SetOption = None,
+) -> None:
+    """Run the engine's own tuner for what is missing: aiter's, or sglang's for Triton on CUDA.
+
+    On a host with the profile's GPU, while nothing else uses it; goes on where it was stopped.
+    """
+    plan = load(profile, overrides=set_ or ()).plan
+    counts = _counts(tokens)
+    if asks_triton(plan):
+        _tune_triton(plan, counts, every=every, hours=hours, dry_run=dry_run)
+        return
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model)
+    tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed, tokens=counts)
+    if not tuning.job.keys:
+        note("every key has a row; nothing to tune")
+        return
+    if dry_run:
+        say(quote(tuning.job.argv))
+        print_data(write_untuned(tuning.job.keys))
+        return
+    with _progress("keys have a row") as progress:
+        tuned = run_tuning(tuning, progress)
+    say(f"{len(tuned.kept)} rows measured and kept, {len(tuned.remaining)} keys without one")
+    if tuned.remaining or tuned.problems:
+        raise KernelsError(
+            "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
+        )
+    note("next: `deploy kernels table PROFILE`, and measure accuracy with the new table before using it")
+
+
+def _tune_triton(plan: Plan, tokens: Sequence[int], *, every: bool, hours: float, dry_run: bool) -> None:
+    """The CUDA side of `tune`."""
+    home = Home.from_environment()
+    job = prepare_triton_tuning(plan, home, tokens=tokens, every=every, hours=hours)
+    if dry_run:
+        print_data(quote(job.command))
+        return
+    with _progress("counts of tokens are tuned") as progress:
+        tuned = run_triton_tuning(job, home, progress)
+    rows = [
+        (str(one.tokens), f"{one.untuned_us:.1f}", f"{one.us:.1f}", f"{one.untuned_us / one.us:.2f} x")
+        for one in tuned.kept
+    ]
+    print_data(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
+    if tuned.remaining or tuned.problems:
+        raise KernelsError(
+            f"the tuning is not complete: {len(tuned.remaining)} counts of tokens are left",
+            problems=tuned.problems,
+            hint="run the same command again to go on",
+        )
+    note(f"next: `deploy up PROFILE --set env.{VARIABLE}={job.target}`")
+
+
+def _counts(text: str) -> list[int]:
+    """`8,64` as numbers. Raises UsageError."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"`{text}` is no list of counts", hint="give whole numbers with commas: `--tokens 8,64,2048`")
+    return [int(word) for word in words]
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    progress = Progress()
+    try:
+        yield lambda done, wanted: progress.update(f"tuning: {done} of {wanted} {what}")
+    finally:
+        progress.done()

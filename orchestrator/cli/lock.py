@@ -1,0 +1,37 @@
+"""The command `deploy lock`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, ProfileArgument, RevisionOption, SetOption
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.console import note, print_json, say
+from orchestrator.core.paths import Home
+from orchestrator.planner.lock import lock_output, resolve, write_lock
+
+
+def command(
+    *,
+    profile: ProfileArgument,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="where it is written; default: PROFILE.lock.yaml")
+    ] = None,
+    revision: RevisionOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Resolve everything of a profile that could move, for `up --locked`: image, checkpoint, patches, tables, options.
+
+    The hub and the image's registry are asked. What nobody answers for is unknown in the lock, with the reason.
+    """
+    path = lock_output(output, profile)
+    found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
+    write_lock(path, found)
+    if json:
+        print_json({"lock": str(path), "unknown": dict(found.unknown)})
+        return
+    say(f"wrote {path}")
+    for what, why in found.unknown.items():
+        note(f"it does not hold `{what}`: {why}")

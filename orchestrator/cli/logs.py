@@ -1,0 +1,33 @@
+"""The command `deploy logs`."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, NameArgument
+from orchestrator.core.console import note, print_data
+from orchestrator.core.paths import Home
+from orchestrator.servers.logs import log_lines, parse_since
+from orchestrator.servers.servers import open_servers
+
+
+def command(
+    name: NameArgument,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last N")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="only what is younger: 5m, 2h, 14:05, 2026-11-22T14:05")
+    ] = None,
+    host: HostOption = None,
+) -> None:
+    """Show a server's log, secrets removed. If the server is gone, its last one."""
+    moment = parse_since(since, datetime.now().astimezone()) if since is not None else None
+    shown = False
+    with open_servers(Home.from_environment(), host) as servers:
+        for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
+            print_data(line, colours=True)
+            shown = True
+    if moment is not None and not shown:
+        note(f"nothing was written since {moment:%Y-%m-%d %H:%M:%S}, as far as the lines say when they were")

@@ -1,0 +1,82 @@
+"""The command `deploy onboard profile`."""
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from orchestrator.cli.onboard.options import ReplaceOption
+from orchestrator.cli.options import Json, complete_names
+from orchestrator.core.console import print_data, print_json, say, table, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.planner.add.profile import ProfileRequest, propose_profile, write_proposal
+
+ModelOption: TypeAlias = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=complete_names("MODEL"))
+]
+HardwareOption: TypeAlias = Annotated[
+    str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=complete_names("HARDWARE"))
+]
+LikeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="PROFILE",
+        help="another profile, whose options are taken over as far as they suit",
+        autocompletion=complete_names("PROFILE"),
+    ),
+]
+EngineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="default: that of `--like`, or the newest",
+        autocompletion=complete_names("ENGINE"),
+    ),
+]
+LoadOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        help="the load it is meant for, by name; default: that of `--like`",
+        autocompletion=complete_names("WORKLOAD"),
+    ),
+]
+ContextOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--context", metavar="TOKENS", min=1, help="the longest request; default: the model's context"),
+]
+
+
+def command(
+    *,
+    model: ModelOption,
+    hardware: HardwareOption,
+    like: LikeOption = None,
+    engine: EngineOption = None,
+    workload: LoadOption = None,
+    context: ContextOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="default: the hardware and the model")
+    ] = None,
+    replace: ReplaceOption = False,
+    json: Json = False,
+) -> None:
+    """Propose a profile for a model on a node. Written if it fits; each setting has its reason.
+
+    The layout is the smallest that holds the longest request, by the computation of `deploy show --capacity`.
+    """
+    home = Home.from_environment()
+    request = ProfileRequest(
+        model=model, hardware=hardware, like=like, engine=engine, workload=workload, context=context
+    )
+    proposal = propose_profile(request, home, name=name, replace_it=replace)
+    path = write_proposal(proposal, home)
+    if json:
+        print_json({**proposal.to_dict(), "path": str(path)})
+    else:
+        print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
+        say(f"wrote {path}")
+        say(f"next: `deploy up {proposal.name} --dry-run`")

@@ -1,0 +1,67 @@
+"""The command `deploy patches check`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, image_name
+from orchestrator.core.console import print_data, print_json, table, terminal_width
+from orchestrator.core.errors import PatchError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.images.client import find_docker
+from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker, fetch_wheel
+
+
+def command(
+    *,
+    wheel: Annotated[
+        str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", callback=image_name, help="an image on the Docker host")
+    ] = None,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Tell from their content which patches sources need. Shows the deciding line; exit code 5 on a conflict."""
+    if sum(choice is not None for choice in (wheel, source, image)) != 1:
+        raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
+    if host is not None and image is None:
+        raise UsageError("`--host` is for `--image`", hint="a wheel and a directory lie on this machine")
+    states = _states(wheel=wheel, source=source, image=image, host=host)
+    if json:
+        print_json([asdict(state) for state in states])
+    else:
+        print_data(
+            table(
+                ["patch", "state", "evidence"],
+                [row for found in states for row in _rows(found)],
+                width=terminal_width(),
+            )
+        )
+    if conflicts := [found.id for found in states if found.state == CONFLICT]:
+        raise PatchError(
+            f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
+            hint="no image is built from them; fix the patch, or leave it out with `without_patches` in the profile",
+        )
+
+
+def _rows(found: PatchState) -> Iterator[list[str]]:
+    """One row a line of evidence, named once."""
+    first, *others = "\n".join(found.evidence).splitlines()
+    yield [found.id, found.state, first]
+    yield from (["", "", line] for line in others)
+
+
+def _states(*, wheel: str | None, source: Path | None, image: str | None, host: str | None) -> Sequence[PatchState]:
+    checker = SourceChecker.of_ledger()
+    if wheel is not None:
+        path = Path(wheel) if wheel.endswith(".whl") else fetch_wheel(wheel, Home.from_environment().root / "wheels")
+        return checker.check_wheel(path)
+    if source is not None:
+        return checker.check_directory(source)
+    return checker.check_image(find_docker(host), image or "")

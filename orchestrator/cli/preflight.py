@@ -1,0 +1,32 @@
+"""The command `deploy preflight`."""
+
+from orchestrator.cli.options import HostOption, Json, OnOption, ProfileArgument, SetOption
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.planner.planning import load
+from orchestrator.servers.start.host import host_ref, preflight_host
+
+
+def command(
+    *,
+    profile: ProfileArgument,
+    host: HostOption = None,
+    on: OnOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
+    plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
+    place = host_ref(plan.runtime, home, host)
+    report_coverage(plan, home)
+    report = preflight_host(plan, place)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_data(report.to_text(width=terminal_width()))
+    if not report.ready:
+        failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
+        raise HostError(f"the machine is not ready for `{report.profile}`: {failed} failed")

@@ -1,0 +1,60 @@
+"""The command `deploy prune`."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.core.console import print_json, say
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.caches import caches_text, prune_caches
+from orchestrator.servers.logs import parse_since
+from orchestrator.servers.prune import PruneRequest, prune, prune_text
+from orchestrator.servers.servers import open_servers
+
+_KEEP: Final = 10
+_AGE: Final = "30d"
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+    ] = None,
+    *,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="runs of each name that stay, the newest")] = _KEEP,
+    older_than: Annotated[str, typer.Option(metavar="TIME", help="what is younger stays: 30d, 12h, 2026-11-22")] = _AGE,
+    caches: Annotated[
+        bool, typer.Option("--caches", help="caches instead: compiled kernels, patched copies of sglang")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, and remove nothing")] = False,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Remove old run directories, or caches. What runs, or may have to be brought back, stays.
+
+    With --caches remove what starts have made for later ones, such as a truncated kernel or a stale lock, unless a
+    server uses it. The next start makes it again.
+    """
+    if caches:
+        if name is not None or (keep, older_than) != (_KEEP, _AGE):
+            raise UsageError("`--caches` removes every cache that no server uses", hint="leave out NAME and ages")
+        _prune_caches(host, dry_run=dry_run, json=json)
+        return
+    since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
+    request = PruneRequest(keep=keep, since=since, dry_run=dry_run)
+    with open_servers(Home.from_environment(), host) as servers:
+        found = prune(servers, name, request)
+    if json:
+        print_json({"dry_run": dry_run, "runs": [old.to_dict() for old in found]})
+    else:
+        say(prune_text(found, dry_run=dry_run))
+
+
+def _prune_caches(host: str | None, *, dry_run: bool, json: bool) -> None:
+    found = prune_caches(Home.from_environment(), host, dry_run=dry_run)
+    if json:
+        print_json({"dry_run": dry_run, "caches": [each.to_dict() for each in found]})
+    else:
+        say(caches_text(found, dry_run=dry_run))

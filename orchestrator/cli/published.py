@@ -1,0 +1,32 @@
+"""Options of the commands that compare results with published figures."""
+
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from orchestrator.cli.options import complete_names
+from orchestrator.core.console import warn
+from orchestrator.report.document import Report
+
+
+def published_option(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
+    """The option `--published`, with what holds without it."""
+    help_text = f"published figures to compare with; default: {default}"
+    names = complete_names("PUBLISHED")
+    return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
+
+
+PriceOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; may be repeated; default: published TCO"
+    ),
+]
+
+
+def warn_incomparable(made: Report) -> None:
+    """Warn of each result that may not be compared with another, with the reasons."""
+    for comparison in made.comparisons:
+        if not comparison.comparable:
+            kinds = ", ".join(dict.fromkeys(reason.kind for reason in comparison.reasons))
+            warn(f"NOT COMPARABLE: {comparison.label}, {comparison.result.run.workload_name}: {kinds}")

@@ -1,0 +1,101 @@
+"""The command `deploy render`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    GiveOption,
+    ImageOption,
+    Json,
+    ProfileArgument,
+    SetOption,
+    named_files,
+    runtime_names,
+)
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.command_hints import set_invocation
+from orchestrator.core.console import print_data, print_json, say
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.images.sources import input_digests, read_inputs
+from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.plan.facts import Facts
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.cloud import rental_files
+from orchestrator.planner.planning import load, render_artifacts, rendered_files
+from orchestrator.planner.prebuilt import require_image
+from orchestrator.render.artifacts import RenderedFile
+from orchestrator.render.cloud.launchers import LAUNCHERS
+from orchestrator.runs.run_dir import write_files
+
+
+def command(
+    *,
+    profile: ProfileArgument,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
+    ] = None,
+    image: ImageOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUNTIME|BROKER",
+            help="for that runtime, or for `skypilot` or `dstack`, which rent a machine and start it there",
+            autocompletion=runtime_names,
+        ),
+    ] = None,
+    tool: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="what installs this tool on a rented machine: a wheel, a folder, a URL"),
+    ] = None,
+    set_: SetOption = None,
+    give: GiveOption = None,
+    json: Json = False,
+) -> None:
+    """Render what would be started; needs no GPU, Docker or network.
+
+    That is the plan, the server's command, and what its runtime takes: a build context and the `docker run` line, say,
+    or manifests. They follow from the profile and the options alone: a table that this machine holds is
+    named with `--give`, and an `--image` is taken at its word.
+    """
+    given, home = named_files("--give", give), Home.from_environment()
+    if tool is not None and on not in LAUNCHERS:
+        raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(LAUNCHERS)}`")
+    if on is not None and on in LAUNCHERS:
+        set_invocation(profile, set_ or (), None)
+        if given or image:
+            raise UsageError("`--give` and `--image` are not for a rented machine: `up` makes both there")
+        plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
+    else:
+        inputs = read_inputs(given)
+        facts = Facts(inputs=input_digests(inputs), image=image)
+        plan = load(profile, overrides=overridden(set_, on=on), facts=facts).plan
+        if image:
+            require_image(plan.runtime, image)
+        files = rendered_files(render_artifacts(plan, inputs))
+    report_coverage(plan, home)
+    _hand_over(plan, files, output, json=json)
+
+
+def _hand_over(plan: Plan, files: Sequence[RenderedFile], output: Path | None, *, json: bool) -> None:
+    """Write rendered files, or print them; for programs, both."""
+    if output is not None:
+        write_files(output, files)
+        for file in files:
+            say(f"wrote {output / RelativePath(file.path)}")
+    if json:
+        shown = [
+            {"path": str(output / RelativePath(file.path)) if output else file.path, **_content(file)} for file in files
+        ]
+        print_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
+    elif output is None:
+        for file in files:
+            print_data(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")
+
+
+def _content(file: RenderedFile) -> dict[str, object]:
+    return {"executable": file.executable, "content": file.content.decode(errors="replace")}

@@ -1,0 +1,11 @@
+"""The command `deploy restart`."""
+
+from orchestrator.cli.options import Json, NameArgument
+from orchestrator.cli.up_result import show_up
+from orchestrator.core.paths import Home
+from orchestrator.servers.restart import restart
+
+
+def command(name: NameArgument, *, json: Json = False) -> None:
+    """Start a server again as it last came up. One that runs is stopped first."""
+    show_up(restart(name, Home.from_environment()), json=json)

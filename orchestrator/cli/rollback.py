@@ -1,0 +1,11 @@
+"""The command `deploy rollback`."""
+
+from orchestrator.cli.options import Json, NameArgument
+from orchestrator.cli.up_result import show_up
+from orchestrator.core.paths import Home
+from orchestrator.servers.rollback import rollback
+
+
+def command(name: NameArgument, *, json: Json = False) -> None:
+    """Bring back the last proven start, with its own plan. If the newest is proven, the one of another plan."""
+    show_up(rollback(name, Home.from_environment()), json=json)

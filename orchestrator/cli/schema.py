@@ -1,0 +1,30 @@
+"""The command `deploy schema`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.schemas import SCHEMAS, write_schemas
+from orchestrator.core.console import print_data
+from orchestrator.core.errors import UsageError
+from orchestrator.core.suggest import did_you_mean
+from orchestrator.profiles.json_schema import json_schema
+
+
+def command(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine, workload, space or recipe")
+    ] = "profile",
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="write the schemas of all kinds there instead")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a profile, or of another kind of file, for editors."""
+    if kind not in SCHEMAS:
+        raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))
+    if output:
+        print_data("\n".join(str(path) for path in write_schemas(output)))
+    else:
+        print_data(json_schema(kind, SCHEMAS[kind]))

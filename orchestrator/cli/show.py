@@ -1,0 +1,56 @@
+"""The command `deploy show`."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, OnOption, ProfileArgument, SetOption
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.console import note, print_data, print_json, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.planner.capacity import capacity_table, warn_capacity
+from orchestrator.planner.explain import explained, explained_table
+from orchestrator.planner.image_env import note_environment
+from orchestrator.planner.planning import load
+
+
+def command(
+    profile: ProfileArgument,
+    *,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="every value with its file and line, and its origin")
+    ] = False,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="what fits: weights, tokens of its cache, requests of its load")
+    ] = False,
+    on: OnOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Show what a profile decides."""
+    loaded = load(profile, overrides=overridden(set_, on=on))
+    if capacity:
+        found = loaded.valid.capacity
+        warn_capacity(loaded.plan)
+        if json:
+            print_json({"profile": loaded.plan.profile, **found.to_dict()})
+        else:
+            print_data(capacity_table(found))
+        return
+    report_coverage(loaded.plan, home := Home.from_environment())
+    note_environment(loaded.plan, home)
+    if not loaded.plan.model.questions:
+        note(
+            f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
+        )
+    if explain:
+        rows = explained(loaded)
+        if json:
+            print_json([row.to_dict() for row in rows])
+        else:
+            print_data(explained_table(rows, width=terminal_width()))
+    elif json:
+        print_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
+    else:
+        print_data(loaded.plan.to_json())

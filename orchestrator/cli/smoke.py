@@ -1,0 +1,49 @@
+"""The command `deploy smoke`."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.bench.run import is_url
+from orchestrator.cli.options import HostOption, Json, StrictKernels, TargetArgument, complete_names, require_kind
+from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.servers.servers import api_key, open_servers
+from orchestrator.servers.start.verify import smoke_server, smoke_url
+
+
+def command(
+    target: TargetArgument,
+    *,
+    strict_kernels: StrictKernels = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="the profile that a URL's server should match; default: what it says it is",
+            autocompletion=complete_names("PROFILE"),
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+    ] = None,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Prove a running server with the smoke test of `up`. A missing feature turns a check red."""
+    ours = {"--strict-kernels": strict_kernels, "--host": host}
+    require_kind(
+        target, url=is_url(target), of_url={"--against": against, "--api-key-env": api_key_env}, of_server=ours
+    )
+    if is_url(target):
+        plan = load(against).plan if against else None
+        report = smoke_url(target, plan=plan, key=api_key(api_key_env))
+    else:
+        with open_servers(Home.from_environment(), host) as servers:
+            report = smoke_server(servers, target, strict_kernels=strict_kernels)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_data(report.to_table(width=terminal_width()))
+    report.require()

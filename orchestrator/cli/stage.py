@@ -1,0 +1,51 @@
+"""The command `deploy stage`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.checkpoints import staging
+from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.cli.options import AtOnceOption, HostOption, Json, ProfileArgument, RevisionOption, SetOption
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.console import note, print_json, say
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.prepare import far_directory
+
+
+def command(
+    *,
+    profile: ProfileArgument,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
+    ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept-differences", help="take it although its tensors are not what its config says"),
+    ] = False,
+    revision: RevisionOption = None,
+    host: HostOption = None,
+    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Download a profile's checkpoint and verify all of it. Resumes where it was cut; a local one is only verified.
+
+    With `--host` it is staged on that machine, which needs Python 3.8 and nothing else.
+    """
+    plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
+    if (far := host_ref(plan.runtime, home, host).far) is not None:
+        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=accept)
+    else:
+        target = (directory or checkpoint_directory(plan.model, home)).absolute()
+        verified = staging.download(plan, target, accept=accept)
+    if json:
+        print_json({**asdict(verified), "directory": str(verified.directory)})
+        return
+    say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
+    if directory is not None and plan.model.source.kind == "hub":
+        note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={verified.directory}`")

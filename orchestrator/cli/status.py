@@ -1,0 +1,43 @@
+"""The command `deploy status`."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.core.console import note, print_data, print_json, say, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.base import Status
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.status import require_well, status_table, statuses
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+    ] = None,
+    *,
+    health: Annotated[bool, typer.Option("--health", help="ask every server to generate a token")] = False,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Show what runs. A named server must also be healthy; with --health, all are asked."""
+    with open_servers(Home.from_environment(), host) as servers:
+        if name is not None:
+            servers.one(name)
+        found = statuses(servers, name, ask=health or name is not None)
+        if json:
+            print_json([server.to_dict() for server in found])
+        elif found:
+            print_data(status_table(found, width=terminal_width()))
+        elif not servers.silent:
+            say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
+        for server in found if name is not None else ():
+            if server.restarts and server.health == "healthy" and server.detail:
+                note(f"`{server.name}`: {server.detail}")
+        for server in found if name is None else ():
+            if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
+                note(f"`{server.name}`: {server.detail}")
+            elif server.status == Status.EXITED:
+                note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")
+        require_well(servers, found, named=name is not None)

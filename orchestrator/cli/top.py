@@ -1,0 +1,43 @@
+"""The command `deploy top`."""
+
+from contextlib import closing, nullcontext
+from time import sleep
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, NameArgument
+from orchestrator.core.console import live_screen, print_data, print_json, terminal_width
+from orchestrator.core.paths import Home
+from orchestrator.servers.servers import open_servers
+from orchestrator.servers.top import Frame, TopView
+
+
+def command(
+    name: NameArgument,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="print one frame, and stop")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, max=60, metavar="SECONDS", help="between two looks")] = 2.0,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Watch what a server does: load, latencies, cache, kernels, GPUs. Ctrl-C ends it."""
+
+    def show(frame: Frame) -> None:
+        if json:
+            print_json(frame.to_dict(), one_line=True)
+        else:
+            draw(frame.to_text(width=terminal_width()))
+
+    with (
+        open_servers(Home.from_environment(), host) as servers,
+        closing(TopView(servers, name, host=host)) as view,
+        nullcontext(print_data) if once or json else live_screen() as draw,
+    ):
+        frame = view.look()
+        while not once:
+            show(frame)
+            sleep(interval)
+            frame = view.look()
+        sleep(interval)  # a rate takes two looks
+        show(view.look())

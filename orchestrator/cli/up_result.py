@@ -1,0 +1,20 @@
+"""What `deploy up`, `restart` and `rollback` show of a server that has come up."""
+
+import sys
+
+from orchestrator.core.console import note, print_json, say, terminal_width
+from orchestrator.servers.start.launch import UpResult
+
+
+def show_up(done: UpResult, *, json: bool) -> None:
+    """Print where the server is reached, and its smoke test if it was started now."""
+    if json:
+        print_json(done.to_dict())
+        return
+    handle, already = done.handle, "already " if done.smoke is None else ""
+    if done.smoke is not None:
+        say(done.smoke.to_table(width=terminal_width(sys.stderr)))
+    where = f"{handle.service}, where it runs" if handle.service else handle.url
+    say(f"`{handle.name}` is {already}up at {where}")
+    if handle.forward:
+        note(f"`{handle.forward}` leads there from this machine")

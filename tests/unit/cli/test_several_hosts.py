@@ -1,0 +1,136 @@
+"""Several machines by `--host`: which they are, what each is told to run, and what is shown of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.fanout import HostResult, Node, parse_hosts
+from orchestrator.cli.main import app
+from orchestrator.cli.several_hosts import split_hosts
+from orchestrator.core.errors import UsageError
+
+
+def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name(tmp_path: Path) -> None:
+    inventory = tmp_path / "nodes"
+    inventory.write_text("# the rack\nssh://root@GPU_1.example:22\n\nssh://gpu-2:2222  # the new one\n")
+    nodes = parse_hosts([f"@{inventory}", "ssh://[fe80::1]"])
+    assert [(node.url, node.label) for node in nodes] == [
+        ("ssh://root@GPU_1.example:22", "gpu-1-example"),
+        ("ssh://gpu-2:2222", "gpu-2-2222"),
+        ("ssh://[fe80::1]", "fe80-1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff\xfe", "cannot be read: it is no text"),
+        (b"# nobody\n", "names no machine"),
+        (b"ssh://a\nb\n", "`b` does not say how that machine is reached"),
+        (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` are both `a`"),
+    ],
+)
+def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "nodes"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        parse_hosts([f"@{path}"])
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("n1", "ssh://n1"),
+        ("root@n1:2222", "ssh://root@n1:2222"),
+        ("shh://n1", "ssh://n1"),
+        ("gopher://n1", "ssh://n1"),
+        ("/var/run/docker.sock", "unix:///var/run/docker.sock"),
+    ],
+)
+def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(word: str, meant: str) -> None:
+    for words in ([word], ["ssh://a", word]):
+        with pytest.raises(UsageError, match="does not say how that machine is reached") as refused:
+            parse_hosts(words)
+        assert refused.value.hint == f"did you mean `{meant}`?"
+    for verb in ("status", "up cpu-tiny"):
+        with pytest.raises(UsageError, match=r"does not say how"):  # nobody is asked
+            app([*verb.split(), "--host", word], standalone_mode=False)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The words that each machine was to run; the second fails with 4, the third is killed."""
+    seen: list[list[str]] = []
+
+    def note(
+        nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None
+    ) -> tuple[HostResult, ...]:
+        seen.extend([*words(node)] for node in nodes)
+        seen.append([f"at once: {at_once}"])
+        ended = zip(nodes, (0, 4, -9), ('{"name": "x"}\nline\n', "[1]", ""), strict=False)
+        return tuple(HostResult(node=node, code=code, output=text, seconds=0.0) for node, code, text in ended)
+
+    monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", note)
+    return seen
+
+
+TWO = ("--host", "ssh://a", "--host", "ssh://b")
+
+
+@pytest.mark.parametrize("verb", ["status", "smoke", "down", "diagnose", "prune"])
+def test_a_servers_name_is_its_own_on_each_machine(verb: str, told: list[list[str]]) -> None:
+    """`diagnose` asked each machine for a server of the name that none of them has."""
+    CliRunner().invoke(app, [verb, "owl", *TWO])
+    assert told[:2] == [[verb, "owl-a"], [verb, "owl-b"]]
+
+
+def test_the_name_of_a_server_is_no_value_of_an_option(told: list[list[str]]) -> None:
+    CliRunner().invoke(app, ["smoke", *TWO, "--against", "owl", "owl", "--json"])
+    assert told[0] == ["smoke", "--against", "owl", "owl-a", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("up -p owl", "owl"), ("up ./my/owl.yaml", "owl"), ("up owl --name barn", "barn")]
+)
+def test_what_is_started_is_named_after_its_machine(line: str, name: str, told: list[list[str]]) -> None:
+    CliRunner().invoke(app, [*line.split(), *TWO])
+    assert [words[-2:] for words in told[:2]] == [["--name", f"{name}-a"], ["--name", f"{name}-b"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "at_once"), [("stage owl", 2), ("build owl --at-once 5", 5), ("status", None), ("up owl", None)]
+)
+def test_downloads_are_made_on_a_few_machines_at_a_time(line: str, at_once: int | None, told: list[list[str]]) -> None:
+    CliRunner().invoke(app, [*line.split(), *TWO])
+    assert told[-1] == [f"at once: {at_once}"]
+
+
+@pytest.mark.usefixtures("told")
+def test_the_worst_exit_code_counts_and_each_line_has_its_machine() -> None:
+    shown = CliRunner().invoke(app, ["status", *TWO])
+    assert (shown.exit_code, shown.stdout) == (4, 'a: {"name": "x"}\na: line\nb: [1]\n')
+    assert [line.split()[0] for line in shown.stderr.splitlines()] == ["node", "a", "b"]
+    assert CliRunner().invoke(app, ["status", *TWO, "--host", "ssh://c"]).exit_code == 137
+
+
+@pytest.mark.usefixtures("told")
+def test_programs_get_one_document() -> None:
+    shown = CliRunner().invoke(app, ["status", *TWO, "--json"])
+    assert json.loads(shown.stdout) == {"a": None, "b": [1]}  # what `a` has printed is none
+
+
+def test_a_command_that_works_on_one_machine_is_refused_on_several(told: list[list[str]]) -> None:
+    with pytest.raises(UsageError, match="`deploy kernels table` works on one machine at a time"):
+        app(["kernels", "table", "owl", *TWO], prog_name="deploy", standalone_mode=False)
+    assert told == []
+
+
+def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
+    words = ["cpu-tiny", "--host", "ssh://a", "--json", "--host=ssh://b", "--", "--host", "c"]
+    assert split_hosts(words) == (["ssh://a", "ssh://b"], ["cpu-tiny", "--json", "--", "--host", "c"])
+    assert split_hosts(["status", "--host"]) == ([], ["status", "--host"])

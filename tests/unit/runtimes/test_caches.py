@@ -1,0 +1,83 @@
+"""`deploy prune --caches`: which caches go, and what is said of each."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import caches
+from orchestrator.runtimes.base import Cache
+
+KERNELS = {"image": "deploy/x:1", "gfx": "gfx950"}
+
+
+def cache(place: str, *, used_by: Sequence[str] = (), goes: bool = True) -> Cache:
+    def remove() -> bool:
+        removed.append(place)
+        return goes
+
+    return Cache(
+        kind="compiled kernels", place=place, made_for=KERNELS, size=1000, used_by=tuple(used_by), remove=remove
+    )
+
+
+removed: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three caches: one that nothing uses, one of a server, one that a container takes at this moment."""
+    removed.clear()
+    found = (cache("idle"), cache("busy", used_by=["owl"], goes=False), cache("taken", goes=False))
+
+    def ask(_home: Home, host: str | None) -> tuple[Cache, ...]:
+        assert host == "ssh://node"
+        return found
+
+    monkeypatch.setattr(caches, "caches", ask)
+
+
+def prune(*words: str) -> str:
+    shown = CliRunner().invoke(app, ["prune", "--caches", "--host", "ssh://node", *words])
+    assert shown.exit_code == 0, shown.exception
+    return shown.stdout or shown.stderr
+
+
+def test_what_a_server_uses_stays_and_is_named() -> None:
+    assert prune().splitlines() == [
+        "`busy` stays: used by `owl`; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "`taken` stays: it is in use; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "removed `idle`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "1 cache, 1,000 bytes",
+    ]
+    assert removed == ["idle", "busy", "taken"]
+
+
+def test_a_dry_run_lists_and_removes_nothing() -> None:
+    assert prune("--dry-run").splitlines()[1:] == [
+        "would remove `idle`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "would remove `taken`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "2 caches, 2,000 bytes",
+    ]
+    assert removed == []
+
+
+def test_programs_read_why_a_cache_stays() -> None:
+    told = json.loads(prune("--json"))
+    assert told["dry_run"] is False
+    assert {each["place"]: each["kept"] for each in told["caches"]} == {
+        "idle": "",
+        "busy": "used by `owl`",
+        "taken": "it is in use",
+    }
+
+
+@pytest.mark.parametrize("words", ["owl", "--keep 1", "--older-than 1d"])
+def test_options_of_run_directories_are_refused(words: str) -> None:
+    refused = CliRunner().invoke(app, ["prune", "--caches", *words.split()]).exception
+    assert isinstance(refused, UsageError)
+    assert removed == []
