@@ -179,7 +179,6 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
         "look_at_coverage",
         "require_covered",
         "ensure_checkpoint",
-        "fetch_remote_headers",
         "engine_files",
         "prepare_overlay",
     ):
