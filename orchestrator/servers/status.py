@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runs.run_dir import RunDir
+from orchestrator.runs.run_dir import RunDir, warn_of_version
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import Servers, dead_processes
@@ -58,6 +58,8 @@ def statuses(servers: Servers, name: str | None, *, ask: bool) -> tuple[ServerSt
     lost a process is not asked.
     """
     handles = servers.find(name)
+    for handle in handles:
+        warn_of_version(handle.run)
     with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
         return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
 

@@ -19,7 +19,7 @@ from orchestrator.planner.image_env import image_hazards, note_environment
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, open_run, read_plan
+from orchestrator.runs.run_dir import REQUEST_FILE, RunDir, latest_run, name_lock, open_run, read_plan
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
@@ -215,5 +215,5 @@ def _make_room(servers: Servers, name: str, *, why: str) -> None:
 
 def _recorded_command(home: Home, name: str) -> str | None:
     run = latest_run(home, name)
-    command = run.read("up.json").get("command") if run else None
+    command = run.read(REQUEST_FILE).get("command") if run else None
     return str(command) if command else None

@@ -13,7 +13,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
 from orchestrator.core.subprocesses import python_module_argv, quote
-from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
+from orchestrator.runs.run_dir import latest_run, not_started, read_plan, require_name, require_plan, runs_of
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
@@ -129,9 +129,9 @@ def _user() -> str:
 def _key_of(home: Home, name: str) -> Sequence[str]:
     """The variables that hold what the server of a name is asked with."""
     require_name(name)
-    plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
-    if plan is None:
+    if (newest := latest_run(home, name)) is None:
         raise not_started(home, name)
+    plan = next(filter(None, map(read_plan, runs_of(home, name))), None) or require_plan(newest, name)
     require_not_cluster_managed(plan, name)
     return [plan.server.api_key_env] if plan.server.api_key_env else []
 
