@@ -160,7 +160,7 @@ def status(
 
     with open_servers(Home.from_environment(), host) as servers:
         if name is not None:
-            servers.one(name)
+            servers.open(name)
         found = statuses(servers, name, ask=health or name is not None)
         if json:
             print_json([server.to_dict() for server in found])
@@ -225,17 +225,13 @@ def ask(
     """Stream one greedy completion of a running server."""
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import StreamRedactor
-    from orchestrator.servers.ask import ask
+    from orchestrator.servers.ask import ask_server
     from orchestrator.servers.servers import open_servers
-    from orchestrator.servers.start.verify import api_key_for, require_running, served_model
 
     with open_servers(Home.from_environment(), host) as servers:
-        handle = servers.one(name)
-        require_running(servers.runtime(handle), handle)
-        answer = StreamRedactor()
+        answer, pieces = StreamRedactor(), ask_server(servers, name, prompt, tokens=tokens)
         try:
-            model = served_model(handle)
-            for piece in ask(handle.url, prompt, tokens=tokens, key=api_key_for(handle), model=model):
+            for piece in pieces:
                 print_data(answer.feed(piece), end="")
         finally:
             print_data(answer.close(), end="")

@@ -11,7 +11,7 @@ from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runs.run_dir import RunDir, warn_of_version
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
-from orchestrator.servers.servers import Servers, dead_processes
+from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes
 
 _ASKED_AT_ONCE = 16
 
@@ -73,11 +73,8 @@ def require_well(servers: Servers, found: Iterable[ServerStatus], *, named: bool
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
     if not named:
         return
-    from orchestrator.servers.start.verify import RESTART_HINT, require_running  # noqa: PLC0415 - see `_health`
-
     for server in found:
-        handle = servers.one(server.name)
-        require_running(servers.runtime(handle), handle)
+        servers.open(server.name).require_running()
         if server.health == "unhealthy":
             why = server.detail or _unanswered(len(server.replicas))
             raise SmokeError(
