@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG, QUANT_CONFIG, CheckpointConfig
-from orchestrator.checkpoints.files import CheckpointFiles, HubFiles, LocalFiles
-from orchestrator.checkpoints.hub import Hub, Listing
+from orchestrator.checkpoints.files import CheckpointFiles, LocalFiles
 from orchestrator.checkpoints.safetensors import BadShardError, StoredTensor, whole_header
 from orchestrator.core.errors import CheckpointError, Problem
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, display
@@ -53,11 +52,6 @@ class Checkpoint:
     def local(cls, directory: Path) -> "Checkpoint":
         """The checkpoint in a directory. Raises CheckpointNotFoundError, CheckpointError."""
         return cls(LocalFiles(directory))
-
-    @classmethod
-    def of_hub(cls, listing: Listing, hub: Hub) -> "Checkpoint":
-        """One commit of a repository."""
-        return cls(HubFiles(listing, hub))
 
     @property
     def where(self) -> str:

@@ -1,16 +1,13 @@
-"""The files of a checkpoint where they lie: in a directory, or in one commit of a repository on the hub."""
+"""The files of a checkpoint where they lie: in a directory, or on the hub (`hub.HubFiles`)."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-from orchestrator.checkpoints.hub import Hub, Listing, file_address
-from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
-
-_SECONDS: Final = 30.0  # for one answer of the hub
 
 
 class CheckpointFiles(Protocol):
@@ -50,40 +47,6 @@ class LocalFiles:
         with join(self._directory, name).open("rb") as file:
             file.seek(begin)
             return file.read(min(length, self.sizes[name]))  # room is made for all that is asked for
-
-
-class HubFiles:
-    """One commit of a repository."""
-
-    every_header = False
-
-    def __init__(self, listing: Listing, hub: Hub) -> None:
-        """Nothing is asked yet."""
-        self.where = f"{listing.repository}@{listing.commit[:8]}"
-        self.sizes: Mapping[CheckpointFile, int] = {name: file.size for name, file in listing.files.items()}
-        self._address, self._headers = file_address(listing, hub)
-
-    def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
-        """As its protocol says; a store that sends the whole file is left as soon as there is enough of it."""
-        import httpx  # noqa: PLC0415 - it takes 0.2 s, and few commands ask
-
-        asked = {**self._headers, "Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
-        found = bytearray()
-        try:
-            with httpx.stream(
-                "GET", f"{self._address}/{name}", headers=asked, timeout=_SECONDS, follow_redirects=True
-            ) as answer:
-                answer.raise_for_status()
-                left = begin if answer.status_code == httpx.codes.OK else 0  # bytes before those that were asked for
-                for piece in answer.iter_raw():
-                    found += piece[left:]
-                    left = max(left - len(piece), 0)
-                    if len(found) >= length:
-                        break
-        except httpx.HTTPError as error:
-            hint = "try again; `HF_ENDPOINT` names a mirror"
-            raise HostError(f"`{name}` cannot be fetched: {error}", where=self.where, hint=hint) from error
-        return bytes(found[:length])
 
 
 def file_stamps(directory: Path) -> dict[str, tuple[int, int]]:

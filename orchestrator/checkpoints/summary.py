@@ -13,7 +13,7 @@ from typing import Final
 
 from orchestrator.checkpoints.checkpoint import INCOMPLETE, Checkpoint, CheckpointIndex
 from orchestrator.checkpoints.config import CheckpointConfig
-from orchestrator.checkpoints.hub import Hub, Listing, list_files
+from orchestrator.checkpoints.hub import Hub, HubFiles, Listing, list_files
 from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.core.errors import CheckpointError, HostError, Problem
 from orchestrator.core.safe_paths import CheckpointFile
@@ -76,7 +76,7 @@ def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Checkp
     except HostError as error:
         hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory that holds the checkpoint"
         raise HostError(error.message, where=error.where, hint=hint) from error
-    return outline_of(Checkpoint.of_hub(listing, hub)), listing
+    return outline_of(Checkpoint(HubFiles(listing, hub))), listing
 
 
 def outline_of(checkpoint: Checkpoint) -> CheckpointSummary:

@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.engine_files import read_engine_files
-from orchestrator.checkpoints.hub import list_files
+from orchestrator.checkpoints.hub import HubFiles, list_files
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import Progress, note
@@ -44,7 +44,7 @@ def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] |
             return read_engine_files(found)
         if fetch and source.kind == "hub":
             hub = hub_of(os.environ)
-            return read_engine_files(Checkpoint.of_hub(list_files(source.location, source.revision, hub), hub))
+            return read_engine_files(Checkpoint(HubFiles(list_files(source.location, source.revision, hub), hub)))
     return None
 
 
