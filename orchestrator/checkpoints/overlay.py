@@ -55,9 +55,9 @@ def _draft_dtypes(checkpoint: Checkpoint) -> dict[str, str]:
     """The dtypes of the MTP layer's tensors, by name. Raises CheckpointError for a header that cannot be read."""
     prefix = f"model.layers.{checkpoint.config.text.get(LAYERS)}."
     return {
-        name: tensor.dtype
+        name: dtype
         for shard, names in sorted(checkpoint.shards.items())
         if not names or any(name.startswith(prefix) for name in names)  # without an index nothing is known of a shard
-        for name, tensor in checkpoint.header(shard).items()
+        for name, dtype in checkpoint.dtypes(shard).items()
         if name.startswith(prefix)
     }

@@ -36,6 +36,12 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         return whole_header(_reader(file), path.stat().st_size)
 
 
+def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
+    """The dtype (`BF16`, `U8`, …) of each tensor that a header names. Raises BadShardError."""
+    header, _ = _read(read, size)
+    return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
+
+
 def whole_header(read: Read, size: int) -> dict[str, StoredTensor]:
     """The entry of each tensor of a file of `size` bytes, for which they account to the byte. Raises BadShardError."""
     header, begin = _read(read, size)

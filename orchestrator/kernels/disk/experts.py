@@ -58,5 +58,5 @@ def _pairs(checkpoint: Checkpoint, layers: int) -> Iterator[tuple[str | None, st
 def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     """How a tensor is stored; None where its shard is not here or cannot be read."""
     with suppress(CheckpointError, KeyError):
-        return checkpoint.header(checkpoint.index.places.get(tensor, SINGLE))[tensor].dtype
+        return checkpoint.dtypes(checkpoint.index.places.get(tensor, SINGLE))[tensor]
     return None

@@ -69,3 +69,12 @@ def test_what_is_missing_is_said_of_the_part_that_is_asked_for(folder: Path, tmp
         _ = checkpoint.shards
     with pytest.raises(CheckpointError, match=r"`model\.safetensors` is missing"):
         checkpoint.header(SINGLE)
+
+
+def test_how_tensors_are_stored_is_told_of_a_shard_that_is_cut_off(folder: Path) -> None:
+    with (folder / SINGLE).open("r+b") as file:
+        file.truncate((folder / SINGLE).stat().st_size - 1)
+    checkpoint = Checkpoint.local(folder)
+    assert "BF16" in checkpoint.dtypes(SINGLE).values()
+    with pytest.raises(CheckpointError, match="is cut off"):
+        checkpoint.header(SINGLE)
