@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from run_samples import past_run
+from plan_samples import plan_of
+from run_samples import past_run, request_of
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
@@ -23,6 +24,7 @@ from orchestrator.servers.prune import PruneRequest, prune
 from orchestrator.servers.restart import restart
 from orchestrator.servers.rollback import request_from, rollback
 from orchestrator.servers.servers import Servers
+from orchestrator.servers.start import up
 from orchestrator.servers.status import statuses
 from orchestrator.servers.watch.recovery import standing
 
@@ -91,6 +93,19 @@ def test_what_needs_that_run_refuses_in_words(home: Home, reader: str, version: 
     run = of_version(past_run(home, 1, running=reader == "watch"), version)
     with pytest.raises(StartError) as caught:
         READERS[reader](run, home)
+    assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
+
+
+@OTHERS
+def test_replicas_of_that_run_are_not_replaced_one_by_one(
+    home: Home, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their plan is not known: whether they can give way one by one cannot be told."""
+    run = of_version(past_run(home, 1, running=True), version)
+    servers = servers_of(home)
+    monkeypatch.setattr(up, "_standing_several", lambda *_, **__: servers.open("owl").found)
+    with pytest.raises(StartError) as caught:
+        up._replaced_one_by_one(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
 
 
