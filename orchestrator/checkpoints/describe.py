@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orchestrator.checkpoints.checkpoint import INDEX
 from orchestrator.checkpoints.config import (
     CONFIG,
     DRAFTS,
@@ -15,7 +16,6 @@ from orchestrator.checkpoints.config import (
     ConfigFact,
     modelopt_word,
 )
-from orchestrator.checkpoints.integrity import INDEX
 from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, CheckpointSummary
 from orchestrator.core.errors import CheckpointError, Problem
 from orchestrator.core.suggest import closest_match

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
-from orchestrator.core.errors import CheckpointMismatchError, Problem
+from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, Problem
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
@@ -18,12 +19,11 @@ def require_profile_match(directory: Path, model: Model) -> None:
 
     What the config does not say is not judged, nor one that is missing or cannot be read.
     """
-    path = directory / CONFIG
     try:
-        config = CheckpointConfig.parse(path.read_bytes())
-    except (OSError, ValueError):
+        config = Checkpoint.local(directory).config
+    except CheckpointError:
         return  # `inspect` says so
-    if problems := tuple(_contradictions(config, model, str(path))):
+    if problems := tuple(_contradictions(config, model, str(directory / CONFIG))):
         raise CheckpointMismatchError(
             f"the profile says of `{model.name}` what its checkpoint contradicts",
             problems=problems,

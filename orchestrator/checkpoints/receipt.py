@@ -5,7 +5,6 @@ checkpoint holds what its publisher put there.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from orchestrator.checkpoints.config_check import Mismatch
+from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.remote_fetch import PARTS
 from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
@@ -71,23 +71,6 @@ def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
     """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
     with suppress(OSError):
         write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
-
-
-def file_stamps(directory: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file of a checkpoint, hidden folders (a download's own records) left out."""
-    found: dict[str, tuple[int, int]] = {}
-    folders = [str(directory)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    folders.append(entry.path)
-                else:
-                    status = entry.stat()
-                    found[os.path.relpath(entry.path, directory)] = (status.st_size, status.st_mtime_ns)
-    return found
 
 
 def commit_of(directory: Path) -> CommitHash | None:

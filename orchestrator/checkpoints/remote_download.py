@@ -1,7 +1,8 @@
 """Staging on a far machine: its own Python fetches, what it found is verified here as if it lay here.
 
 Files of weights are verified by their headers and sizes. So the far machine tells those, and small files whole, and
-here they become a folder of sparse files that the one verification reads. Its receipt is then kept over there.
+here they become a mirror: a folder of sparse files that the one reader of checkpoints reads. The receipt of its
+verification is then kept over there.
 """
 
 import base64
@@ -32,7 +33,7 @@ from orchestrator.core.errors import (
     CheckpointNotFoundError,
     HostError,
 )
-from orchestrator.core.files import write_cache, write_sparse
+from orchestrator.core.files import replace_folder, write_cache, write_sparse
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
 from orchestrator.core.subprocesses import Program
 from orchestrator.plan.plan import Model
@@ -59,6 +60,7 @@ class RemoteDownload:
     asked: VerifyOptions
     hub: Hub | None  # None: nothing is fetched, what is there is verified
     progress: Callable[[DownloadProgress], None]
+    mirror: Path | None = None  # where the mirror is kept once the checkpoint is verified; None: nowhere
 
     def run(self, program: Program, complaints: Callable[[], str]) -> VerifiedCheckpoint:
         """Talk to the program that was started there; `complaints` is what it and ssh said besides.
@@ -69,14 +71,23 @@ class RemoteDownload:
         source, hub = self.model.source, self.hub
         listing = list_files(source.location, source.revision, hub) if hub and source.kind == "hub" else None
         program.feed(json.dumps(self._asked(listing, hub)) + "\n")
-        with TemporaryDirectory(prefix="deploy-far-") as folder:
+        with self._folder() as folder:
             mirror = Path(folder) / "checkpoint"
             mirror.mkdir()
             there = self._listen(program, mirror, listing, complaints)
             verified = self._verify(mirror, there, listing)
             program.feed(json.dumps(json.loads(receipt_path(mirror).read_text())) + "\n")
             program.wait()
+            if self.mirror is not None:
+                replace_folder(mirror, self.mirror)
         return replace(verified, directory=Path(there))
+
+    def _folder(self) -> "TemporaryDirectory[str]":
+        """Where the mirror is made: where it is kept, or else it would be copied, and its holes with it."""
+        if self.mirror is None:
+            return TemporaryDirectory(prefix="deploy-far-")
+        self.mirror.parent.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(prefix=".deploy-far-", dir=self.mirror.parent)
 
     def _asked(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
         if listing is None or hub is None:

@@ -36,10 +36,9 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         return whole_header(_reader(file), path.stat().st_size)
 
 
-def tensor_dtypes(path: Path) -> dict[str, str]:
-    """The dtype (`BF16`, `U8`, …) of each tensor that a file's header names. Raises BadShardError, OSError."""
-    with path.open("rb") as file:
-        header, _ = _read(_reader(file), path.stat().st_size)
+def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
+    """The dtype (`BF16`, `U8`, …) of each tensor that a header names. Raises BadShardError."""
+    header, _ = _read(read, size)
     return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
 
 

@@ -59,18 +59,28 @@ def _told(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
 
 
 def stage_remote(
-    plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ, *, accept: bool = False
+    plan: Plan,
+    directory: str,
+    machine: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    accept: bool = False,
+    mirror: Path | None = None,
 ) -> VerifiedCheckpoint:
     """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
+
+    Its config and headers are kept in the `mirror`, where one is named.
 
     Raises UsageError for a checkpoint that is generated where it is used, else as `RemoteDownload.run`.
     """
     if plan.model.source.kind == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
-    return _far(plan, directory, machine, hub_of(environ), accept=accept)
+    return _far(plan, directory, machine, hub_of(environ), accept=accept, mirror=mirror)
 
 
-def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False) -> VerifiedCheckpoint:
+def _far(
+    plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False, mirror: Path | None = None
+) -> VerifiedCheckpoint:
     """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
     progress = Progress()
     far = RemoteDownload(
@@ -80,6 +90,7 @@ def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: b
         asked=_asked(plan, accept=accept),
         hub=hub,
         progress=lambda arrived: _show(progress, arrived),
+        mirror=mirror,
     )
     if hub is not None:
         ignore_sigpipe()
@@ -118,17 +129,23 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
 
 
 def stage_missing_there(
-    plan: Plan, directory: str, machine: str, *, allowed: bool, environ: Mapping[str, str] = os.environ
+    plan: Plan,
+    directory: str,
+    machine: str,
+    *,
+    allowed: bool,
+    mirror: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> VerifiedCheckpoint:
     """The same on a far machine. Raises as `stage_remote`."""
     try:
-        return _far(plan, directory, machine, None)
+        return _far(plan, directory, machine, None, mirror=mirror)
     except (CheckpointModifiedError, CheckpointMismatchError):
         raise
     except CheckpointError:
         if plan.model.source.kind != "hub" or not allowed:
             raise
-    return stage_remote(plan, directory, machine, environ)
+    return stage_remote(plan, directory, machine, environ, mirror=mirror)
 
 
 def _show(progress: Progress, arrived: DownloadProgress) -> None:

@@ -8,12 +8,14 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
+from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.config_check import Mismatch, differences
 from orchestrator.checkpoints.describe import contradictions
+from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.integrity import IntegrityReport, IntegritySpec, check_integrity
 from orchestrator.checkpoints.profile_match import require_profile_match
-from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, file_stamps, read_receipt, write_receipt
+from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, write_receipt
 from orchestrator.checkpoints.summary import CheckpointSummary, local_outline, outline_of
 from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
@@ -146,11 +148,9 @@ def _look(
     directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
 ) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
     """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
-    outline = outline_of(directory)
-    found = check_integrity(
-        directory, IntegritySpec(sizes=sizes, mtp_layer=layer), outline.take if outline else lambda _: None
-    )
-    return found, compared(outline, drafts=layer is not None) if outline and not found.problems else ()
+    checkpoint = Checkpoint.local(directory)
+    found = check_integrity(checkpoint, IntegritySpec(sizes=sizes, mtp_layer=layer))
+    return found, () if found.problems else compared(outline_of(checkpoint), drafts=layer is not None)
 
 
 def compared(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:

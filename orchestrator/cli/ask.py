@@ -8,9 +8,8 @@ from orchestrator.cli.options import HostOption, NameArgument
 from orchestrator.core.console import print_data
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import StreamRedactor
-from orchestrator.servers.ask import ask
+from orchestrator.servers.ask import ask_server
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start.verify import api_key_for, require_running, served_model
 
 
 def command(
@@ -22,12 +21,9 @@ def command(
 ) -> None:
     """Stream one greedy completion of a running server."""
     with open_servers(Home.from_environment(), host) as servers:
-        handle = servers.one(name)
-        require_running(servers.runtime(handle), handle)
-        answer = StreamRedactor()
+        answer, pieces = StreamRedactor(), ask_server(servers, name, prompt, tokens=tokens)
         try:
-            model = served_model(handle)
-            for piece in ask(handle.url, prompt, tokens=tokens, key=api_key_for(handle), model=model):
+            for piece in pieces:
                 print_data(answer.feed(piece), end="")
         finally:
             print_data(answer.close(), end="")

@@ -20,8 +20,7 @@ from orchestrator.diagnose.match import diagnose
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, latest_run, note_request
 from orchestrator.servers.logs import saved_log
-from orchestrator.servers.servers import dead_processes, open_servers
-from orchestrator.servers.start.verify import exit_problem
+from orchestrator.servers.servers import dead_processes, exit_problem, open_servers
 from orchestrator.servers.status import statuses
 
 
@@ -81,8 +80,9 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
             found = servers.find(subject) if NAME.match(subject) else ()
             if found:
                 runtime = servers.runtime(found[0])
-                ended = exit_problem(runtime, found[0])
-                detail = "" if ended else runtime.state(found[0]).detail
+                state = runtime.state(found[0])
+                ended = exit_problem(subject, state)
+                detail = "" if ended else state.detail
                 seen = filter(None, [dead_processes(runtime, found[0]), detail])
                 yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
             elif (kept := saved_log(servers, subject)) is not None:

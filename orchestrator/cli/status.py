@@ -24,7 +24,7 @@ def command(
     """Show what runs. A named server must also be healthy; with --health, all are asked."""
     with open_servers(Home.from_environment(), host) as servers:
         if name is not None:
-            servers.one(name)
+            servers.open(name)
         found = statuses(servers, name, ask=health or name is not None)
         if json:
             print_json([server.to_dict() for server in found])

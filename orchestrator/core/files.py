@@ -170,6 +170,15 @@ def _read(number: int, path: Path, *, most: int) -> bytes:
     return content
 
 
+def replace_folder(fresh: Path, target: Path) -> None:
+    """Put the folder `fresh` in the place of `target`, beside it; a folder there is moved away and then removed."""
+    if target.is_dir():
+        old = fresh.with_name(f"{fresh.name}.old")
+        move(target, old)
+        remove_tree(old, within=target.parent)
+    move(fresh, target)
+
+
 def open_private(path: Path) -> BinaryIO:
     """The same, opened."""
     return open(_open_own(path, os.O_RDONLY), "rb")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
 from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.command_hints import expand_commands
@@ -20,7 +21,7 @@ from orchestrator.kernels.coverage import (
     to_text,
     uses_tuned_table,
 )
-from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import ImageTables, read_image
 from orchestrator.kernels.disk.pins import Pins, read_pins
@@ -219,7 +220,8 @@ def note_mismatches(plans: Sequence[Plan], given: RowSources, home: Home) -> Non
 def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
     """The checkpoint named, else the one that is staged for the plan, else none."""
     folder = given.model or checkpoint_directory(plan.model, home)
-    return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
+    found = Checkpoint.local(folder) if given.model else local_checkpoint(folder)
+    return read_experts(found) if found else None
 
 
 def tables_in_image(plan: Plan, image: str, far: str | None = None) -> ImageTables:

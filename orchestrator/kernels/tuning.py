@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import HostError, UsageError
@@ -103,7 +104,7 @@ def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], ever
     Raises UsageError without the checkpoint's config.json, which says what is tuned; BuildError.
     """
     model = checkpoint_directory(plan.model, home)
-    if not (model / "config.json").is_file():
+    if not (model / CONFIG).is_file():
         raise UsageError(
             f"`{plan.model.name}` is not at `{model}`: its config.json says what is to be tuned",
             hint="`deploy stage PROFILE` fetches it; a generated one is made by `deploy up PROFILE`",

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note
-from orchestrator.core.errors import ProfileError, StartError, UsageError
+from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.flags import read_flags
@@ -16,7 +16,7 @@ from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, T
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.planner.planning import LoadedProfile, load, read_profile
-from orchestrator.runs.run_dir import RunDir, latest_run, not_started, read_plan, require_name
+from orchestrator.runs.run_dir import RunDir, latest_run, not_started, require_name, require_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import PodTargets
 from orchestrator.servers.run_history import read_request
@@ -106,9 +106,7 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalog) -> tupl
     run = latest_run(home, name)
     if run is None:
         raise not_started(home, name, hint="`--profile PROFILE` takes a profile")
-    plan = read_plan(run)
-    if plan is None:
-        raise StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"))
+    plan = require_plan(run, name)
     valid = None if request.workload else _asked(run, catalogue)
     return plan, valid.profile.workload if valid else None
 

@@ -26,11 +26,8 @@ from orchestrator.plan.plan import (
     Moe,
     Plan,
     PlannedPatch,
-    RestartPolicy,
     Server,
-    SlurmJob,
     SmokeQuestion,
-    StartTimeouts,
     Ulimit,
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
@@ -38,6 +35,7 @@ from orchestrator.plan.rules import RULES, Rule, RuleContext
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
+from orchestrator.profiles.slurm import SlurmSection
 
 _LARGEST_CHUNK: Final = (
     16384  # tokens; of sglang's defaults, which go by the GPU's memory (0.5.14, server_args.py:3201)
@@ -50,7 +48,7 @@ class RuntimeSettings:
     """What the profile's section for its runtime says, decided."""
 
     kubernetes: Kubernetes | None = None
-    slurm: SlurmJob | None = None
+    slurm: SlurmSection | None = None
     one_node: bool = True  # the replicas share its GPUs and its loopback
     same_port: bool = False  # each replica has a network of its own, as a pod has
 
@@ -126,8 +124,8 @@ def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: Pl
         hazards=(),  # these three are looked for in the plan itself
         wrong_answers=(),
         inexact=(),
-        waiting=StartTimeouts(**profile.waiting.model_dump()),
-        healing=RestartPolicy(**profile.healing.model_dump()),
+        waiting=profile.waiting,
+        healing=profile.healing,
         kubernetes=settings.kubernetes,
         slurm=settings.slurm,
         ready_image=facts.image,

@@ -1,5 +1,7 @@
 """The plan: everything that has been decided about one server, and nothing that has not.
 
+Where nothing is decided it holds the profile's own section.
+
 Frozen, without default values: a planner that forgets a decision does not construct. Sizes are bytes, durations
 are seconds; sequences are tuples sorted where their order carries no meaning, so equal plans are equal bytes.
 """
@@ -13,9 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from pydantic import BaseModel
+
 from orchestrator.core.origin import Origin
 from orchestrator.engine.serving import ServingFacts, serving_facts
 from orchestrator.plan.units import UnitPlan, unit_plans
+from orchestrator.profiles.slurm import SlurmSection
+from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
@@ -248,44 +254,6 @@ class PlanWarning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartTimeouts:
-    """When to give up on a start: not on a fixed deadline, but when nothing has moved for `silence` seconds."""
-
-    silence: int
-    grace: int  # seconds a stop waits for running requests to drain
-    health_deadline: int  # seconds `up` waits for a server that already runs to become healthy
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """What `deploy watch` does for a server that no longer serves."""
-
-    unhealthy_after: int  # seconds a rank may neither answer nor get on
-    restarts: int  # in the window, before it gives up
-    window: int  # seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
-    """The job that a server, each of several, runs in. What is None the cluster decides."""
-
-    partition: str | None
-    gateway_partition: str | None  # None: that of the servers
-    account: str | None
-    qos: str | None
-    time: str | None  # as sbatch takes it
-    gpu_type: str | None
-    exclusive: bool
-    signal: int  # seconds before the end of its time
-    requeue: bool
-    pending: int | None  # seconds that it may wait
-    options: tuple[str, ...]  # of sbatch
-    container: str  # none | pyxis | apptainer
-    image: str | None
-    python: str | None  # that has this tool, on the nodes
-
-
-@dataclass(frozen=True, kw_only=True)
 class Kubernetes:
     """How a cluster runs the server. Labels are `key=value`, taints `key=value:Effect` or `key:Effect`."""
 
@@ -330,10 +298,10 @@ class Plan:
     hazards: tuple[PlanWarning, ...]
     wrong_answers: tuple[PlanWarning, ...]  # what makes answers of plans like this one wrong, told where they are
     inexact: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
-    waiting: StartTimeouts
-    healing: RestartPolicy
+    waiting: TimeoutsSection
+    healing: RestartPolicySection
     kubernetes: Kubernetes | None  # None for other runtimes
-    slurm: SlurmJob | None  # None for other runtimes
+    slurm: SlurmSection | None  # None for other runtimes
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:
@@ -364,7 +332,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self, dict_factory=_plain)
 
     def to_json(self) -> str:
         """The plan as text: sorted keys, one value a line, newline at the end."""
@@ -386,3 +354,8 @@ class Plan:
     def digest_on_any_port(self) -> str:
         """As `digest`, the same whatever port the server has."""
         return dataclasses.replace(self, server=dataclasses.replace(self.server, port=1)).digest
+
+
+def _plain(fields: list[tuple[str, object]]) -> dict[str, object]:
+    """The fields of a dataclass, a section among them as a mapping."""
+    return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in fields}

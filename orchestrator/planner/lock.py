@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from orchestrator import __version__
+from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.hub import Listing, list_files
-from orchestrator.checkpoints.receipt import file_stamps, read_receipt
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.checkpoints.config import CONFIG
+from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
@@ -25,7 +27,7 @@ from orchestrator.checkpoints.quantize.workers import (
     memory_free,
     run_workers,
 )
-from orchestrator.checkpoints.receipt import file_stamps, read_receipt
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, format_duration, note, warn
 from orchestrator.core.errors import DeployError, HostError, UsageError
@@ -80,7 +82,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
     if not recipes:
         raise UsageError(
             f"there is no recipe for `{kind}`",
-            where=str(source.directory / "config.json"),
+            where=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     for name, recipe in recipes.items():

@@ -21,7 +21,7 @@ from orchestrator.plan.plan import Model, Plan
 from orchestrator.planner.planning import LoadedProfile, read_profile
 from orchestrator.planner.prebuilt import require_image
 from orchestrator.render.scripts import IMAGE_FOLDER
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import RunDir, read_plan, require_version
 from orchestrator.runtimes import REGISTRY, runtime_class
 
 _MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
@@ -151,10 +151,11 @@ def run_source(run: RunDir, home: Home) -> RunSource:
 
     Raises StartError for a plan that cannot be read or was changed after its start, and with everything that is gone.
     """
+    require_version(run)
     plan, place = read_plan(run), str(run.path / "plan.json")
     if plan is None:
         raise StartError(
-            "the plan of this run cannot be read: it is damaged, or of another version of this tool",
+            "the plan of this run cannot be read: it is damaged",
             where=place,
             hint="`deploy up PROFILE` starts what its profile says now",
         )

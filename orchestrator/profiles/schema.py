@@ -16,6 +16,7 @@ from orchestrator.core.validation import AbsolutePath, Image, ImageName, StrictM
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.sizes import Size
 from orchestrator.profiles.slurm import SlurmSection
+from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
@@ -23,7 +24,6 @@ _ENV: Final = "the server's environment"
 _GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
 FILLER: Final = "{filler}"  # stands in a question where its filler goes
 MAX_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
-_WEEK: Final = 7 * 86_400  # seconds
 
 
 def _scalar_or_list(value: object) -> object:
@@ -330,33 +330,6 @@ class ServerSection(StrictModel):
     api_key_env: Text | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of your shell that holds the API key"
     )
-
-
-class TimeoutsSection(StrictModel):
-    """When to give up."""
-
-    silence: int = Field(
-        default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
-    )
-    grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
-    health_deadline: int = Field(
-        default=120, ge=0, le=_WEEK, description="seconds `up` waits for a server that already runs to become healthy"
-    )
-
-
-class RestartPolicySection(StrictModel):
-    """What `deploy watch` does for a server that no longer serves."""
-
-    unhealthy_after: int = (
-        Field(  # as long as sglang's own watchdog waits (0.5.14, `watchdog_timeout`): kernels compile
-            default=300,
-            ge=1,
-            le=_WEEK,
-            description="seconds a rank may neither answer nor get on, and is taken for hung",
-        )
-    )
-    restarts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
-    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")
 
 
 class Profile(StrictModel):

@@ -19,7 +19,7 @@ from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.report.configuration import configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
-from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock
+from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, require_version
 
 if TYPE_CHECKING:
     from orchestrator.planner.planning import ResolvedProfile
@@ -265,7 +265,8 @@ def _of_lock(path: Path) -> DiffSide:
 
 
 def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
-    plan = run.read("plan.json")  # also one of another version: values that are there can be compared
+    require_version(run)
+    plan = run.read("plan.json")
     if not plan:
         raise StartError("the plan of this run cannot be read", where=str(run.path / "plan.json"))
     start, measured = summarize_run(run, results)

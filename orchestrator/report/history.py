@@ -12,7 +12,15 @@ from orchestrator.bench.result import BenchResult, Point
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, known_names, not_started, require_name, runs_of
+from orchestrator.runs.run_dir import (
+    REQUEST_FILE,
+    SMOKE_FILE,
+    RunDir,
+    known_names,
+    not_started,
+    require_name,
+    runs_of,
+)
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import ENDING_FILE, saved_state
 from orchestrator.servers.servers import PARTS_FILE, Servers
@@ -108,6 +116,8 @@ def _starts(
             runtime = run.read("plan.json").get("runtime")
             if not status and not start.ended and runtime in servers.silent:
                 start = replace(start, ended=f"{runtime} could not be asked")
+            if run.other_version:
+                start = replace(start, ended=f"not read: {run.other_version}")
             if status:
                 start = replace(start, status=status, ended=running, ended_at=None)
             yield start
@@ -120,7 +130,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     # A later result is a later start's.
     before = RunDir(run.path.parent / FileName(min(later))).started if later else None
     results = tuple(result for result in measured if _is_of(result, name, run, before))
-    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PARTS_FILE, "up.json"))
+    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PARTS_FILE, REQUEST_FILE))
     seconds, request = parts.get("ready_seconds"), up.get("request")
     ended, ended_at = _ending(run)
     verdicts = tuple(_verdicts(smoke.get("checks")))

@@ -4,6 +4,8 @@
 
     runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
     runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
+
+What a run keeps has a version, which stands in its `up.json`. A run of another version is named, and not read.
 """
 
 import contextlib
@@ -12,17 +14,21 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.command_hints import set_profile
+from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
 from orchestrator.core.files import atomic_write, read_file, read_private
 from orchestrator.core.locks import LockHeldError, hold, is_held
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import version_problem
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.secrets import redact_data
+from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
@@ -30,8 +36,10 @@ from orchestrator.plan.lock import Lock, lock_of
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import RenderedFile
 
+REQUEST_FILE: Final = "up.json"  # what was asked for
 SMOKE_FILE: Final = "smoke.json"
 FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
+_FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
@@ -42,6 +50,9 @@ class RunDir:
     """One start of a server, on disk."""
 
     path: Path
+
+    def __str__(self) -> str:
+        return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def log(self) -> Path:
@@ -61,12 +72,21 @@ class RunDir:
         named = _RUN.fullmatch(self.path.name)
         return named[1] if named else ""
 
+    @cached_property
+    def other_version(self) -> str:
+        """Why this version of the tool does not read what the run keeps; "" where it does."""
+        record = self._read(REQUEST_FILE)
+        return version_problem(record) if record else ""
+
     def write(self, files: Iterable[RenderedFile]) -> None:
         """Write rendered files, each whole or not at all."""
         write_files(self.path, files)
 
     def read(self, name: str) -> dict[str, object]:
-        """A JSON file of this run; empty where it was never written."""
+        """A JSON file of this run; empty where it was never written, and for a run of another version."""
+        return {} if self.other_version else self._read(name)
+
+    def _read(self, name: str) -> dict[str, object]:
         try:
             data = parse_json(read_private(self.path / FileName(name)))
         except (OSError, ValueError):
@@ -193,13 +213,53 @@ def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists wha
 
 
 def read_plan(run: RunDir | None) -> Plan | None:
-    """The plan of a run; None where there is none, or one of another version of this tool."""
-    if run is None:
+    """The plan of a run; None where there is none, or one that is damaged or of another version."""
+    if run is None or run.other_version:
         return None
     try:
         return Plan.from_json(read_private(run.path / "plan.json"))
     except (OSError, ValueError):
         return None
+
+
+def require_plan(run: RunDir | None, name: str) -> Plan:
+    """The plan of a run of that name. Raises StartError where there is none that is read."""
+    if (plan := read_plan(run)) is None:
+        raise no_plan(run, name)
+    return plan
+
+
+def no_plan(run: RunDir | None, name: str) -> StartError:
+    """Why there is no plan of that name: it is not in this home, damaged, or of another version."""
+    if run is None:
+        return StartError(f"the plan of `{name}` is not in this home", hint=_FROM_HERE)
+    if run.other_version:
+        return version_error(run)
+    return StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"), hint=_FROM_HERE)
+
+
+def require_version(run: RunDir) -> None:
+    """Raise StartError for a run of another version."""
+    if run.other_version:
+        raise version_error(run)
+
+
+def version_error(run: RunDir) -> StartError:
+    """That a run is of another version, and what to do with it."""
+    return StartError(f"cannot read the run `{run}`: {run.other_version}", where=str(run.path), hint=version_hint(run))
+
+
+def warn_of_version(run: RunDir) -> None:
+    """Name a run of another version, in a listing of several."""
+    if run.other_version:
+        error = version_error(run)
+        warn(error.message, hint=error.hint)
+
+
+def version_hint(run: RunDir) -> str:
+    """What to do with a run of another version."""
+    removal = quote(["rm", "-r", str(run.path)])
+    return f"`deploy down {run.path.parent.name}` stops its server where one runs; then `{removal}` removes the run"
 
 
 def runtime_of(run: RunDir | None) -> str:
@@ -219,7 +279,7 @@ def find_run(home: Home, text: str) -> RunDir | None:
 
 def note_request(run: RunDir) -> None:
     """Let the commands in messages name the profile that a start was asked for with, and what was set."""
-    asked = run.read("up.json").get("request")
+    asked = run.read(REQUEST_FILE).get("request")
     if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
         set_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
 

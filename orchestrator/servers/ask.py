@@ -14,6 +14,7 @@ from orchestrator.engine.responses import (
     UnexpectedResponseError,
     read_completion_event,
 )
+from orchestrator.servers.servers import Servers
 
 # The first request after a start may compile kernels; a long answer takes its time.
 _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
@@ -37,6 +38,13 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
             if key is not None:
                 hint = "the variable that holds its key has another value in this shell than it was started with"
         raise StartError(f"no whole answer from {url}: {error}", hint=hint) from error
+
+
+def ask_server(servers: Servers, name: str, prompt: str, *, tokens: int) -> Iterator[str]:
+    """The same of the server of that name. Raises StartError where none runs."""
+    server = servers.open(name)
+    server.require_running()
+    return ask(server.url, prompt, tokens=tokens, key=server.key, model=server.model)
 
 
 def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ def down(servers: Servers, name: str, *, host: str | None, everyones: bool = Tru
     Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
     the port or the VRAM, with who does.
     """
-    servers.one(name)
+    servers.open(name)
     with name_lock(servers.home, name):
         for handle in servers.find(name):
             if everyones or _is_ours(servers, handle):

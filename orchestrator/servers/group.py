@@ -17,9 +17,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.errors import StartError
 from orchestrator.core.files import read_private
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import replica_name, replica_number, run_root
 
@@ -67,10 +66,7 @@ class RunningServer(Unit):
 
     def require_plan(self) -> Plan:
         """The plan of that start. Raises StartError where it is not on this machine."""
-        if (plan := self.plan) is None:
-            hint = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
-            raise StartError(f"the plan of `{self.name}` is not on this machine", hint=hint)
-        return plan
+        return require_plan(self.run, self.name)
 
     @property
     def units(self) -> tuple[Unit, ...]:

@@ -57,8 +57,8 @@ def log_lines(
     found = servers.find(name)
     if not found and (kept := saved_log(servers, name, since)) is not None:
         return iter(deque(kept, maxlen=last)) if last is not None else kept
-    handle = found[0] if found else servers.one(name)
-    return _lines(servers.runtime(handle), handle, follow=follow, last=last, since=since)
+    server = servers.server(found[0]) if found else servers.open(name)
+    return _lines(server.runtime, server.found, follow=follow, last=last, since=since)
 
 
 def _lines(

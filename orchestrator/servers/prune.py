@@ -20,6 +20,7 @@ from orchestrator.core.files import remove_file, remove_folder
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.runs.run_dir import (
     FILES_FILE,
+    REQUEST_FILE,
     SMOKE_FILE,
     RunDir,
     known_names,
@@ -28,6 +29,7 @@ from orchestrator.runs.run_dir import (
     read_plan,
     require_name,
     runs_of,
+    version_hint,
 )
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
@@ -42,7 +44,7 @@ _OURS: Final = frozenset(
         *_LAST,
         ENDING_FILE,
         HEALING_FILE,
-        "up.json",
+        REQUEST_FILE,
         "host.json",
         "image.json",
         "patches.json",
@@ -175,10 +177,14 @@ def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found)
     try:
         held = _contents(run)
         size = sum(status.st_size for _, status in held if not stat.S_ISDIR(status.st_mode))
-        kept = kept or found.may_run(run, empty=not held) or _stranger(run, held)
+        kept = kept or _of_other_version(run) or found.may_run(run, empty=not held) or _stranger(run, held)
     except OSError as error:
         kept = f"it cannot be looked through: {error.strerror}"
     return OldRun(name=name, run_dir=str(run.path), bytes=size, kept=kept)
+
+
+def _of_other_version(run: RunDir) -> str:
+    return f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.suggest import did_you_mean
-from orchestrator.runs.run_dir import known_names, require_name
+from orchestrator.runs.run_dir import latest_run, not_started, require_name, require_version
 from orchestrator.servers.run_history import ready_runs, repeatable_request
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.launch import UpResult
@@ -22,10 +21,10 @@ def restart(name: str, home: Home, *, healing: Callable[[Servers], object] | Non
     require_name(name)
     run, request = next(ready_runs(home, name), (None, None))
     if run is None or request is None:
-        near = did_you_mean(name, {*known_names(home)} - {name})
-        raise StartError(
-            f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
-        )
+        if (newest := latest_run(home, name)) is None:
+            raise not_started(home, name, hint="`deploy up PROFILE` starts a server")
+        require_version(newest)
+        raise StartError(f"no start of `{name}` came up from here", hint="`deploy up PROFILE` starts a server")
     request = replace(repeatable_request(request), replace=True, run=str(run.path), healing=healing is not None)
     again = f"`deploy restart {name}`"
     if healing is None:

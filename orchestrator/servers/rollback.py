@@ -7,7 +7,18 @@ from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.planner.lock import lock_path, read_lock
-from orchestrator.runs.run_dir import RunDir, find_run, known_names, note_request, require_name, runs_of
+from orchestrator.runs.run_dir import (
+    REQUEST_FILE,
+    RunDir,
+    find_run,
+    known_names,
+    latest_run,
+    not_started,
+    note_request,
+    require_name,
+    require_version,
+    runs_of,
+)
 from orchestrator.servers.run_history import last_good_run, read_request, repeatable_request
 from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.request import UpRequest
@@ -21,23 +32,24 @@ def rollback(name: str, home: Home) -> UpResult:
     """
     require_name(name)
     if (run := last_good_run(home, name)) is None:
-        near = "" if runs_of(home, name) else did_you_mean(name, {*known_names(home)} - {name})
-        raise StartError(
-            f"there is no proven start of `{name}` to go back to",
-            hint=near or f"`deploy history {name}` shows each with its smoke test",
-        )
+        if (newest := latest_run(home, name)) is None:
+            raise not_started(home, name)
+        require_version(newest)
+        hint = f"`deploy history {name}` shows each with its smoke test"
+        raise StartError(f"there is no proven start of `{name}` to go back to", hint=hint)
     note(f"back to `{name}/{run.path.name}`")
     return up(dataclasses.replace(request_from(run), name=name, replace=True), home)
 
 
 def request_from(run: RunDir) -> UpRequest:
     """What asks for a run once more, with its own plan. Raises StartError where what was asked for is not known."""
+    require_version(run)
     note_request(run)
     request = read_request(run)
     if request is None:
         raise StartError(
-            "what was asked for at this start cannot be read: it is damaged, or of another version of this tool",
-            where=str(run.path / "up.json"),
+            "what was asked for at this start cannot be read: it is damaged",
+            where=str(run.path / REQUEST_FILE),
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(

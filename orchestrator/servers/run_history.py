@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 
 from orchestrator.core.paths import Home
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, runs_of, runs_with_smoke
+from orchestrator.runs.run_dir import REQUEST_FILE, SMOKE_FILE, RunDir, runs_of, runs_with_smoke
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -48,15 +48,10 @@ def repeatable_request(request: UpRequest) -> UpRequest:
 
 
 def read_request(run: RunDir) -> UpRequest | None:
-    """What was asked for; None for what another version has written, or a hand."""
+    """What was asked for; None for a run of another version, and for what a hand has written."""
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one
 
-    asked = run.read("up.json").get("request")
-    known = {field.name for field in fields(UpRequest)}
-    needed = {field.name for field in fields(UpRequest) if field.default is MISSING}  # others are younger
-    if not isinstance(asked, dict) or not needed <= set(asked) <= known:
-        return None
     try:
-        return TypeAdapter(UpRequest).validate_json(json.dumps(asked), strict=True)
+        return TypeAdapter(UpRequest).validate_json(json.dumps(run.read(REQUEST_FILE).get("request")), strict=True)
     except ValidationError:
         return None

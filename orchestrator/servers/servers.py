@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.console import warn
-from orchestrator.core.errors import HostError, StartError, UsageError
+from orchestrator.core.errors import HostError, Problem, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
 from orchestrator.core.suggest import did_you_mean
@@ -22,16 +23,94 @@ from orchestrator.runs.run_dir import (
     RunDir,
     known_names,
     latest_run,
+    no_plan,
     note_request,
     require_name,
     runs_with_smoke,
     runtime_of,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import PartialResultError, ServerState, Status
+from orchestrator.runtimes.base import PartialResultError, ServerState, Status, Unit
 from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
+if TYPE_CHECKING:
+    from orchestrator.engine.client import EngineClient, TimeLimits
+
+RESTART_HINT: Final = (
+    "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
+)
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What runs under a name, with everything that a command needs of it."""
+
+    found: RunningServer
+    runtime: ServerGroup
+    run: RunDir | None  # None for one of another home: what names its directory may name any
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.found.name
+
+    @property
+    def url(self) -> str:
+        """Its base URL, as reached from this machine; of several that of their gateway."""
+        return self.found.url
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """What it is made of, each with its state when it was found: a gateway first."""
+        return self.found.units
+
+    @property
+    def engines(self) -> tuple[RunningServer, ...]:
+        """The sglang servers themselves: itself, or those behind its gateway."""
+        return self.found.replicas or (self.found,)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The plan that it was started with; None where that is not on this machine, or not read."""
+        return self.found.plan
+
+    @property
+    def key(self) -> Secret | None:
+        """Its API key, from the variable that its plan names. Raises UsageError where that is not set."""
+        return api_key(self.plan.server.api_key_env) if self.plan else None
+
+    @property
+    def model(self) -> str:
+        """What clients call its model; sglang's `default` where its plan is not on this machine."""
+        return self.plan.model.served_name if self.plan else "default"
+
+    def require_plan(self) -> Plan:
+        """Its plan. Raises StartError where it is not on this machine."""
+        return self.found.require_plan()
+
+    def require_own_run(self) -> RunDir:
+        """Its run directory. Raises StartError where it is not in this home."""
+        if self.run is None:
+            raise no_plan(None, self.name)
+        return self.run
+
+    def require_running(self) -> ServerState:
+        """How it runs. Raises StartError, with how it has ended, where it no longer does."""
+        state = self.runtime.state(self.found)
+        if (ended := exit_problem(self.name, state)) is not None:
+            raise StartError(ended.message, hint=ended.hint)
+        return state
+
+    def dead_processes(self) -> str:
+        """What of it has ended while it runs. See `dead_processes`."""
+        return dead_processes(self.runtime, self.found)
+
+    def client(self, limits: "TimeLimits | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
+        """A client with its key, of one of its `engines` or of all."""
+        from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
+
+        return client.EngineClient((engine or self.found).url, key=self.key, limits=limits or client.ORDINARY)
 
 
 @dataclass(frozen=True)
@@ -55,13 +134,13 @@ class Servers:
             _know(handle)
         return found
 
-    def one(self, name: str) -> RunningServer:
+    def open(self, name: str) -> Server:
         """The server of that name.
 
         Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
         """
         if found := self.find(name):
-            return found[0]
+            return self.server(found[0])
         names = [handle.name for handle in self.find()]
         near = did_you_mean(name, names)
         if self.silent:
@@ -73,6 +152,10 @@ class Servers:
             f"there is no server `{name}`",
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
+
+    def server(self, found: RunningServer) -> Server:
+        """A server that was found, with everything that a command needs of it."""
+        return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
 
     def runtime(self, handle: RunningServer) -> ServerGroup:
         """The runtime that started it."""
@@ -131,6 +214,18 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
         what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
         warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
     return key
+
+
+def exit_problem(name: str, state: ServerState) -> Problem | None:
+    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
+    if state.status is Status.RUNNING:
+        return None
+    if state.status is Status.PENDING:
+        hint = f"wait for it; `deploy down {name}` cancels it"
+        return Problem(f"`{name}` does not run yet: {state.detail}", hint=hint)
+    if state.status is Status.UNKNOWN:
+        return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` ends it where it can")
+    return Problem(f"`{name}` does not run: {state.ending}", hint=RESTART_HINT.format(name=name))
 
 
 def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runs.run_dir import RunDir
+from orchestrator.runs.run_dir import RunDir, warn_of_version
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
-from orchestrator.servers.servers import Servers, dead_processes
+from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes
 
 _ASKED_AT_ONCE = 16
 
@@ -52,6 +52,8 @@ def statuses(servers: Servers, name: str | None, *, ask: bool) -> tuple[ServerSt
     lost a process is not asked.
     """
     handles = servers.find(name)
+    for handle in handles:
+        warn_of_version(handle.run)
     with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
         return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
 
@@ -65,11 +67,8 @@ def require_well(servers: Servers, found: Iterable[ServerStatus], *, named: bool
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
     if not named:
         return
-    from orchestrator.servers.start.verify import RESTART_HINT, require_running  # noqa: PLC0415 - see `_health`
-
     for server in found:
-        handle = servers.one(server.name)
-        require_running(servers.runtime(handle), handle)
+        servers.open(server.name).require_running()
         if server.health == "unhealthy":
             why = server.detail or _unanswered(len(server.replicas))
             raise SmokeError(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
-from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
@@ -14,10 +13,9 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
-from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Servers, api_key, open_servers
-from orchestrator.servers.start.verify import require_running, unidentified_server
+from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
 
 
@@ -41,25 +39,24 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
 
     Raises StartError where there is none of that name, or it has ended.
     """
-    handle = servers.one(name)
-    require_running(servers.runtime(handle), handle)
-    plan = handle.plan
+    server = servers.open(name)
+    server.require_running()
+    handle, plan = server.found, server.plan
     stood = provenance_of(handle.run, plan)
     provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
 
     def look() -> dict[str, object] | None:
-        report = kernel_report(servers.runtime(handle).logs(handle, follow=False), plan) if plan else None
+        report = kernel_report(server.runtime.logs(handle, follow=False), plan) if plan else None
         return report.to_dict() if report else None
 
-    key = api_key(plan.server.api_key_env if plan else None)
     return BenchTarget(
-        url=handle.url,
-        key=key,
+        url=server.url,
+        key=server.key,
         provenance=provenance,
         hazards=plan.hazards if plan else (),
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
-        behind=tuple(server.url for server in handle.replicas),
+        behind=tuple(replica.url for replica in handle.replicas),
         here=runtime_class(handle.runtime).here,
     )
 
@@ -75,18 +72,14 @@ def resolve_target(
 
 def side_of_server(servers: Servers, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
-    handle = servers.one(name)
-    require_running(servers.runtime(handle), handle)
-    run = servers.run_of(handle)
-    plan = read_plan(run)
-    if run is None or plan is None:
-        what = f"the plan of `{name}` is not in this home"
-        raise StartError(what, hint="`deploy up PROFILE --replace` starts it from here, and a URL needs no plan")
-    key = api_key(plan.server.api_key_env)
-    urls = [server.url for server in handle.replicas] or [handle.url]
-    names = [f"replica {number}" for number in range(1, len(urls) + 1)] if handle.replicas else [""]
-    engines = ((whose, target_of(plan, url=url, api_key=key)) for whose, url in zip(names, urls, strict=True))
-    return ProbeSide(name=name, engines=tuple(engines), source=checkpoint_source(plan), run=run)
+    server = servers.open(name)
+    server.require_running()
+    run, plan, key = server.require_own_run(), server.require_plan(), server.key
+    engines = tuple(
+        (f"replica {number}" if server.found.replicas else "", target_of(plan, url=engine.url, api_key=key))
+        for number, engine in enumerate(server.engines, start=1)
+    )
+    return ProbeSide(name=name, engines=engines, source=checkpoint_source(plan), run=run)
 
 
 def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:

@@ -12,7 +12,7 @@ from orchestrator.bench.counters import server_counts
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
 from orchestrator.core.console import table
 from orchestrator.core.errors import UsageError
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import TimeLimits
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
@@ -24,11 +24,8 @@ from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.kernels.triton import TritonReader, asks_triton
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import ServerState
-from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Servers, dead_processes
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import host_ref, runner_for
-from orchestrator.servers.start.verify import api_key_for, require_running
 
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor's tool takes up to a second of CPU
@@ -219,23 +216,20 @@ class TopView:
         Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
         exports no counters.
         """
-        self._handle: RunningServer = servers.one(name)
-        self._runtime: ServerGroup = servers.runtime(self._handle)
-        self._require_running()
-        plan = self._handle.require_plan()
+        self._server = servers.open(name)
+        self._server.require_running()
+        plan = self._server.require_plan()
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = host_ref(plan.runtime, servers.home, host)
-        runner = runner_for(place) if runtime_class(self._handle.runtime).here else None
+        runner = runner_for(place) if runtime_class(self._server.found.runtime).here else None
         self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
-        key, counting = (
-            api_key_for(self._handle),
-            self._handle.replicas or (self._handle,),
-        )  # a gateway counts no tokens
-        self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]
+        self._clients = [  # a gateway counts no tokens
+            self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
+        ]
         self._gate = GateReader() if needs_table(plan) else TritonReader() if asks_triton(plan) else None
-        self._log = self._runtime.tail(self._handle) if self._gate else None
+        self._log = self._server.runtime.tail(self._server.found) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
@@ -243,15 +237,15 @@ class TopView:
 
     def look(self) -> Frame:
         """The server as it is now. Raises StartError when it has ended."""
-        state, moment = self._require_running(), datetime.now().astimezone()
-        trouble = dead_processes(self._runtime, self._handle) or self._count()
+        state, moment = self._server.require_running(), datetime.now().astimezone()
+        trouble = self._server.dead_processes() or self._count()
         misses = self._misses()
         self._note(moment, trouble=trouble, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
         return Frame(
             time=moment.isoformat(timespec="seconds"),
-            name=self._handle.name,
-            url=self._handle.url,
+            name=self._server.name,
+            url=self._server.url,
             age=state.age(),
             trouble=trouble,
             activity=activity(first, last) if first and last and not trouble else Activity(window_s=0),
@@ -264,10 +258,6 @@ class TopView:
         """Let go of the connection."""
         for client in self._clients:
             client.close()
-
-    def _require_running(self) -> ServerState:
-        require_running(self._runtime, self._handle)
-        return self._runtime.state(self._handle)
 
     def _count(self) -> str:
         """Read the counters; why they could not be read, "" where they were."""

@@ -1,18 +1,22 @@
 """The patched config of a far checkpoint, over a real ssh connection on loopback; the far machine is this one."""
 
 import json
-import struct
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from checkpoint_samples import write_checkpoint
 from loopback_ssh import needs_sshd, ssh_server
-from quark_samples import Tiny, write_tiny
+from quark_samples import Tiny, write_tensors, write_tiny
 
+from orchestrator.checkpoints import remote_download
 from orchestrator.checkpoints.overlay import overlay_path
+from orchestrator.checkpoints.receipt import receipt_path
+from orchestrator.checkpoints.verify import VerifiedCheckpoint
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 from orchestrator.core.paths import Home
+from orchestrator.plan.plan import Model
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker.container import container_spec
@@ -49,29 +53,36 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostRef]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint on the far machine whose MTP layer has its experts in bf16."""
+    unverified(monkeypatch)
     folder = tmp_path / "there/models" / PLAN.model.name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name, dtypes in TENSORS.items():
-        header = {tensor: {"dtype": dtype, "shape": [1], "data_offsets": [0, 2]} for tensor, dtype in dtypes.items()}
-        text = json.dumps(header).encode()
-        (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + b"\0\n")
+        write_tensors(folder / name, {tensor: (dtype, (1,)) for tensor, dtype in dtypes.items()})
     places = {tensor: name for name, tensors in TENSORS.items() for tensor in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
 
 
-@pytest.mark.parametrize("index", [True, False])
-def test_the_patched_config_reaches_the_far_machine(
-    far: HostRef, checkpoint: Path, tmp_path: Path, index: bool
-) -> None:
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a checkpoint as it is: these have a few tensors only."""
+
+    def verify(mirror: Path, _model: Model, **_: object) -> VerifiedCheckpoint:
+        receipt_path(mirror).write_text("{}")
+        return VerifiedCheckpoint(
+            directory=mirror, revision=None, files=0, size=0, shards=0, tensors=0, from_receipt=False, differences=()
+        )
+
+    monkeypatch.setattr(remote_download, "verify_checkpoint", verify)
+
+
+def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
     """What is written there is what the same command would have written there itself."""
-    if not index:
-        (checkpoint / "model.safetensors.index.json").unlink()
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
+    prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare._overlay(PLAN, far, frozenset())
     with closing(DockerHost(far.home, far.far)) as host:
         host.copy_files(container_spec(PLAN, "image"))
@@ -89,6 +100,7 @@ def test_the_patched_config_reaches_the_far_machine(
 
 def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
     """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
+    prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare._overlay(PLAN, far, frozenset())
     for other in (HostRef(home=far.home, far=f"{far.far}/other.sock"), HostRef(home=far.home)):
         elsewhere = far.home.made_for(other.far) / OVERLAY
@@ -103,32 +115,26 @@ def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, chec
 
 
 def test_a_far_machine_without_the_checkpoint_says_so(far: HostRef) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint on that machine") as caught:
-        prepare._overlay(PLAN, far, frozenset())
+    with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint of `{PLAN.model.name}`") as caught:
+        prepare.ensure_checkpoint(PLAN, far, stage=False)
     assert "deploy stage" in caught.value.hint
-    assert not far.home.made_for(far.far).exists()
+    assert not [path for path in far.home.root.rglob("*") if path.is_file()]
 
 
-def test_a_far_shard_that_is_missing_is_named(far: HostRef, checkpoint: Path) -> None:
-    (checkpoint / "b é.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"`b é\.safetensors` is missing"):
-        prepare._overlay(PLAN, far, frozenset())
-    assert not far.home.made_for(far.far).exists()
-
-
-def test_a_far_shard_that_is_none_is_named(far: HostRef, checkpoint: Path) -> None:
-    (checkpoint / "b é.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="git-lfs pointer") as caught:
-        prepare._overlay(PLAN, far, frozenset())
-    assert caught.value.where == f"{far.far}: models/glm-5.2-mxfp4/b é.safetensors"
-    assert not far.home.made_for(far.far).exists()
+def test_a_far_checkpoint_that_is_not_whole_leaves_no_mirror(far: HostRef, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "there/models" / PLAN.model.name, layers=4, mtp_layer=78)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="incomplete or altered"):
+        prepare.ensure_checkpoint(PLAN, far, stage=False)
+    assert not [path for path in far.home.root.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(("recipe", "told"), [("wafer", True), ("amd52", False)])
 def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fuse(
-    far: HostRef, tmp_path: Path, recipe: str, told: bool
+    far: HostRef, tmp_path: Path, recipe: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own headers, read over there before a start; unread, nothing is said of it."""
+    unverified(monkeypatch)
     request = UpRequest(
         profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep=False, stage=True,
         accept_untuned=False, strict_kernels=False, timeout=None,
@@ -136,7 +142,7 @@ def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fus
     write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantised(recipe))
     source = request.source(far.home)
     assert decide_beforehand(request, source, far).plan == PLAN
-    assert prepare.fetch_remote_headers(PLAN, far) is not None
+    prepare.ensure_checkpoint(PLAN, far, stage=False)
     flags = {flag.name: flag for flag in decide_beforehand(request, source, far).plan.flags}
     assert ("disable-shared-experts-fusion" in flags) == told
     if told:

@@ -14,11 +14,12 @@ from plan_samples import plan_of
 from quark_samples import RECIPES, Tiny, write_tiny
 from wheels import read, unpacked
 
+from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.overlay import write_overlay
 from orchestrator.checkpoints.summary import local_outline
 from orchestrator.checkpoints.verify import compared, is_fatal
 from orchestrator.hosts.venvs.venv import Venv
-from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.plan.fusion import decide_fusion
 from orchestrator.plan.plan import Plan
 
@@ -88,7 +89,7 @@ def test_the_target_and_what_is_said_of_it_beforehand(
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
     fatal = any(is_fatal(each, version) for each in compared(local_outline(checkpoints / recipe), drafts=False))
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
-    fusion = decide_fusion(glm(version), read_checkpoint(checkpoints / recipe))
+    fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
     if not fatal:
         assert bool(fusion.demanded) == (not TABLE[recipe][2]), "what does not load fused is told not to fuse"
 

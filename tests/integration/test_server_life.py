@@ -103,6 +103,6 @@ def test_what_never_came_up_is_not_started_again(deploy: CommandLine, run_dir: P
     missing = deploy.run("restart", "own")
 
     assert missing.returncode == 6
-    assert "no server `own` has come up from here" in missing.stderr
+    assert "nothing was started as `own` from here" in missing.stderr
     assert "did you mean `owl`?" in missing.stderr
     assert run_dir.exists()

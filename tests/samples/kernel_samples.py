@@ -17,11 +17,10 @@ from orchestrator.plan.plan import (
     ModelSource,
     Moe,
     Plan,
-    RestartPolicy,
     Server,
-    StartTimeouts,
     Ulimit,
 )
+from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
 # The facts of GLM-5.2's config.json that decide the key.
@@ -114,8 +113,8 @@ def glm_plan(
         hazards=(),
         wrong_answers=(),
         inexact=(),
-        waiting=StartTimeouts(silence=60, grace=5, health_deadline=120),
-        healing=RestartPolicy(unhealthy_after=60, restarts=3, window=600),
+        waiting=TimeoutsSection(silence=60, grace=5, health_deadline=120),
+        healing=RestartPolicySection(unhealthy_after=60, restarts=3, window=600),
         kubernetes=None,
         slurm=None,
         ready_image=None,

@@ -2,13 +2,14 @@
 
 import json
 import os
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import process_identity
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import FILES_FILE, SMOKE_FILE, RunDir
@@ -44,7 +45,7 @@ def past_run(
     run = RunDir(home.make_runs(name) / f"202607{day:02}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
     (run.path / "plan.json").write_text(plan.to_json())
-    run.save("up.json", {"command": "deploy up …", "request": asdict(request_of(*overrides))})
+    run.save("up.json", {**request_of(*overrides).to_record(name), "command": "deploy up …"})
     run.save("host.json", {"findings": [{"check": "driver", "found": "6.14"}]})
     (run.path / "server.sh").write_text("#!/bin/sh\n")
     run.save(FILES_FILE, {"files": ["plan.json", "server.sh"]})
@@ -73,6 +74,7 @@ def write_process(run: RunDir, *, running: bool, plan: str = "") -> Path:
         "exit_code": None if running else 137,
         "ended_at": None if running else "2026-07-01T00:10:00+00:00",
         "stopped": not running,
+        "version": RECORD_VERSION,
     }
     (run.path / FILE).write_text(json.dumps(record))
     return run.path / FILE

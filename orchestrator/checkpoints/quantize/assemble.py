@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.checkpoints.integrity import INDEX
+from orchestrator.checkpoints.checkpoint import INDEX
+from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.quantize.forecast import Forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
@@ -19,7 +20,6 @@ from orchestrator.core.files import atomic_write, copy_file, copy_tree, move
 from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.signals import defer_signals
 
-_CONFIG: Final = "config.json"
 _QUANTISED: Final = "quantization_config"
 _CARD: Final = "README.md"
 
@@ -44,7 +44,7 @@ def assemble(folder: WorkDir, target: Path, of: QuantizationInputs) -> Checkpoin
     config = _config(notes, of.foreseen)
     _copy_others(of.source.directory, folder.checkpoint)
     # As Quark itself writes them (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
-    atomic_write(folder.checkpoint / _CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
+    atomic_write(folder.checkpoint / CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
     atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, of.foreseen), ensure_ascii=False, indent=4))
     atomic_write(folder.checkpoint / _CARD, card(of, notes, size=_size(folder, of.foreseen)))
     layer = of.source.layers if of.source.drafts else None
@@ -93,7 +93,7 @@ def copied_size(source: Path) -> int:
 def _others(source: Path) -> Iterator[Path]:
     """Tokenizer, generation config, code: all but weights, their index, cards, and a download's own records."""
     for entry in sorted(source.iterdir()):
-        own = entry.name in {_CONFIG, INDEX} or entry.name.startswith(".")
+        own = entry.name in {CONFIG, INDEX} or entry.name.startswith(".")
         if not (own or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme")):
             yield entry
 

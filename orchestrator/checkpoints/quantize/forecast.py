@@ -13,7 +13,7 @@ from fnmatch import translate
 from math import prod
 from typing import Final
 
-from orchestrator.checkpoints.config import CheckpointConfig
+from orchestrator.checkpoints.config import CONFIG, CheckpointConfig
 from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
 from orchestrator.checkpoints.safetensors import StoredTensor
@@ -59,7 +59,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
     if kind not in recipe.model_types:
         raise UsageError(
             f"the recipe is for {' and '.join(f'`{each}`' for each in recipe.model_types)}, this model is `{kind}`",
-            where=str(source.directory / "config.json"),
+            where=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     scheme_of = _Schemes(recipe, source.layers)

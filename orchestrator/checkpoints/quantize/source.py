@@ -6,9 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from orchestrator.checkpoints.checkpoint import Checkpoint
+from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.receipt import commit_of
-from orchestrator.checkpoints.safetensors import StoredTensor, stored_tensors
-from orchestrator.checkpoints.summary import CheckpointSummary, local_outline, shard_names
+from orchestrator.checkpoints.safetensors import StoredTensor
+from orchestrator.checkpoints.summary import CheckpointSummary, outline_of
 from orchestrator.core.errors import CheckpointError, UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
@@ -52,15 +54,16 @@ def read_source(directory: Path) -> Source:
     Raises NoWeightsError where there is no checkpoint, WeightsError for one that is not whole, UsageError for one that
     is quantised already.
     """
-    outline = local_outline(directory)
-    shards = {name: stored_tensors(directory / name) for name in shard_names(directory)}
+    checkpoint = Checkpoint.local(directory)
+    outline = outline_of(checkpoint)
+    shards = {name: checkpoint.header(name) for name in sorted(checkpoint.shards)}
     if inside := [name for name in shards if "/" in name]:
         raise UsageError("Quark reads no shards in folders of their own", where=str(directory / inside[0]))
     _require_floats(directory, outline, shards)
     if not outline.config.model_type or not outline.config.count("layers"):
         message = "its config says neither what kind of model it is nor how many layers it has"
-        raise CheckpointError(message, where=str(directory / "config.json"))
-    sizes = {name: (directory / name).stat().st_size for name in shards}
+        raise CheckpointError(message, where=str(directory / CONFIG))
+    sizes = {name: checkpoint.files.sizes[name] for name in shards}
     return Source(directory=directory, outline=outline, shards=shards, sizes=sizes)
 
 

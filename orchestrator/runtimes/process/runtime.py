@@ -159,7 +159,7 @@ class ProcessRuntime(Runtime):
         try:
             record = read_record(Path(unit.run_dir))
         except HostError as error:
-            return ServerState(status=Status.UNKNOWN, detail=error.message)
+            return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
         if not Path(unit.run_dir).exists() and server_processes(ProcessMarkers(token=run_marker(Path(unit.run_dir)))):
             deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
             return ServerState(status=Status.UNKNOWN, detail=deleted)

@@ -8,6 +8,7 @@ from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import atomic_write, read_private
+from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
 
@@ -72,6 +73,7 @@ class Submission:
     python: str  # that has this tool, on the nodes
     submitted_at: str  # ISO 8601, UTC
     stopped: bool
+    version: int = RECORD_VERSION
 
 
 def write_submission(run_dir: Path, submission: Submission) -> None:
@@ -86,14 +88,18 @@ def read_submission(run_dir: Path) -> Submission | None:
         return _submission(parse_json(read_private(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not one of this version's"
-        raise HostError(
-            f"the record `{path}` cannot be read: {reason}", hint="`squeue --me` lists your jobs"
-        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        hint = "`squeue --me` lists your jobs, and `scancel JOB` ends one; then move its run directory away"
+        raise HostError(f"the record `{path}` cannot be read: {reason}", hint=hint) from error
 
 
-def _submission(data: dict[str, Any]) -> Submission:
+def _submission(data: object) -> Submission:
+    """Raises ValueError for what is none."""
+    return read_versioned(data, _checked)
+
+
+def _checked(data: dict[str, Any]) -> Submission:
     """Raises ValueError, TypeError, KeyError or AttributeError for what is none."""
     data = {**data, "comment": _comment(data["comment"])}
     _require_types(data, Submission)

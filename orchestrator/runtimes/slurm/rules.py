@@ -7,7 +7,6 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.decide import RuntimeSettings
-from orchestrator.plan.plan import SlurmJob
 from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
 
@@ -43,7 +42,7 @@ _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in
 
 def settings(profile: Profile) -> RuntimeSettings:
     """Decide the job. Of several servers each has its own; their ports differ, as two may share a node."""
-    return RuntimeSettings(slurm=SlurmJob(**profile.slurm.model_dump()), one_node=False)
+    return RuntimeSettings(slurm=profile.slurm, one_node=False)
 
 
 def has_engine(case: RuleContext) -> Iterator[Problem]:

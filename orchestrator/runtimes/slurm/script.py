@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.plan.plan import Plan, SlurmJob
+from orchestrator.plan.plan import Plan
+from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.base import LOG
 
 SCRIPT: Final = "job.sh"
@@ -14,7 +15,7 @@ _OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it hands on, and keeps
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
-def job_of(plan: Plan) -> SlurmJob:
+def job_of(plan: Plan) -> SlurmSection:
     """The plan's job. Raises ValueError for a plan of another runtime."""
     if plan.slurm is None:
         raise ValueError(plan.runtime)
@@ -30,7 +31,7 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
     return tuple(_options(plan, job_of(plan), name))
 
 
-def _options(plan: Plan, job: SlurmJob, name: str) -> Iterator[str]:
+def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
     yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),

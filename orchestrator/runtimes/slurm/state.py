@@ -28,7 +28,7 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
     try:
         submission, record = read_submission(run_dir), read_record(run_dir, SERVER)
     except HostError as error:
-        return ServerState(status=Status.UNKNOWN, detail=error.message)
+        return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
     if submission is not None and submission.stopped:
         return ServerState(status=Status.ABSENT)
     return server_state(ask(), record, run_dir)

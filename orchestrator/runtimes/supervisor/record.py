@@ -12,6 +12,7 @@ from typing import Any, Final, get_type_hints
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import atomic_write, read_private
 from orchestrator.core.procfs import ProcessMarkers, is_identity
+from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.replicas import is_replica, replica_number, run_root
@@ -43,6 +44,7 @@ class Record:
     exit_code: int | None
     ended_at: str | None
     stopped: bool  # somebody asked for its end
+    version: int = RECORD_VERSION
 
     @property
     def marks(self) -> ProcessMarkers:
@@ -92,16 +94,22 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
         return _record(parse_json(read_private(path)), owner=run_root(run_dir).parent.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not one of this version's"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        name = run_root(run_dir).parent.name
         raise HostError(
             f"the record `{path}` cannot be read: {reason}",
-            hint="see with `ps` whether that server runs, end it by hand, and move its run directory away",
+            hint=f"`deploy down {name}` ends its server where it can be told; then move its run directory away",
         ) from error
 
 
-def _record(data: dict[str, Any], *, owner: str) -> Record:
-    """Raises ValueError, TypeError or KeyError for what is no record of a server of that name."""
+def _record(data: object, *, owner: str) -> Record:
+    """Raises ValueError for what is no record of a server of that name."""
+    return read_versioned(data, lambda known: _checked(known, owner=owner))
+
+
+def _checked(data: dict[str, Any], *, owner: str) -> Record:
+    """Raises ValueError, TypeError or KeyError."""
     argv = data["argv"]
     if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
         raise TypeError("argv")

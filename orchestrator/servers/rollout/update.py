@@ -77,7 +77,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
             change.end_starts()
         if len(chosen) < len(numbers):
             note(f"{change.stands()}; {change.ways()}")
-            return UpResult(handle=servers.one(start.name), smoke=change.report(()), seconds=change.seconds)
+            return UpResult(handle=servers.open(start.name).found, smoke=change.report(()), seconds=change.seconds)
         report = change.report(change.of_the_whole())
         run.save(SMOKE_FILE, report.to_dict())
         report.require()
@@ -89,7 +89,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
         raise failure from error
     note_gateway(run, change.seconds)
     start.proven()
-    return UpResult(handle=servers.one(start.name), smoke=report, seconds=change.seconds)
+    return UpResult(handle=servers.open(start.name).found, smoke=report, seconds=change.seconds)
 
 
 @dataclass(kw_only=True)

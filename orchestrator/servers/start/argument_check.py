@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.engine_files import hub_engine_files, local_engine_files
+from orchestrator.checkpoints.checkpoint import Checkpoint
+from orchestrator.checkpoints.engine_files import read_engine_files
+from orchestrator.checkpoints.hub import HubFiles, list_files
 from orchestrator.checkpoints.staging import hub_of
-from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
@@ -26,7 +27,7 @@ from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import EnginePython, HostRef
 from orchestrator.runtimes.image import engine_in
-from orchestrator.servers.start.prepare import known_headers
+from orchestrator.servers.start.prepare import known_checkpoint
 
 Locate = Callable[[tuple[str, ...]], str]  # a key path of the profile to `file:line`
 _SHOWN: Final = 300  # characters of why a program failed
@@ -37,13 +38,13 @@ def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] |
 
     With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
     """
-    model = plan.model
-    directory = known_headers(model, place) if place.far else checkpoint_directory(model, place.home)
-    with suppress(HostError, OSError):  # who needs the checkpoint itself says what is wrong with it
-        if directory is not None and (found := local_engine_files(directory)) is not None:
-            return found
-        if fetch and model.source.kind == "hub":
-            return hub_engine_files(model, hub_of(os.environ))
+    source = plan.model.source
+    with suppress(HostError):  # who needs the checkpoint itself says what is wrong with it
+        if (found := known_checkpoint(plan.model, place)) is not None:
+            return read_engine_files(found)
+        if fetch and source.kind == "hub":
+            hub = hub_of(os.environ)
+            return read_engine_files(Checkpoint(HubFiles(list_files(source.location, source.revision, hub), hub)))
     return None
 
 

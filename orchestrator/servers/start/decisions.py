@@ -26,8 +26,8 @@ from orchestrator.servers.start.argument_check import engine_files, require_acce
 from orchestrator.servers.start.prepare import (
     builtin_tables,
     ensure_checkpoint,
-    fetch_remote_headers,
     known_experts,
+    mirror_path,
     prepare_engine,
     prepare_overlay,
 )
@@ -120,9 +120,9 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     if files is not None:
         early = _judged(source, first.artifacts, place, files)
     ensure_checkpoint(plan, place, stage=request.stage)
-    rows = (
-        replace(rows, model=fetch_remote_headers(plan, place)) if uses_tuned_table(plan) or might_fuse(plan) else rows
-    )
+    mirror = mirror_path(plan.model, place)
+    if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
+        rows = replace(rows, model=mirror)
     if not source.decided and plan.ready_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
     final = _decide(source, place, image)

@@ -16,7 +16,7 @@ from orchestrator.planner.estimate import startup_seconds
 from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import FILES_FILE, RunDir, open_run
+from orchestrator.runs.run_dir import FILES_FILE, REQUEST_FILE, RunDir, open_run
 from orchestrator.servers.exit_record import record_exit, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import ReplicatedStart
@@ -68,7 +68,7 @@ def open_run_dir(start: StartSpec, home: Home) -> RunDir:
     run.write(rendered)
     for file, record in start.records.items():
         run.save_state(file, record)
-    run.save_state("up.json", request.to_record(start.name))
+    run.save_state(REQUEST_FILE, request.to_record(start.name))
     run.save_state(FILES_FILE, {"files": [file.path for file in rendered]})
     return run
 

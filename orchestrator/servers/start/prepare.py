@@ -3,22 +3,19 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
 from orchestrator.checkpoints.generate import generate_model
 from orchestrator.checkpoints.overlay import overlay_path, write_overlay
 from orchestrator.checkpoints.profile_match import require_profile_match
-from orchestrator.checkpoints.remote_headers import copy_headers
 from orchestrator.checkpoints.staging import ensure_staged, stage_missing_there
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, note, warn
-from orchestrator.core.errors import CheckpointError
-from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.hosts.venvs.venv import engine_python
-from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
@@ -29,7 +26,7 @@ from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
-from orchestrator.servers.start.host import host_ref, runner_for
+from orchestrator.servers.start.host import host_ref
 
 
 def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
@@ -41,7 +38,7 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
         note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
         return
     if place.far is not None:
-        _bring_far(plan, place.far, stage=stage)
+        _bring_far(plan, place, place.far, stage=stage)
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
@@ -53,11 +50,12 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
         note(f"checkpoint {directory}: {ensure_staged(plan, directory, allowed=stage)}")
 
 
-def _bring_far(plan: Plan, far: str, *, stage: bool) -> None:
+def _bring_far(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
     if plan.model.source.kind == "generated":
         warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
         return
-    verified = stage_missing_there(plan, far_directory(plan), far, allowed=stage)
+    mirror = mirror_path(plan.model, place)
+    verified = stage_missing_there(plan, far_directory(plan), far, allowed=stage, mirror=mirror)
     note(f"checkpoint {far}: {verified.directory}: {verified}")
 
 
@@ -66,30 +64,19 @@ def far_directory(plan: Plan) -> str:
     return str(checkpoint_directory(plan.model, Home(Path())))
 
 
-def fetch_remote_headers(plan: Plan, place: HostRef) -> Path | None:
-    """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
-    if place.far is None or plan.model.source.kind == "generated":
-        return None
-    folder = _headers(plan.model, place.home, place.far)
-    remove_tree(folder, within=place.home.root)
-    folder.mkdir(parents=True)
-    return copy_headers(runner_for(place), far_directory(plan), folder)
+def mirror_path(model: Model, place: HostRef) -> Path | None:
+    """Where the config and headers of a far checkpoint are kept; None for one here."""
+    return place.home.made_for(place.far) / "headers" / FileName(model.name) if place.far is not None else None
 
 
-def known_headers(model: Model, place: HostRef) -> Path | None:
-    """Those of a far checkpoint that were copied here before; None where there are none, and for one here."""
-    folder = _headers(model, place.home, place.far) if place.far is not None else None
-    return folder if folder is not None and (folder / "config.json").is_file() else None
-
-
-def _headers(model: Model, home: Home, far: str) -> Path:
-    return home.made_for(far) / "headers" / FileName(model.name)
+def known_checkpoint(model: Model, place: HostRef) -> Checkpoint | None:
+    """A checkpoint as far as it is here: staged, or the mirror of a far one."""
+    return local_checkpoint(mirror_path(model, place) or checkpoint_directory(model, place.home))
 
 
 def known_experts(model: Model, place: HostRef) -> MoeCheckpoint | None:
-    """How a checkpoint stores its experts, as far as it is staged here, or its headers were copied from there."""
-    folder = checkpoint_directory(model, place.home) if place.far is None else known_headers(model, place)
-    return read_checkpoint(folder) if folder is not None and (folder / "config.json").is_file() else None
+    """How a checkpoint stores its experts, as far as it is here."""
+    return read_experts(found) if (found := known_checkpoint(model, place)) is not None else None
 
 
 def plan_to_build(
@@ -143,7 +130,7 @@ def _overlay(plan: Plan, place: HostRef, not_needed: frozenset[str], found: Foun
     """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
     The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
-    machine only the config is made, from what its checkpoint says; the start brings it there.
+    machine only the config is made, from the mirror of its checkpoint; the start brings it there.
     """
     if (overlay := overlay_path(plan, found)) is None:
         return
@@ -151,19 +138,5 @@ def _overlay(plan: Plan, place: HostRef, not_needed: frozenset[str], found: Foun
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
     written = (place.home.made_for(place.far) / RelativePath(overlay)).parent
-    if place.far is None:
-        said = write_overlay(checkpoint_directory(plan.model, place.home), written, transforms)
-    else:
-        said = _far_overlay(plan, place, written, transforms)
-    note(f"config overlay: {said}")
-
-
-def _far_overlay(plan: Plan, place: HostRef, written: Path, transforms: Sequence[str]) -> str:
-    there = far_directory(plan)
-    with TemporaryDirectory(prefix="deploy-headers-") as folder:
-        try:
-            headers = copy_headers(runner_for(place), there, Path(folder))
-            return write_overlay(headers, written, transforms, linked=False)
-        except CheckpointError as error:
-            error.where = f"{place.far}: {error.where.replace(folder, there)}"
-            raise
+    directory = mirror_path(plan.model, place) or checkpoint_directory(plan.model, place.home)
+    note(f"config overlay: {write_overlay(directory, written, transforms, linked=place.far is None)}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.core.console import warn
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import KEY, RECORD_VERSION
 from orchestrator.core.subprocesses import quote
 from orchestrator.planner.lock import home_of_run, inputs_changed_since, lock_source
 from orchestrator.planner.planning import is_path
@@ -57,7 +58,7 @@ class UpRequest:
         """Return what is kept of it, to be asked again from anywhere: a profile's file by its whole path."""
         path = str(Path(self.profile).absolute()) if is_path(self.profile) else self.profile
         asked = replace(self, profile=path)
-        return {"command": asked.command(name), "request": asdict(asked)}
+        return {KEY: RECORD_VERSION, "command": asked.command(name), "request": asdict(asked)}
 
     def source(self, home: Home) -> PlanSource:
         """Read what its plan is decided from: an earlier run, a lock, or a profile. Raises a DeployError."""

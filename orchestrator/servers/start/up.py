@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
@@ -19,7 +18,7 @@ from orchestrator.planner.image_env import image_hazards, note_environment
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, open_run, read_plan
+from orchestrator.runs.run_dir import REQUEST_FILE, latest_run, name_lock, open_run, read_plan, require_version
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
@@ -114,8 +113,8 @@ def _replaced_one_by_one(servers: Servers, name: str, *, plan: Plan, request: Up
     """
     standing = _standing_several(servers, name, healing=request.healing)
     if standing is not None:
-        old = read_plan(RunDir(Path(standing.run_dir)))
-        require_rollable(old or plan, plan, name, request)
+        require_version(standing.run)
+        require_rollable(standing.plan or plan, plan, name, request)
     elif request.only is not None or request.least_gsm8k is not None:
         option = "--least-gsm8k" if request.only is None else "--only"
         raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
@@ -215,5 +214,5 @@ def _make_room(servers: Servers, name: str, *, why: str) -> None:
 
 def _recorded_command(home: Home, name: str) -> str | None:
     run = latest_run(home, name)
-    command = run.read("up.json").get("command") if run else None
+    command = run.read(REQUEST_FILE).get("command") if run else None
     return str(command) if command else None

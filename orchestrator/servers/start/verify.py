@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
+from orchestrator.core.errors import DeployError, HostError, NotReadyError, SmokeError
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
@@ -20,10 +20,10 @@ from orchestrator.engine.responses import NoResponseError, UnauthorizedError, Un
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
-from orchestrator.servers.servers import Servers, api_key, dead_processes, record_processes
+from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
 from orchestrator.verify.gateway import count_servers, gateway_checks
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
@@ -33,9 +33,6 @@ from orchestrator.verify.target import target_from_server_info, target_of
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
-RESTART_HINT: Final = (
-    "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
-)
 
 
 def is_healthy(handle: RunningServer) -> bool:
@@ -155,59 +152,21 @@ def prefix_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def api_key_for(handle: RunningServer) -> Secret | None:
-    """The API key of a server that is up, from the variable its plan names."""
-    plan = handle.plan
-    return api_key(plan.server.api_key_env) if plan else None
-
-
-def served_model(handle: RunningServer) -> str:
-    """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
-    plan = handle.plan
-    return plan.model.served_name if plan else "default"
-
-
-def exit_problem(runtime: ServerGroup, handle: RunningServer) -> Problem | None:
-    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
-    state = runtime.state(handle)
-    if state.status is Status.RUNNING:
-        return None
-    if state.status is Status.PENDING:
-        return Problem(
-            f"`{handle.name}` does not run yet: {state.detail}",
-            hint=f"wait for it; `deploy down {handle.name}` cancels it",
-        )
-    if state.status is Status.UNKNOWN:
-        return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
-    return Problem(f"`{handle.name}` does not run: {state.ending}", hint=RESTART_HINT.format(name=handle.name))
-
-
-def require_running(runtime: ServerGroup, handle: RunningServer) -> None:
-    """Raise StartError, with how it has ended, for a server that no longer runs."""
-    if (ended := exit_problem(runtime, handle)) is not None:
-        raise StartError(ended.message, hint=ended.hint)
-
-
 def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeReport:
     """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
 
     Raises StartError where this machine does not know that plan or the server has ended, KernelsError on a miss where
     `strict_kernels`.
     """
-    handle = servers.one(name)
-    runtime, run = servers.runtime(handle), servers.run_of(handle)
-    plan = read_plan(run)
-    if run is None or plan is None:
-        raise StartError(
-            f"the plan of `{name}` is not in this home", hint="`deploy up PROFILE --replace` starts it from here"
-        )
-    require_running(runtime, handle)
-    if lost := dead_processes(runtime, handle):
+    server = servers.open(name)
+    run, plan = server.require_own_run(), server.require_plan()
+    server.require_running()
+    if lost := server.dead_processes():
         raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=RESTART_HINT.format(name=name))
-    report = run_smoke_test(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
+    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key)
     try:
-        run.save("smoke.json", report.to_dict())
-        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+        run.save(SMOKE_FILE, report.to_dict())
+        kernel_gate(server.runtime.logs(server.found, follow=False), plan=plan, run=run, strict=strict_kernels)
     except HostError as error:  # a full disk: what was found out is worth more than its record
         warn(f"not all of this is kept: {error.message}", hint=error.hint)
     return report

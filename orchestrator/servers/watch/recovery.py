@@ -16,11 +16,19 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import redact
-from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runs.run_dir import RunDir, is_locked, known_names, latest_run, read_plan, require_name, runs_of
+from orchestrator.runs.run_dir import (
+    RunDir,
+    is_locked,
+    latest_run,
+    no_plan,
+    not_started,
+    read_plan,
+    require_name,
+    runs_of,
+)
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
@@ -43,13 +51,12 @@ def standing(servers: Servers, name: str) -> ServerSnapshot:
     run, handle = _newest(servers, name)
     if servers.silent:
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
-    plan = read_plan(run)
-    if run is None or plan is None:
+    if run is None or (plan := read_plan(run)) is None:
+        if run is None and handle is None:
+            raise not_started(servers.home, name, hint="`deploy up PROFILE` starts what can be watched from here")
         if handle and (state := servers.runtime(handle).state(handle)).status is Status.UNKNOWN:
             raise StartError(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops it")
-        near = did_you_mean(name, {*known_names(servers.home)} - {name})
-        what = f"the plan of `{name}` is not on this machine" if handle or run else f"nothing was started as `{name}`"
-        raise StartError(what, hint=near or "`deploy up PROFILE` starts what can be watched from here")
+        raise no_plan(run, name)
     state = servers.runtime(handle).state(handle) if handle else _GONE
     runs = handle is not None and state.status is Status.RUNNING
     return ServerSnapshot(

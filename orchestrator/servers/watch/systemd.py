@@ -13,7 +13,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import SAFE_LENGTH, is_secret_name, looks_secret
 from orchestrator.core.subprocesses import python_module_argv
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import not_started, read_plan, require_name, runs_of
+from orchestrator.runs.run_dir import latest_run, not_started, read_plan, require_name, require_plan, runs_of
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
@@ -115,9 +115,9 @@ def _user() -> str:
 
 def _watched_plan(home: Home, name: str) -> Plan:
     require_name(name)
-    plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
-    if plan is None:
+    if (newest := latest_run(home, name)) is None:
         raise not_started(home, name)
+    plan = next(filter(None, map(read_plan, runs_of(home, name))), None) or require_plan(newest, name)
     require_not_cluster_managed(plan, name)
     return plan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checkpoints.overlay import layer_dtypes, overlay_path, write_overlay
+from orchestrator.checkpoints.overlay import overlay_path, write_overlay
 from orchestrator.core.errors import CheckpointError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
@@ -74,16 +74,19 @@ def test_an_overlay_is_replaced_whole_and_leaves_nothing_beside_it(checkpoint: P
     assert [path.name for path in (tmp_path / "overlays").iterdir()] == ["glm"]
 
 
-def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path) -> None:
+def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "a.safetensors").write_bytes(b"not a shard")
 
-    assert layer_dtypes(checkpoint, "model.layers.78.") == {"model.layers.78.mlp.experts.0.up_proj.weight": "BF16"}
+    write_overlay(checkpoint, tmp_path / "overlay", EXCLUDE)
+
+    patched = json.loads((tmp_path / "overlay/config.json").read_text())["quantization_config"]["exclude"]
+    assert "model.decoder.mlp.experts" in patched, "the header of the other shard tells it"
 
 
 def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "b.safetensors").write_bytes(b"torn")
 
-    with pytest.raises(CheckpointError, match="header cannot be read"):
+    with pytest.raises(CheckpointError, match=r"`b\.safetensors` has no safetensors header"):
         write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
     assert not (tmp_path / "overlays/glm").exists()
 

@@ -17,6 +17,7 @@ from orchestrator.core.command_hints import expand_commands, set_invocation
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.hosts.report import PreflightReport, fail
 from orchestrator.runs.run_dir import note_request, open_run
 
@@ -75,7 +76,9 @@ def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> None:
     set_invocation(None, [], None)
     run = open_run(Home(tmp_path), "owl", plan_of("cpu-tiny"))
-    run.save("up.json", {"request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}})
+    run.save(
+        "up.json", {"version": RECORD_VERSION, "request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}}
+    )
     note_request(run)
     assert expand_commands("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"
 

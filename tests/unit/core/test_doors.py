@@ -13,8 +13,7 @@ from checkpoint_samples import write_checkpoint
 from hostile_values import COMMITS, NAMES, SIZES
 from pydantic import ValidationError
 
-from orchestrator.checkpoints.integrity import placed_tensors
-from orchestrator.checkpoints.overlay import telling_shards
+from orchestrator.checkpoints.checkpoint import Checkpoint, parse_index
 from orchestrator.checkpoints.receipt import commit_of, read_receipt, receipt_path
 from orchestrator.checkpoints.verify import verify_checkpoint
 from orchestrator.core.errors import BuildError, CheckpointError
@@ -22,7 +21,6 @@ from orchestrator.core.files import unpack, write_sparse
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.hosts.venvs.venv import engine_python
-from orchestrator.kernels.disk.checkpoint import _dtypes
 from orchestrator.plan.lock import _lock
 from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import CheckpointSection, EngineSection
@@ -53,10 +51,10 @@ def short(value: object) -> str:
 @pytest.mark.parametrize("name", NAMES, ids=short)
 def test_an_index_names_no_file_that_is_none(name: object) -> None:
     content = json.dumps({"weight_map": {"model.layers.0.mlp.experts.0.gate_proj.weight": name}}).encode()
-    placed, problems = placed_tensors(content, single=False, where="glm")
-    assert not placed
-    assert len(problems) == 1
-    assert "names a file outside the checkpoint" in problems[0].message
+    index = parse_index(content, single=False, where="glm")
+    assert not index.shards
+    assert len(index.problems) == 1
+    assert "names a file outside the checkpoint" in index.problems[0].message
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
@@ -64,9 +62,10 @@ def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 1}')
     index = {"weight_map": {"model.layers.1.x": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="names a file outside"):
-        telling_shards(tmp_path)
-    assert _dtypes(tmp_path, name) == {}  # type: ignore[arg-type]  # what an index says is of any type
+    checkpoint = Checkpoint.local(tmp_path)
+    with pytest.raises(CheckpointError, match="incomplete or altered") as caught:
+        _ = checkpoint.shards
+    assert "names a file outside" in caught.value.problems[0].message
 
 
 @pytest.mark.parametrize("key", ["files", "revision", "size", "time"])

@@ -10,13 +10,14 @@ import pytest
 from docker.errors import DockerException
 from kernel_samples import CONFIG, FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
+from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import CheckpointError, DeployError, HostError, KernelsError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.disk import upstream
-from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.kernels.disk.files import companion, read_tables
 from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import PinnedFile, read_pins
@@ -156,13 +157,13 @@ def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, d
     at = "model.layers.{}.mlp.{}.gate_proj.weight"
     dtypes = {at.format(layer, part): "U8" for layer in (0, 1) for part in ("shared_experts", "experts.0")}
     dtypes[at.format(1, "shared_experts")] = dtype
-    entries = {name: {"dtype": kind, "shape": [1], "data_offsets": [0, 2]} for name, kind in dtypes.items()}
+    entries = {name: {"dtype": kind, "shape": [0], "data_offsets": [0, 0]} for name, kind in dtypes.items()}
     header = json.dumps(entries).encode()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     places = dict.fromkeys(dtypes, "one.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     (tmp_path / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    checkpoint = read_checkpoint(tmp_path)
+    checkpoint = read_experts(Checkpoint.local(tmp_path))
     assert (checkpoint.moe.routed_experts, checkpoint.draft_layers, checkpoint.exclude) == (256, 1, ("lm_head",))
     assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (read, "U8")
 
@@ -170,9 +171,9 @@ def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, d
 def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
     with pytest.raises(CheckpointError, match="n_routed_experts"):
-        read_checkpoint(tmp_path)
+        read_experts(Checkpoint.local(tmp_path))
     with pytest.raises(CheckpointError):
-        read_checkpoint(tmp_path / "nowhere")
+        Checkpoint.local(tmp_path / "nowhere")
 
 
 def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:

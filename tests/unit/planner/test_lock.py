@@ -10,8 +10,9 @@ from run_samples import past_run, request_of
 from typer.testing import CliRunner
 
 from orchestrator import __version__
+from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.hub import Hub, HubFile, Listing
-from orchestrator.checkpoints.receipt import CheckpointReceipt, file_stamps, write_receipt
+from orchestrator.checkpoints.receipt import CheckpointReceipt, write_receipt
 from orchestrator.cli.main import app
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import BuildError, CheckpointError, DeployError, ProfileError, UsageError

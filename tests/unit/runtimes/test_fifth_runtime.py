@@ -81,7 +81,7 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Pat
     unit = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
 
     with open_servers(home) as servers:
-        assert servers.one("owl").unit == unit
+        assert servers.open("owl").found.unit == unit
         assert [(each.runtime, each.status) for each in statuses(servers, "owl", ask=False)] == [(on_paper, "running")]
         down(servers, "owl", host=None)
         assert servers.find("owl") == ()

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.signals import TERMINATION_SIGNALS, defer_signals
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
@@ -170,7 +171,9 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     runtime = Recording()
     runtime.start(name="tiny", run_dir=tmp_path)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
-    open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save("up.json", {"command": "deploy up --profile old"})
+    open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save(
+        "up.json", {"version": RECORD_VERSION, "command": "deploy up --profile old"}
+    )
     with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
         raise failure
     assert caught.value.hint.endswith("this brings it back: deploy up --profile old")

@@ -10,6 +10,7 @@ from run_samples import request_of
 
 from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, is_locked, name_lock
@@ -49,7 +50,7 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
     plan = load("cpu-tiny").plan
     run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
-    run.save("up.json", {"request": asdict(request_of(healing=by_watch))})
+    run.save("up.json", {"version": RECORD_VERSION, "request": asdict(request_of(healing=by_watch))})
     run.save("smoke.json", {"ok": True, "checks": []})
     if ready:
         run.save("parts.json", {"parts": []})

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
@@ -91,7 +92,8 @@ def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
 def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
     """Its profile may say anything; and the run that it was repeated from may be gone."""
     run = past_run(home, 1, "server.port=7")
-    run.save("up.json", {"request": {**run.read("up.json")["request"], "overrides": [], "run": "/gone"}})  # type: ignore[dict-item]
+    request = {**run.read("up.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
+    run.save("up.json", {"version": RECORD_VERSION, "request": request})
     restart_command.restart("owl", home)
     assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
 
@@ -179,7 +181,6 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
         "look_at_coverage",
         "require_covered",
         "ensure_checkpoint",
-        "fetch_remote_headers",
         "engine_files",
         "prepare_overlay",
     ):

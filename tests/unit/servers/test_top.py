@@ -10,12 +10,14 @@ import pytest
 from orchestrator.bench.energy import EnergyReading, EnergyUnavailableError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
+from orchestrator.engine import client
 from orchestrator.engine.responses import NoResponseError
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import top
 from orchestrator.servers.group import RunningServer
+from orchestrator.servers.servers import Server
 
 LOG_OF_AN_H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISS = (
@@ -42,14 +44,12 @@ class Scripted:
     restarts: int = 0
     at: float = 0.0
 
-    def one(self, name: str) -> RunningServer:
-        return RunningServer(
+    def open(self, name: str) -> Server:
+        found = RunningServer(
             runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", identity="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
-
-    def runtime(self, _: RunningServer) -> "Scripted":
-        return self
+        return Server(found=found, runtime=self, run=None)  # type: ignore[arg-type]
 
     def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
@@ -78,7 +78,7 @@ def no_energy(*_: object) -> EnergyReading:
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     scripted = Scripted(tmp_path)
     (tmp_path / "plan.json").write_text(load("mi355x-tp8").plan.to_json())
-    monkeypatch.setattr(top, "EngineClient", lambda *_, **__: scripted)
+    monkeypatch.setattr(client, "EngineClient", lambda *_, **__: scripted)
     monkeypatch.setattr(top, "read_gpus", lambda *_: None)
     monkeypatch.setattr(top, "read_energy", no_energy)
     return scripted
@@ -168,8 +168,9 @@ def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
         gpus=tuple(gpu(index, 10) for index in range(8)),
     )  # fmt: skip
     monkeypatch.setattr(top, "read_gpus", lambda *_: found)
-    handle = replace(server.one("owl"), runtime=runtime)
-    monkeypatch.setattr(server, "one", lambda _: handle)
+    owl = server.open("owl")
+    elsewhere = replace(owl, found=replace(owl.found, runtime=runtime))
+    monkeypatch.setattr(server, "open", lambda _: elsewhere)
     server.counters = exported(requests=0)
     assert len(looking(server, tmp_path).look().gpus) == shown
 

@@ -82,7 +82,6 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
     monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
     monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "fetch_remote_headers", lambda *_: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
     monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
     with pytest.raises(Reached):

@@ -1,0 +1,68 @@
+"""What `Servers.open` gives for a name: plan, run, key, units with state, and a client; or why there is none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_samples import past_run
+
+from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.secrets import Secret
+from orchestrator.engine import client
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers.group import ServerGroup
+from orchestrator.servers.servers import Servers
+
+KEY = "k" * 32
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def servers(home: Home) -> Servers:
+    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+
+
+def test_a_server_has_all_that_a_command_needs(home: Home, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    run = past_run(home, 1, "server.api_key_env=OWL_KEY", running=True)
+    server = servers.open("owl")
+    assert (server.run, server.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
+    assert [(unit.name, unit.state.status) for unit in server.units] == [("owl", Status.RUNNING)]
+    assert server.require_running().status is Status.RUNNING
+    with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
+        _ = server.key
+    monkeypatch.setenv("OWL_KEY", KEY)
+
+    def note(url: str, *, key: Secret, **_: object) -> None:
+        asked.append((url, key.reveal()))
+
+    monkeypatch.setattr(client, "EngineClient", note)
+    for engine in server.engines:
+        server.client(engine=engine)
+    server.client()
+    assert asked == [(server.url, KEY), (server.url, KEY)]
+
+
+def test_a_server_that_has_ended_says_how(home: Home, servers: Servers) -> None:
+    run = past_run(home, 1, running=True)
+    server = servers.open("owl")
+    (run.path / "process.json").unlink()
+    with pytest.raises(StartError, match="`owl` does not run") as caught:
+        server.require_running()
+    assert "`deploy restart owl`" in caught.value.hint
+
+
+def test_of_a_server_of_another_home_the_run_is_not_taken(home: Home, servers: Servers, tmp_path: Path) -> None:
+    """What names its directory, a label say, may name any."""
+    past_run(home, 1, running=True)
+    elsewhere = past_run(Home(tmp_path / "other"), 1)
+    server = servers.server(replace(servers.open("owl").found, run_dir=str(elsewhere.path)))
+    assert server.run is None
+    with pytest.raises(StartError, match="is not in this home"):
+        server.require_own_run()

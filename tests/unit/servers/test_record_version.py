@@ -1,0 +1,158 @@
+"""A run whose record is of another version: it is named with what to do, and stands in nobody's way."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+from run_samples import past_run, request_of
+
+from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.core.record_version import RECORD_VERSION
+from orchestrator.planner.source import run_source
+from orchestrator.report.diff import resolve_side
+from orchestrator.report.history import history
+from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers.down import down
+from orchestrator.servers.group import ServerGroup
+from orchestrator.servers.prune import PruneRequest, prune
+from orchestrator.servers.restart import restart
+from orchestrator.servers.rollback import request_from, rollback
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start import up
+from orchestrator.servers.status import statuses
+from orchestrator.servers.watch.recovery import standing
+
+OTHERS = pytest.mark.parametrize("version", [0, 99])
+# Commands that need what the run keeps.
+READERS: dict[str, Callable[[RunDir, Home], object]] = {
+    "restart": lambda _, home: restart("owl", home),
+    "rollback": lambda _, home: rollback("owl", home),
+    "up --from": lambda run, _: request_from(run),
+    "up --from, planned": run_source,
+    "diff": lambda run, home: resolve_side(str(run), home),
+    "watch": lambda _, home: standing(servers_of(home), "owl"),
+    "metrics": lambda run, _: require_plan(run, "owl"),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def servers_of(home: Home) -> Servers:
+    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+
+
+def of_version(run: RunDir, version: object, file: str = "up.json") -> RunDir:
+    """The run as another `deploy` would have written it."""
+    path = run.path / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+    return RunDir(run.path)
+
+
+def is_named(run: RunDir, version: int, said: str) -> bool:
+    """Whether a message names the run, both versions, and what to do."""
+    told = f"the run `owl/{run.path.name}`: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+    return told in said and "`deploy down owl` stops its server" in said and f"rm -r {run.path}" in said
+
+
+def test_what_a_start_writes_is_of_this_version(home: Home) -> None:
+    run = past_run(home, 1)
+    assert run.other_version == ""
+    assert read_plan(run) is not None
+
+
+@pytest.mark.parametrize("version", [0, 99, True, "1", None, 1.0])
+def test_nothing_of_another_version_is_read(home: Home, version: object) -> None:
+    run = of_version(past_run(home, 1), version)
+    assert read_plan(run) is None
+    assert run.read("smoke.json") == {}
+
+
+@OTHERS
+def test_status_shows_every_server_and_names_that_run(
+    home: Home, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past_run(home, 1, name="hen", running=True)
+    run = of_version(past_run(home, 2, running=True), version)
+    found = statuses(servers_of(home), None, ask=False)
+    assert [(each.name, each.status) for each in found] == [("hen", "running"), ("owl", "running")]
+    assert is_named(run, version, capsys.readouterr().err)
+
+
+@OTHERS
+@pytest.mark.parametrize("reader", READERS)
+def test_what_needs_that_run_refuses_in_words(home: Home, reader: str, version: int) -> None:
+    run = of_version(past_run(home, 1, running=reader == "watch"), version)
+    with pytest.raises(StartError) as caught:
+        READERS[reader](run, home)
+    assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
+
+
+@OTHERS
+def test_replicas_of_that_run_are_not_replaced_one_by_one(
+    home: Home, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their plan is not known: whether they can give way one by one cannot be told."""
+    run = of_version(past_run(home, 1, running=True), version)
+    servers = servers_of(home)
+    monkeypatch.setattr(up, "_standing_several", lambda *_, **__: servers.open("owl").found)
+    with pytest.raises(StartError) as caught:
+        up._replaced_one_by_one(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
+    assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
+
+
+@OTHERS
+def test_another_server_is_looked_at_as_before(home: Home, version: int) -> None:
+    past_run(home, 1, name="hen", running=True)
+    of_version(past_run(home, 2, running=True), version)
+    assert standing(servers_of(home), "hen").status is Status.RUNNING
+
+
+@OTHERS
+def test_prune_keeps_that_run_and_says_why(home: Home, version: int) -> None:
+    run = of_version(past_run(home, 1), version)
+    gone = past_run(home, 1, name="hen")
+    for name in ("owl", "hen"):
+        past_run(home, 2, name=name)
+    kept = {each.run_dir: each.kept for each in prune(servers_of(home), None, _all_but_one())}
+    assert kept[str(gone.path)] == ""
+    assert f"it has version {version}, and this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
+    assert f"rm -r {run.path}" in kept[str(run.path)]
+    assert (run.path.exists(), gone.path.exists()) == (True, False)
+
+
+def _all_but_one() -> PruneRequest:
+    return PruneRequest(keep=1, since=datetime.now(UTC), dry_run=False)
+
+
+@OTHERS
+def test_history_lists_that_run(home: Home, version: int) -> None:
+    past_run(home, 2)
+    of_version(past_run(home, 1), version)
+    newest, other = history(servers_of(home), None, ())
+    assert newest.ended == "stopped"
+    assert other.ended == f"not read: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+
+
+@OTHERS
+def test_a_process_whose_own_record_is_of_another_version_is_named(home: Home, version: int) -> None:
+    past_run(home, 1, name="hen", running=True)
+    run = of_version(past_run(home, 2), version, "process.json")
+    found = {each.name: each for each in statuses(servers_of(home), None, ask=False)}
+    assert found["hen"].status == Status.RUNNING
+    assert found["owl"].status == Status.UNKNOWN
+    told = f"process.json` cannot be read: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+    assert told in found["owl"].detail
+    assert "`deploy down owl` ends its server" in found["owl"].detail
+    with pytest.raises(HostError, match=f"it has version {version}") as caught:  # nothing runs that is known to be its
+        down(servers_of(home), "owl", host=None)
+    assert "move its run directory away" in caught.value.hint
+    assert run.path.exists()
