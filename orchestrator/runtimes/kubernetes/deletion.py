@@ -12,7 +12,7 @@ from orchestrator.runtimes.kubernetes.record import object_name, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
 # What a start makes beside the Deployment; a claim is none of it: nobody's weights are deleted.
-_KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets,jobs"
+_KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _PAUSE: Final = 0.5
 _ASKED, _BRIEFLY = 10.0, 4.0  # seconds for an answer; of an API server that hangs kubectl takes up to three times that

@@ -42,9 +42,9 @@ from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
 from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.manifests import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, is_record, known_namespaces, replica_of
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
+from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
@@ -91,7 +91,7 @@ class KubernetesRuntime(Runtime):
     here = False
     elsewhere = True
     discovers = True
-    leaves: ClassVar = frozenset({"kubernetes.yaml", "weights.yaml"})
+    leaves: ClassVar = frozenset({"kubernetes.yaml"})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
