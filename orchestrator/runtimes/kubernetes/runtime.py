@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
-from orchestrator.core.logs.lines import Lines, LogTail, redacted
+from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.core.safe_paths import FileName
@@ -35,7 +35,6 @@ from orchestrator.runtimes.base import (
     ServerState,
     Status,
     Unit,
-    lines_since,
 )
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
@@ -63,6 +62,7 @@ from orchestrator.runtimes.kubernetes.record import (
 )
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.replicas import replica_name, replica_number
+from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
@@ -220,8 +220,7 @@ class KubernetesRuntime(Runtime):
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
         if not unit.identity or self._look(unit)[0] is None:
-            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
-            yield from kept if since is None else lines_since(kept, since, started=None, zone=UTC)
+            yield from kept_log(unit, since)
             return
         log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
