@@ -274,8 +274,6 @@ class Kubernetes:
     secret: str | None  # the one with the API key; None: one of the server's own
     claim: str | None  # either of these two holds checkpoints by name
     host_path: str | None
-    stage_image: str | None  # by which a Job stages the checkpoint
-    token_secret: str | None  # for the hub
 
 
 @dataclass(frozen=True, kw_only=True)

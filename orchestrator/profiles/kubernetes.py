@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.validation import AbsolutePath, Image, StrictModel, Word
+from orchestrator.core.validation import AbsolutePath, StrictModel, Word
 from orchestrator.profiles.sizes import Size
 
 # Names and labels as the API server takes them (apimachinery, pkg/util/validation/validation.go).
@@ -24,18 +24,11 @@ Taint: TypeAlias = Annotated[
 
 
 class KubernetesWeights(StrictModel):
-    """Where the pods find the checkpoint, `MODEL` in there, and who brings it."""
+    """Where the pods find the checkpoint, `MODEL` in there; whoever runs the cluster brings it."""
 
     claim: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
     host_path: AbsolutePath | None = Field(
         default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
-    )
-    stage_image: Image | None = Field(
-        default=None,
-        description="an image with this tool, by which a Job stages the checkpoint; without one it has to be there",
-    )
-    token_secret: ObjectName | None = Field(
-        default=None, description="a Secret whose key `token` that Job asks the hub with"
     )
 
     @model_validator(mode="after")

@@ -102,6 +102,12 @@ class Unit:
     number: int = 1  # among those of its role
     state: ServerState = field(default=UNSEEN, compare=False)  # when it was listed
 
+    @classmethod
+    def unreadable(cls, runtime: str, name: str, run_dir: Path) -> Unit:
+        """A unit whose record cannot be read."""
+        where = str(run_dir.absolute())
+        return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=where, identity="")
+
 
 def lines_since(
     lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None

@@ -30,7 +30,7 @@ from wheels import wheel
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.kubernetes.manifests import server_objects
+from orchestrator.runtimes.kubernetes.manifests import objects_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 PREFIX = "deploy-bench-status"
@@ -107,7 +107,7 @@ def of_pods(servers: int, rounds: int) -> None:
     settings = ("kubernetes.image_on_node=true", "kubernetes.weights.host_path=/srv")
     artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
     names = [f"{PREFIX}-{number}" for number in range(servers)]
-    objects = [each for name in names for each in server_objects(artifacts, "x", name)]
+    objects = [each for name in names for each in objects_of(artifacts, "x", name)]
     items = [each for each in objects if each["apiVersion"] != "policy/v1"]  # younger than this Kubernetes
     running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
     running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,13 +16,11 @@ from cluster_server import ClusterEngine
 from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT, Hub, serve
-from own_node import CHECKOUT, ENGINE_IMAGE, PACKAGES, load_engine, load_tool, models_with
+from own_node import ENGINE_IMAGE, PACKAGES, load_engine, models_with
 from patience import PATIENCE, wait_for
 from standin import packages_of
 
-from orchestrator.checkpoints.receipt import read_receipt
-from orchestrator.core.paths import data_root
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -74,39 +74,49 @@ def test_a_log_is_followed_through_a_restart_and_a_stream_that_breaks(cluster_en
     assert lines == [[run, str(number)] for run in runs for number in range(LINES)][: len(lines)]
 
 
-def test_a_job_stages_the_checkpoint_and_the_server_waits_for_its_receipt(
-    cluster_engine: ClusterEngine, tiny_model: Path
+@pytest.fixture
+def claimed(cluster_engine: ClusterEngine) -> Iterator[Path]:
+    """The directory behind the claim `models`, which is empty."""
+    folder, cluster = cluster_engine.home.root / "claimed", cluster_engine.cluster
+    folder.mkdir()
+    size, shared = {"storage": "1Gi"}, {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {**shared, "capacity": size, "hostPath": {"path": str(folder)}}
+    claim = {**shared, "resources": {"requests": size}, "volumeName": "models"}
+    for kind, spec in (("PersistentVolume", volume), ("PersistentVolumeClaim", claim)):
+        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "models"}, "spec": spec}
+        cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(made))
+    yield folder
+    cluster.kubectl("delete", "persistentvolumeclaims,persistentvolumes", "models", "--wait=false")
+
+
+def test_a_claim_without_the_checkpoint_is_told_and_its_server_starts_once_it_is_filled(
+    cluster_engine: ClusterEngine, claimed: Path, tiny_model: Path
 ) -> None:
-    """From a hub, with this tool's own `deploy stage` in the pod; the receipt is as it is anywhere else."""
-    node = cluster_engine.node
-    site = next(path for path in sys.path if path.endswith("site-packages"))
-    models = models_with(node, "staged", **{PACKAGES: Path(site), CHECKOUT: data_root()})
-    with serve(Hub(repository="tests/tiny", directory=tiny_model), node.host) as hub:
-        settings = (
-            f"kubernetes.weights.host_path={models}",
-            f"kubernetes.weights.stage_image={load_tool(node, hub.url)}",
-            "model.origin.kind=hub",
-            f"model.origin.location={hub.repository}",
-        )
-        serves = "import time; print('serves', flush=True); time.sleep(600)"
-        server = cluster_engine.start("staged", cluster_engine.artifacts(*settings, argv=("python3", "-c", serves)))
-        told = set()
-
-        def state() -> ServerState:
-            found = server.runtime.state(server.handle)
-            told.add(found.detail)
-            return found
-
-        wait_for(lambda: state().status is Status.RUNNING)
+    """The command that is told makes a pod with the claim; what runs in it runs here, where there is no internet."""
+    hub = Hub(repository="tests/tiny", directory=tiny_model)
+    settings = (
+        "kubernetes.weights.host_path=null",
+        "kubernetes.weights.claim=models",
+        "model.origin.kind=hub",
+        f"model.origin.location={hub.repository}",
+        f"model.origin.revision={COMMIT[:8]}",
+    )
+    serves = "import time; print('serves', flush=True); time.sleep(600)"
+    server = cluster_engine.start("claimed", cluster_engine.artifacts(*settings, argv=("python3", "-c", serves)))
+    wait_for(lambda: "claim `models` does not hold `tiny`" in server.runtime.state(server.handle).detail)
+    (command,) = re.findall("`(kubectl [^`]* run [^`]*)`", server.runtime.state(server.handle).detail)
+    subprocess.run(shlex.split(command), check=True)
+    cluster = cluster_engine.cluster
+    (pod,) = cluster.get("pods", "--field-selector", "metadata.name=deploy-fill")
+    cluster.kubectl("delete", "pod", "deploy-fill", "--force", "--grace-period=0")
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "models"}
+    (container,) = pod["spec"]["containers"]
+    program, *words = (word.replace("/models/", f"{claimed}/") for word in container["command"][3:])
+    with serve(hub):
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(cluster_engine.home.root / "hf")}
+        subprocess.run([sys.executable, "-c", program, *words], env=environ, check=True)
+    wait_for(lambda: server.runtime.state(server.handle).status is Status.RUNNING)
     server.runtime.stop(server.handle, grace=0)
-    assert any(f"waiting on {node.name} until the checkpoint is staged by job" in detail for detail in told)
-    receipt = read_receipt(models / "tiny")
-    assert receipt is not None
-    assert receipt.revision == COMMIT
-    assert receipt.location == hub.repository
-    sizes = {path.name: path.stat().st_size for path in tiny_model.glob("[!.]*")}
-    assert {name: size for name, (size, _) in receipt.files.items()} == sizes
-    assert all((models / "tiny" / name).read_bytes() == (tiny_model / name).read_bytes() for name in sizes)
 
 
 def streams() -> list[int]:

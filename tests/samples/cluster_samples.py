@@ -18,8 +18,6 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between t
         "kubernetes.node_selector=[amd.com/gpu.device-id=75a3]",
         "kubernetes.tolerations=[amd.com/gpu:NoSchedule]",
         "kubernetes.weights.claim=models",
-        "kubernetes.weights.stage_image=registry.example/deploy:0.1.0",
-        "kubernetes.weights.token_secret=hub",
         "server.api_key_env=SGLANG_KEY",
     ),
     "b200-tp8": (

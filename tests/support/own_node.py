@@ -38,9 +38,7 @@ _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "ke
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _PAUSE: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
-TOOL_IMAGE: Final = "deploy.test/tool:1"
-PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE or TOOL_IMAGE
-CHECKOUT: Final = "checkout"  # the same, of this tool
+PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
 
 
@@ -198,14 +196,6 @@ def load_engine(node: OwnNode) -> str:
     paths = f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode()
     node.load(ENGINE_IMAGE, lambda tar: add_file(tar, place, paths))
     return ENGINE_IMAGE
-
-
-def load_tool(node: OwnNode, hub: str) -> str:
-    """Give the node an image with this tool, whose parts lie beside the models, and the address of a hub; its tag."""
-    script = b'#!/bin/sh\nexec python3 -P -m orchestrator "$@"\n'
-    env = (f"HF_ENDPOINT={hub}", f"PYTHONPATH=/models/{PACKAGES}:/models/{CHECKOUT}", "DEPLOY_HOME=/tmp/home")
-    node.load(TOOL_IMAGE, lambda tar: add_file(tar, "/usr/local/bin/deploy", script, mode=0o755), env=env)
-    return TOOL_IMAGE
 
 
 def models_with(node: OwnNode, name: str, **places: Path) -> Path:

@@ -9,13 +9,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
-from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.core.safe_paths import FileName
@@ -25,14 +24,12 @@ from orchestrator.hosts.daemon import remote_host
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
-    LOG,
     Cache,
     HostRef,
     PreparedRun,
     Runtime,
     ServerState,
     Unit,
-    lines_since,
 )
 from orchestrator.runtimes.docker.container import (
     PART,
@@ -45,6 +42,7 @@ from orchestrator.runtimes.docker.container import (
 )
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 from orchestrator.runtimes.replicas import is_replica, may_coexist, replica_name, replica_number, with_roles
+from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -181,8 +179,7 @@ class DockerRuntime(Runtime):
 
         container = self._get(unit)
         if container is None:
-            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
-            yield from kept if since is None else lines_since(kept, since, started=None, zone=UTC)
+            yield from kept_log(unit, since)
             return
         moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():

@@ -12,13 +12,12 @@ from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_s
 from orchestrator.images.sources import argument_checker
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.kubernetes.liveness import FOLDER, VOLUME
+from orchestrator.runtimes.kubernetes.liveness import FOLDER
 
 NAME: Final = "arguments"
 _PROGRAM: Final = "check_server_args.py"
 _QUESTION: Final = "arguments.json"
 _MESSAGE: Final = "/dev/termination-log"  # the default of `terminationMessagePath`
-_MOUNTED: Final = ("models", VOLUME)
 _REFUSED: Final = 3  # the program's exit code
 
 
@@ -29,14 +28,11 @@ def argument_files(artifacts: Artifacts) -> dict[str, str]:
     return {_PROGRAM: argument_checker(), _QUESTION: argument_question(artifacts, None).to_json() + "\n"}
 
 
-def argument_container(artifacts: Artifacts, server: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The init container, with image and variables of the `server`, its model and no key; none for another program."""
+def argument_command(artifacts: Artifacts) -> list[str]:
+    """What the init container runs; empty for another program than a server."""
     if not is_server(artifacts.command.argv):
         return []
-    shared = {key: server[key] for key in ("image", "imagePullPolicy", "env")}
-    mounts = [mount for mount in server["volumeMounts"] if mount["name"] in _MOUNTED]
-    command = ["python3", "-B", f"{FOLDER}/{_PROGRAM}", f"{FOLDER}/{_QUESTION}", _MESSAGE]
-    return [{"name": NAME, "command": command, **shared, "volumeMounts": mounts}]
+    return ["python3", "-B", f"{FOLDER}/{_PROGRAM}", f"{FOLDER}/{_QUESTION}", _MESSAGE]
 
 
 def refusal_in(pod: Mapping[str, Any]) -> ArgumentRefusal | None:

@@ -7,7 +7,7 @@ from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.manifests import cluster_of, gpus_asked
+from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
 
 
 def cluster_findings(plan: Plan) -> Iterator[Finding]:

@@ -12,12 +12,11 @@ from orchestrator.core.text import printable
 from orchestrator.engine.launch import split_secrets
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.files import image_of_pods
-from orchestrator.runtimes.kubernetes.gateway import objects_of
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, metadata, secret_name
+from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef
+from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.record import NAME, STARTER
-from orchestrator.runtimes.kubernetes.staging import staging_job
 
 
 def objects_of_start(
@@ -27,11 +26,9 @@ def objects_of_start(
     plan = artifacts.plan
     given = split_secrets(secrets, api_key_env=plan.server.api_key_env)
     if given.config is not None and cluster_of(plan).secret is None:
-        about = metadata(plan, name, called=secret_name(plan, name))
+        about = metadata(plan, name, secret_name(plan, name))
         data = {CONFIG: given.config.reveal()}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-    if plan.gateway is None and (job := staging_job(plan, name)) is not None:
-        yield job
     for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
         if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
             warn("this Kubernetes is older than 1.21: who drains its node evicts the server")

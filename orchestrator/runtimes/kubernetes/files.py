@@ -1,4 +1,4 @@
-"""`kubernetes.yaml` and `weights.yaml`: what `kubectl apply` takes."""
+"""`kubernetes.yaml`: what `kubectl apply` takes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runtimes.kubernetes.gateway import objects_of
-from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name
-from orchestrator.runtimes.kubernetes.staging import staging_job
+from orchestrator.runtimes.kubernetes.claim import how_to_fill
+from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
+from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,8 @@ class PodImage:
 
 
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
-    """The server's objects, and the Job that stages its checkpoint, where there is one.
-
-    Raises ProfileError for a plan that no cluster can start: an image in no registry, a config.json that has to be
-    patched.
+    """The server's objects. Raises ProfileError for a plan that no cluster can start: an image in no registry, a
+    config.json that has to be patched.
     """
     plan, image = artifacts.plan, image_of_pods(artifacts)
     parts = [
@@ -38,10 +36,7 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
         (artifacts, ""),
     ]
     found = chain.from_iterable(objects_of(each, image.reference, name, part) for each, part in parts)
-    written = [_file("kubernetes.yaml", _head(plan, name), found)]
-    if (job := staging_job(plan, name)) is not None:
-        written.append(_file("weights.yaml", [f"{plan.profile}: stages {plan.model.source.location}"], [job]))
-    return tuple(written)
+    return (_file("kubernetes.yaml", _head(plan, name), found),)
 
 
 def image_of_pods(artifacts: Artifacts) -> PodImage:
@@ -75,8 +70,10 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has those of its node's container runtime, and can ask for no others"
+    cluster = cluster_of(plan)
+    if cluster.claim:
+        yield f"before that, once: claim `{cluster.claim}` gets `{plan.model.name}`; {how_to_fill(plan)}"
     if variable := plan.server.api_key_env:
-        cluster = cluster_of(plan)
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
         yield f"before that, once: the API key of ${variable}, by way of no file and no command line"

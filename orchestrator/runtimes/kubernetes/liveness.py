@@ -6,7 +6,7 @@ than 20 s. The program is `engine.life`, whose rule is that of `deploy watch`; a
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from orchestrator.engine import liveness
@@ -14,7 +14,6 @@ from orchestrator.plan.plan import Plan
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "life.py"
-VOLUME: Final = "life"
 _BETWEEN: Final = 30  # seconds between two looks at the most: each asks every rank for a token
 
 
@@ -40,18 +39,9 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def liveness_program(metadata: dict[str, Any], more: Mapping[str, str]) -> dict[str, Any]:
-    """The ConfigMap with the program, and `more` files for `FOLDER`."""
-    data = {_PROGRAM: inspect.getsource(liveness), **more}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def liveness_volume(called: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The volume of that ConfigMap, and its mount."""
-    return (
-        {"name": VOLUME, "configMap": {"name": called}},
-        {"name": VOLUME, "mountPath": FOLDER, "readOnly": True},
-    )
+def liveness_program() -> dict[str, str]:
+    """The program, for the ConfigMap that is mounted at `FOLDER`."""
+    return {_PROGRAM: inspect.getsource(liveness)}
 
 
 def _between(plan: Plan) -> int:

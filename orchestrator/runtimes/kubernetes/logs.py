@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from orchestrator.core.logs.lines import LONGEST_LINE, Lines, complete_lines
 from orchestrator.core.subprocesses import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.manifests import CONTAINER
+from orchestrator.runtimes.kubernetes.pod import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again

@@ -11,7 +11,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, replica_of
-from orchestrator.runtimes.kubernetes.record import NAME, STAGES, selector
+from orchestrator.runtimes.kubernetes.record import NAME, selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
@@ -76,9 +76,6 @@ class ObservationCache:
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
         if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
-        if view is not None and view.awaits_checkpoint:
-            staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={unit.name}")["items"]
-            view = replace(view, staging=staging)
         self._seen[unit.identity] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
         return seen
 

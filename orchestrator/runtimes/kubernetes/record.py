@@ -10,7 +10,6 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.replicas import replica_number
 
 NAME: Final = "deploy.name"  # the label that selects all objects of a server
-STAGES: Final = "deploy.stages"  # the label of what brings a server's checkpoint: a Service sends nothing there
 PART: Final = "deploy.part"  # the label that tells one of several servers, and their gateway
 ROLE: Final = "deploy.role"
 GATEWAY: Final = "gateway"
@@ -23,7 +22,7 @@ URL: Final = "deploy.url"
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _VERSION: Final = "deploy.version"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
-# A Job's name has at most 63 characters and ends with what tells it from the next one (validation of `job-name`).
+# A DNS label has at most 63 characters, and one of several servers adds its part.
 _LONGEST: Final = 48
 
 

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
-from orchestrator.core.logs.lines import Lines, LogTail, redacted
+from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.core.safe_paths import FileName
@@ -35,16 +35,15 @@ from orchestrator.runtimes.base import (
     ServerState,
     Status,
     Unit,
-    lines_since,
 )
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
-from orchestrator.runtimes.kubernetes.deletion import LATE, Removal, kinds_of
+from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
 from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.manifests import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, is_record, known_namespaces, replica_of
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
+from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
@@ -63,6 +62,7 @@ from orchestrator.runtimes.kubernetes.record import (
 )
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.replicas import replica_name, replica_number
+from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from orchestrator.profiles.schema import Profile
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
-_BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain
 _PAUSE: Final = 0.2
 # The command line of each process that is no zombie: behind the name in /proc/PID/stat stands its state (proc(5)).
 _TITLES: Final = """\
@@ -91,7 +90,7 @@ class KubernetesRuntime(Runtime):
     here = False
     elsewhere = True
     discovers = True
-    leaves: ClassVar = frozenset({"kubernetes.yaml", "weights.yaml"})
+    leaves: ClassVar = frozenset({"kubernetes.yaml"})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -148,7 +147,6 @@ class KubernetesRuntime(Runtime):
         self._seen = ObservationCache()
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
-        self._overdue: set[str] = set()  # of those whose end was awaited in vain
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. What was made is deleted before an error leaves.
@@ -222,8 +220,7 @@ class KubernetesRuntime(Runtime):
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
         if not unit.identity or self._look(unit)[0] is None:
-            kept = LogTail(Path(unit.run_dir, LOG)).to_end()
-            yield from kept if since is None else lines_since(kept, since, started=None, zone=UTC)
+            yield from kept_log(unit, since)
             return
         log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
@@ -237,19 +234,12 @@ class KubernetesRuntime(Runtime):
 
         Raises HostError for a pod whose node does not say that it has ended.
         """
-        self._keep_log(unit)
-        try:
-            self._end([unit], part=self._seats[unit.identity].part, grace=grace)
-        except HostError:
-            self._overdue.add(unit.identity)
-            raise
+        self.stop_together([unit], grace=grace)
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Delete everything of their name at once, what they share too."""
         for unit in units:
             self._keep_log(unit)
-        overdue = any(unit.identity in self._overdue for unit in units)  # the others may be elsewhere
-        self._end(units, part="", grace=grace, late=_BRIEFLY if overdue else LATE)
+        self._end(units, grace=grace)
 
     def show(self, unit: Unit, *, shown: bool) -> None:
         """See `Runtime.show`. Its pod bears the label by which the gateway looks for it, or not.
@@ -330,17 +320,15 @@ class KubernetesRuntime(Runtime):
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
-    def _end(self, servers: Sequence[Unit], *, part: str, grace: float, late: float = LATE) -> None:
-        """End one server, or with no `part` everything of a name. Raises HostError."""
-        seat, meant = self._seats[servers[0].identity], {each.identity for each in servers}
-        several = bool(part or seat.part)
-        silent = not self._seen.answers(seat.cluster)
+    def _end(self, units: Sequence[Unit], *, grace: float) -> None:
+        """End units of one name. Raises HostError."""
+        seats = {unit.identity: self._seats[unit.identity] for unit in units}
+        parts = {identity: seat.part for identity, seat in seats.items()}
         try:
-            removal = Removal(seat.cluster, servers[0].name, meant, part=part, several=several, silent=silent)
-            removal.carry_out(grace, late=late)
+            Removal(seats[units[0].identity].cluster, units[0].name, parts).carry_out(grace)
         finally:
-            for each in servers:
-                self._forget(each)
+            for unit in units:
+                self._forget(unit)
 
     def _discard(self, seat: ReplicaRef, name: str, starter: str) -> None:
         """Delete what a start has made; where that fails, say so: the error to raise is the start's own."""
@@ -348,7 +336,7 @@ class KubernetesRuntime(Runtime):
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
             if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
-                self._end([self._unit(cluster, found)], part=seat.part, grace=1)
+                self._end([self._unit(cluster, found)], grace=1)
         except DeployError as error:
             selected = selector(name, seat.part)
             hint = f"{cluster.shown('delete', kinds_of(seat.part), '--selector', selected)} removes them"

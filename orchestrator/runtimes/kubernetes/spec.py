@@ -15,7 +15,7 @@ from orchestrator.runtimes.image import image_of
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
-from orchestrator.runtimes.kubernetes.manifests import METRICS_PORT, PORT, cluster_of, model_path
+from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of, model_path
 from orchestrator.runtimes.kubernetes.record import GATEWAY, PART, REPLICA, ROLE, object_name, selected
 
 
@@ -27,12 +27,6 @@ def weights_have_a_place(case: RuleContext) -> Iterator[Problem]:
             "nothing says where the pods find the checkpoint",
             case.place("kubernetes", "weights") or case.place("runtime"),
             "`--set kubernetes.weights.claim=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
-        )
-    if origin != "hub" and weights.stage_image:
-        yield Problem(
-            f"a checkpoint that is {origin} is not staged by a Job",
-            case.place("kubernetes", "weights", "stage_image"),
-            "leave it out, and put the checkpoint there yourself",
         )
 
 

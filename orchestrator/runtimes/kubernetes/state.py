@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.kubernetes.arguments import NAME as ARGUMENTS
 from orchestrator.runtimes.kubernetes.arguments import refusal_in
-from orchestrator.runtimes.kubernetes.manifests import AWAITS, CONTAINER
+from orchestrator.runtimes.kubernetes.pod import CHECKPOINT, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
 
@@ -38,7 +38,6 @@ class PodView:
 
     pod: Seen
     events: Sequence[Seen] = ()
-    staging: Sequence[Seen] = ()  # the Job that brings its checkpoint, and the pods of that
     lost: Seen | None = None  # the pod whose place it took, where that one failed: evicted, above all
 
     @property
@@ -82,12 +81,6 @@ class PodView:
     def warns(self) -> bool:
         """Whether there may be warnings that say why it does not run, or has not."""
         return self.placed or self.restarts > 0
-
-    @property
-    def awaits_checkpoint(self) -> bool:
-        """Whether it waits for a Job to bring its checkpoint: that is what its init container does."""
-        statuses = self.pod.get("status", {}).get("initContainerStatuses", ())
-        return any("running" in each.get("state", {}) for each in statuses if each["name"] == AWAITS)
 
 
 def is_over(pod: Seen) -> bool:
@@ -173,11 +166,6 @@ def _troubles(view: PodView) -> Iterator[str]:
         said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
         if said and view.placed:
             yield f"{what}: {said[-1]}"
-    for each in view.staging if view.awaits_checkpoint else ():
-        ended = [each for each in each.get("status", {}).get("conditions", ()) if each["type"] == "Failed"]
-        said = [f"{job.get('reason', 'Failed')}: {job.get('message', '')}" for job in ended if job["status"] == "True"]
-        for why in (*said, *_held(each)):
-            yield f"its checkpoint is not staged, says `{each['metadata']['name']}`: {why}"
 
 
 def _held(pod: Seen) -> Iterator[str]:
@@ -185,6 +173,10 @@ def _held(pod: Seen) -> Iterator[str]:
     status = pod.get("status", {})
     if (refusal := refusal_in(pod)) is not None:
         yield f"its sglang refuses the arguments: {refusal.text}"
+    for each in status.get("initContainerStatuses", ()):
+        ended = _last_end(each) if each["name"] == CHECKPOINT else None
+        if ended is not None and ended.get("exitCode"):
+            yield f"its checkpoint is missing: {ended.get('message', '')}"
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield f"no node takes it: {condition.get('message', condition.get('reason', ''))}"
@@ -206,12 +198,6 @@ def _waits_for(view: PodView) -> str:
     if not view.placed:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
-    if view.awaits_checkpoint:
-        jobs = [each["metadata"]["name"] for each in view.staging if each.get("kind") == "Job"]
-        statuses = [one for each in view.staging for one in each.get("status", {}).get("containerStatuses", ())]
-        failed = sum(int(each.get("restartCount", 0)) for each in statuses)
-        by = f" by job `{jobs[0]}`" + (f", of which {failed} tries have failed" if failed else "") if jobs else ""
-        return f"waiting on {node} until the checkpoint is staged{by}"
     if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in _first_steps(view.pod)):
         return f"its sglang judges the arguments on {node}"
     return f"waiting on {node} for its image and its volumes"

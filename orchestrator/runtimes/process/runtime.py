@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -37,11 +36,11 @@ from orchestrator.runtimes.base import (
     ServerState,
     Status,
     Unit,
-    lines_since,
 )
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
+from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
     CONFIG,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from orchestrator.plan.rules import Rule
 
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # a program, of which each server here has one
-_POLL: Final = 0.05  # seconds between two looks at /proc
 
 
 class ProcessRuntime(Runtime):
@@ -177,15 +175,7 @@ class ProcessRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
-        tail = LogTail(Path(unit.run_dir, LOG))
-        if since is not None:
-            started = self.state(unit).started_at
-            begun = datetime.fromisoformat(started) if started else None
-            yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
-        while follow and self.state(unit).status is Status.RUNNING:
-            yield from tail()
-            time.sleep(_POLL * 4)
-        yield from tail.to_end()
+        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
@@ -271,7 +261,7 @@ def _servers(folder: Path) -> list[Unit]:
     try:
         run_dirs = _folders(folder)
     except HostError:
-        return [_lost(folder.name, folder)]
+        return [Unit.unreadable("process", folder.name, folder)]
     for run_dir in run_dirs:
         records: list[tuple[Record, Path]] = []
         for part in parts_of(run_dir):
@@ -279,7 +269,7 @@ def _servers(folder: Path) -> list[Unit]:
                 if (record := read_record(part)) is not None and not is_copy(record, part):
                     records.append((record, part))
             except HostError:
-                lost.append(_lost(folder.name, part))
+                lost.append(Unit.unreadable("process", folder.name, part))
         if records:
             known.append(_RecordedRun(run_dir, tuple(records)))
     found = [run for run in known if run.may_run]
@@ -299,7 +289,7 @@ def _deleted(runs: Path) -> list[Unit]:
             continue
         folder = run_root(run_dir).parent
         if folder.parent == top and NAME.match(folder.name):
-            found.append(_lost(folder.name, run_dir))
+            found.append(Unit.unreadable("process", folder.name, run_dir))
     return found
 
 
@@ -348,13 +338,6 @@ def _unit(record: Record, run_dir: Path) -> Unit:
         run_dir=str(run_dir.absolute()),
         identity=record.supervisor,
         number=replica_number(run_dir.name) or 1,
-    )
-
-
-def _lost(name: str, run_dir: Path) -> Unit:
-    """A server whose record cannot be read."""
-    return Unit(
-        runtime="process", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir.absolute()), identity=""
     )
 
 

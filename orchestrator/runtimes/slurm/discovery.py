@@ -84,7 +84,7 @@ def _read_start(
         try:
             submission = read_submission(part)
         except HostError:
-            start.lost.append(_lost(name, part))
+            start.lost.append(Unit.unreadable("slurm", name, part))
             continue
         if submission is not None and submission.comment.run == str(part):
             job = None if submission.stopped else jobs.find_job(submission.job)
@@ -109,8 +109,3 @@ def _names(runs: Path) -> set[str]:
     except OSError as error:
         why = f"`{runs}` cannot be looked through: {error.strerror}"
         raise HostError(why, hint="set DEPLOY_HOME") from error
-
-
-def _lost(name: str, run_dir: Path) -> Unit:
-    """A server whose record cannot be read, and of which no job in the queue tells."""
-    return Unit(runtime="slurm", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir), identity="")

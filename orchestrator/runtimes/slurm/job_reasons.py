@@ -5,51 +5,40 @@ from typing import Final
 
 from orchestrator.runtimes.slurm.jobs import Job
 
-_WORDS: Final = {
-    "None": "Slurm has not looked at it yet",
-    "Priority": "jobs of higher priority come first",
-    "Resources": "no node has what it asks for free",
-    "BeginTime": "its time to begin has not come",
-    "Dependency": "another job has to end first",
-    "Licenses": "a licence is not free",
-    "Reservation": "its reservation has not begun",
-    "NodeDown": "its node is down",
-    "ReqNodeNotAvail": "the nodes that it needs are down, drained or reserved",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs",
-    "PartitionConfig": "the partition has no node with what it asks for",
-    "PartitionNodeLimit": "the partition does not give that many nodes, or those that fit are down",
-    "PartitionTimeLimit": "it asks for more time than the partition gives",
-    "BadConstraints": "no node can ever have what it asks for",
-    "AccountNotAllowed": "its account may not use the partition",
-    "QOSNotAllowed": "its quality of service may not use the partition",
-    "InvalidAccount": "its account is none",
-    "InvalidQOS": "its quality of service is none",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "it is held",
-    "DependencyNeverSatisfied": "the job that has to end first never ends as it should",
-    "JobLaunchFailure": "its node could not start it",
-    "launch failed requeued held": "its node could not start it, and Slurm holds it",
-}
 _LOOK: Final = "`sinfo --Node --long` and `scontrol show partition` say what there is"
-# What no waiting mends, and what may.
-_NEVER: Final = {
-    "ReqNodeNotAvail": f"{_LOOK}; name another partition with `--set slurm.partition=…`, or wait until they are back",
-    "PartitionDown": f"name another with `--set slurm.partition=…`; {_LOOK}",
-    "PartitionInactive": f"name another with `--set slurm.partition=…`; {_LOOK}",
-    "PartitionConfig": f"name another with `--set slurm.partition=…`; {_LOOK}",
-    "PartitionNodeLimit": f"name another with `--set slurm.partition=…`; {_LOOK}",
-    "PartitionTimeLimit": f"`--set slurm.time=…`, or another partition; {_LOOK}",
-    "BadConstraints": f"see `slurm.options` and `slurm.gpu_type`; {_LOOK}",
-    "AccountNotAllowed": "`--set slurm.account=…`, or another partition",
-    "QOSNotAllowed": "`--set slurm.qos=…`, or another partition",
-    "InvalidAccount": "`--set slurm.account=…`; `sacctmgr show associations user=$USER` lists yours",
-    "InvalidQOS": "`--set slurm.qos=…`; `sacctmgr show qos` lists them",
-    "JobHeldAdmin": "ask who runs the cluster",
-    "JobHeldUser": "leave `--hold` out of `slurm.options`",
-    "DependencyNeverSatisfied": "see `--dependency` in `slurm.options`",
-    "JobLaunchFailure": "ask who runs the cluster; the controller's log says why",
-    "launch failed requeued held": "ask who runs the cluster; the controller's log says why",
+_ELSEWHERE: Final = f"name another partition with `--set slurm.partition=…`; {_LOOK}"
+_ASK: Final = "ask who runs the cluster; the controller's log says why"
+_REASONS: Final = {  # in words, and what may mend it where no waiting does
+    "None": ("Slurm has not looked at it yet", ""),
+    "Priority": ("jobs of higher priority come first", ""),
+    "Resources": ("no node has what it asks for free", ""),
+    "BeginTime": ("its time to begin has not come", ""),
+    "Dependency": ("another job has to end first", ""),
+    "Licenses": ("a licence is not free", ""),
+    "Reservation": ("its reservation has not begun", ""),
+    "NodeDown": ("its node is down", ""),
+    "ReqNodeNotAvail": ("the nodes that it needs are down, drained or reserved", f"wait for them, or {_ELSEWHERE}"),
+    "PartitionDown": ("the partition is down", _ELSEWHERE),
+    "PartitionInactive": ("the partition takes no jobs", _ELSEWHERE),
+    "PartitionConfig": ("the partition has no node with what it asks for", _ELSEWHERE),
+    "PartitionNodeLimit": ("the partition does not give that many nodes, or those that fit are down", _ELSEWHERE),
+    "PartitionTimeLimit": ("it asks for more time than the partition gives", f"`--set slurm.time=…`, or {_ELSEWHERE}"),
+    "BadConstraints": ("no node can ever have what it asks for", f"see `slurm.options` and `slurm.gpu_type`; {_LOOK}"),
+    "AccountNotAllowed": ("its account may not use the partition", "`--set slurm.account=…`, or another partition"),
+    "QOSNotAllowed": ("its quality of service may not use the partition", "`--set slurm.qos=…`, or another partition"),
+    "InvalidAccount": (
+        "its account is none",
+        "`--set slurm.account=…`; `sacctmgr show associations user=$USER` lists yours",
+    ),
+    "InvalidQOS": ("its quality of service is none", "`--set slurm.qos=…`; `sacctmgr show qos` lists them"),
+    "JobHeldAdmin": ("an administrator holds it", "ask who runs the cluster"),
+    "JobHeldUser": ("it is held", "leave `--hold` out of `slurm.options`"),
+    "DependencyNeverSatisfied": (
+        "the job that has to end first never ends as it should",
+        "see `--dependency` in `slurm.options`",
+    ),
+    "JobLaunchFailure": ("its node could not start it", _ASK),
+    "launch failed requeued held": ("its node could not start it, and Slurm holds it", _ASK),
 }
 # A limit on one job stands in the way for ever; one on all jobs of a user, an account or a group only for now.
 _TOO_MUCH: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
@@ -69,7 +58,7 @@ def pending_reason(job: Job) -> str:
     if job.state == "CONFIGURING":
         return f"job {job.id}: its node {job.node} boots"
     word = job.reason.partition(",")[0]
-    said = f"{_WORDS[word]} ({job.reason})" if word in _WORDS else job.reason
+    said = f"{_REASONS[word][0]} ({job.reason})" if word in _REASONS else job.reason
     begins = f", expected at {job.begins[11:16]} UTC on {job.begins[:10]}" if job.begins else ""
     again = ", requeued" if job.restarts else ""
     return f"job {job.id} waits{again}: {said}{begins}"
@@ -82,7 +71,7 @@ def unschedulable_hint(job: Job) -> str:
     word = job.reason.partition(",")[0]
     if _TOO_MUCH.fullmatch(word):
         return "ask for less, or for another quality of service: `--set slurm.qos=…`; `sacctmgr show qos` lists limits"
-    return _NEVER.get(word, "")
+    return _REASONS[word][1] if word in _REASONS else ""
 
 
 def exit_reason(job: Job) -> str:

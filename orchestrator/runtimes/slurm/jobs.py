@@ -64,8 +64,8 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
-        why = _said(done)
-        raise StartError(f"Slurm does not take the job: {why}", hint=_REFUSALS.get(why.partition(":")[0], _LOOK))
+        why, hint = refusal(done)
+        raise StartError(f"Slurm does not take the job: {why}", hint=hint)
     return done.stdout.strip().partition(";")[0]
 
 
@@ -77,8 +77,15 @@ _REFUSALS: Final = {
     "Invalid account or account/partition combination specified": "`--set slurm.account=…`; "
     "`sacctmgr show associations user=$USER` lists yours",
     "Invalid qos specification": "`sacctmgr show qos` lists them; `--set slurm.qos=…`",
+    "Unable to contact slurm controller (connect failure)": "`scontrol ping` says which one is away",
     "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time=…`; {_LOOK}",
 }
+
+
+def refusal(done: CompletedProgram) -> tuple[str, str]:
+    """Why sbatch does not take a job, and what helps."""
+    why = _said(done)
+    return why, _REFUSALS.get(why.partition(":")[0], _LOOK)
 
 
 def queued() -> Iterator[tuple[str, str]]:
@@ -176,7 +183,7 @@ def _said(done: CompletedProgram) -> str:
         return f"nothing within {_WITHIN:.0f} s"
     lines = done.stderr.strip().splitlines()
     last = re.sub(r"^\w+:? (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
-    return last.removeprefix("Batch job submission failed: ")
+    return last.removeprefix("Batch job submission failed: ").removeprefix("allocation failure: ")
 
 
 def _time(found: re.Match[str] | None) -> str | None:

@@ -71,7 +71,6 @@ class Submission:
     job: str
     comment: JobComment
     python: str  # that has this tool, on the nodes
-    submitted_at: str  # ISO 8601, UTC
     stopped: bool
     version: int = RECORD_VERSION
 

@@ -9,35 +9,14 @@ from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.decide import RuntimeSettings
 from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.slurm import SlurmSection
 
-_ONE: Final = "leave it out: a server is one task on one node, which starts its ranks itself; `replicas` starts several"
-_OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile, or why nothing does
-    "job-name": "",
-    "nodes": _ONE,
-    "ntasks": _ONE,
-    "ntasks-per-node": _ONE,
-    "tasks-per-node": _ONE,
-    "ntasks-per-gpu": _ONE,
-    "array": _ONE,
-    "wrap": "",
-    "comment": "",
-    "chdir": "",
-    "output": "",
-    "error": "",
-    "open-mode": "",
-    "parsable": "",
-    "export": "",
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-    "qos": "slurm.qos",
-    "time": "slurm.time",
-    "gres": "slurm.gpu_type",
-    "gpus": "slurm.gpu_type",
-    "exclusive": "slurm.exclusive",
-    "signal": "slurm.signal",
-    "requeue": "slurm.requeue",
-    "no-requeue": "slurm.requeue",
-}
+# Options of sbatch that this tool sets, or that make of a job what is no server: several tasks, none at all.
+_OURS: Final = (
+    {"account", "chdir", "comment", "error", "exclusive", "export", "gpus", "gres", "job-name", "no-requeue", "nodes"}
+    | {"ntasks", "open-mode", "output", "parsable", "partition", "qos", "requeue", "signal", "time"}
+    | {"array", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node", "test-only", "wait", "wrap"}
+)
 
 
 def settings(profile: Profile) -> RuntimeSettings:
@@ -106,18 +85,12 @@ def no_requeue_with_replicas(case: RuleContext) -> Iterator[Problem]:
         )
 
 
-def _meant(name: str) -> str | None:
-    """The option of ours that sbatch takes this one for: it takes a beginning for the whole (getopt_long(3))."""
-    return name if name in _OURS else next((ours for ours in _OURS if ours.startswith(name)), None)
-
-
 def options_are_free(case: RuleContext) -> Iterator[Problem]:
     """A further option of sbatch is none that this tool sets, and holds no secret."""
     for index, option in enumerate(case.profile.slurm.options):
         place, name = case.place("slurm", "options", index), option[2:].partition("=")[0]
-        if (ours := _meant(name)) is not None:
-            by = _OURS[ours]
-            hint = f"`{by}` sets it" if by.startswith("slurm.") else by or "leave it out"
+        if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as getopt_long(3) takes it
+            hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "leave it out"
             yield Problem(f"`--{ours}` is set by this tool", place, hint)
         if looks_secret(option):
             yield Problem(

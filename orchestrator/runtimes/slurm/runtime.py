@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -39,11 +39,10 @@ from orchestrator.runtimes.base import (
     PreparedRun,
     Runtime,
     ServerState,
-    Status,
     Unit,
-    lines_since,
 )
 from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
+from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.discovery import forgotten, found_units
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
     from orchestrator.profiles.schema import Profile
 
 _POLL: Final = 0.5  # seconds between two looks at a job
-_LOG_POLL: Final = 0.2
 _LAST_WORD: Final = 10.0  # seconds a killed server's record may take to come over a shared file system
 _DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (host/drain.py), and a bit
 _ENDS: Final = 90.0  # seconds Slurm may take to end what was cancelled: KillWait is 30 s by default, then the epilog
@@ -192,16 +190,8 @@ class SlurmRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, where the nodes and we see it."""
-        tail = LogTail(Path(unit.run_dir, LOG))
-        if since is not None:
-            started = self.state(unit).started_at
-            begun = datetime.fromisoformat(started) if started else None
-            yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
-        while follow and self.state(unit).status in {Status.RUNNING, Status.PENDING}:
-            for _ in range(5):  # a look at the log costs nothing, one at the job a program
-                yield from tail()
-                time.sleep(_LOG_POLL)
-        yield from tail.to_end()
+        looks = 5  # at the log, which costs nothing, for one at the job, which costs a program
+        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since, looks=looks)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
@@ -247,8 +237,7 @@ class SlurmRuntime(Runtime):
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
             number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run)
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            submission = Submission(job=number, comment=comment, python=python, submitted_at=now, stopped=False)
+            submission = Submission(job=number, comment=comment, python=python, stopped=False)
             write_submission(run_dir, submission)
         except OSError as error:
             raise HostError(f"cannot write below `{run_dir}`: {error.strerror}", hint="free disk space") from error

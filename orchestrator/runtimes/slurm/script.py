@@ -32,6 +32,8 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
 
 
 def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
+    if not plan.gateway:
+        yield from job.options  # first: of an option that is given again sbatch takes the last
     yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),
@@ -48,8 +50,6 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
         yield from ("--exclusive", "--mem=0")
     yield f"--signal=B:TERM@{job.signal}"
     yield "--requeue" if job.requeue else "--no-requeue"  # the cluster's default may be either (JobRequeue)
-    if not plan.gateway:
-        yield from job.options
 
 
 def gres(plan: Plan) -> str | None:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from cluster_samples import HOST_PATH, IMAGE, MONITORED, cluster_plan, manifest_texts, objects, pod
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
@@ -20,8 +22,10 @@ from orchestrator.core.paths import data_root
 from orchestrator.engine import liveness
 from orchestrator.plan.plan import NAME, EnvVar
 from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.kubernetes import manifests
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
-from orchestrator.runtimes.kubernetes.manifests import startup_seconds
+from orchestrator.runtimes.kubernetes.manifests import _quoted
+from orchestrator.runtimes.kubernetes.pod import startup_seconds
 from orchestrator.runtimes.kubernetes.record import object_name
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -45,7 +49,7 @@ def test_whatever_a_server_is_called_its_objects_have_a_name_that_is_taken(name:
     assert NAME.fullmatch(name)
     found = object_name(name)
     assert DNS_LABEL.fullmatch(found)
-    assert len(f"{found}-stage-01234567") <= 63
+    assert len(f"{found}--replica-99") <= 63
 
 
 def test_names_that_differ_in_what_kubernetes_does_not_take_stay_apart() -> None:
@@ -173,17 +177,33 @@ def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
     assert {"name": "A", "value": "$$(PATH) $$$$ $$x"} in env
 
 
-def test_a_server_waits_for_the_receipt_of_what_a_job_stages() -> None:
-    staged = ("kubernetes.weights.claim=models", "kubernetes.weights.stage_image=registry.example/deploy:1")
-    plan = cluster_plan(GLM, *staged)
-    waits, judges = pod(plan)["initContainers"]
-    assert judges["name"] == "arguments"  # the checkpoint's config is there by then
-    assert waits["command"][-1] == f"/models/{plan.model.name}.receipt.json"
-    (stages,) = objects(plan)["Job"]["spec"]["template"]["spec"]["containers"]
-    assert stages["args"][:4] == ["stage", GLM, "--dir", f"/models/{plan.model.name}"]
-    labels = objects(plan)["Job"]["spec"]["template"]["metadata"]["labels"]
-    assert labels == {"deploy.stages": GLM}  # by that of a server its Service would find it
+def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> None:
+    plan = cluster_plan(GLM, "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    holds, judges = pod(plan)["initContainers"]
+    assert (holds["name"], judges["name"]) == ("checkpoint", "arguments")
+    assert holds["command"][-2] == f"/models/{plan.model.name}/config.json"
+    told = holds["command"][-1]
+    assert "`kubectl --namespace serving run deploy-fill " in told
+    assert len(told) < 4096, "Kubernetes keeps no more of a termination message"
+    assert "kubectl --namespace serving run deploy-fill " in manifest_texts(plan)["kubernetes.yaml"].partition("---")[0]
+
+
+def test_what_no_hub_has_is_copied_into_the_claim() -> None:
+    (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.claim=models"))["initContainers"]
+    assert "`deploy stage cpu-tiny --dir DIR` makes it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
+
+
+@given(st.text())
+def test_whatever_a_value_holds_the_template_keeps_it(value: str) -> None:
+    """YAML folds some line ends, and takes others of Unicode's for the end of a document."""
+    assert yaml.safe_load(f"{{key: {_quoted([value, {value: value}])}}}") == {"key": [value, {value: value}]}
+
+
+def test_a_name_that_the_template_does_not_know_is_no_empty_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "_of_unit", lambda *_: {})
+    with pytest.raises(UndefinedError):
+        manifest_texts(cluster_plan("cpu-tiny", HOST_PATH))
 
 
 def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
@@ -201,15 +221,6 @@ def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
     assert argv == server["args"][server["args"].index("--model-path") : server["args"].index("--config")]
     assert (asked["platform"], asked["arch"], asked["model"]) == ("rocm", "gfx950", None)
     assert data["check_server_args.py"] == (data_root() / "images" / "check_server_args.py").read_text()
-
-
-def test_another_checkpoint_is_another_job() -> None:
-    staged = ("kubernetes.weights.claim=models", "kubernetes.weights.stage_image=registry.example/deploy:1")
-    names = {
-        objects(cluster_plan(GLM, *staged, *more))["Job"]["metadata"]["name"]
-        for more in ((), ("waiting.grace=1",), ("model.origin.revision=main",))
-    }
-    assert len(names) == 2
 
 
 @pytest.mark.parametrize(
@@ -241,7 +252,6 @@ def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
     [
         ("{}", 2, "nothing says where the pods find the checkpoint"),
         ("\n  service: LoadBalancer\n  weights: {claim: models}", 3, "from beyond the cluster"),
-        ("\n  weights:\n    claim: models\n    stage_image: a/b:1", 5, "is not staged by a Job"),
         ("\n  weights: {claim: models, host_path: /srv}", 3, "two places"),
         ("\n  tolerations: [nonsense]", 3, "nonsense"),
         ("\n  namespace: Not.One", 3, "Not.One"),

@@ -106,8 +106,8 @@ def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
         (pod(node=""), "waiting for a node"),
         (pod(), "waiting on node-a for its image and its volumes"),
         (
-            pod(initContainerStatuses=[{"name": "checkpoint", "state": {"running": {}}}]),
-            "until the checkpoint is staged",
+            pod(initContainerStatuses=[{"name": "checkpoint", "state": {"terminated": {"exitCode": 0}}}]),
+            "for its image and its volumes",
         ),
     ],
 )
@@ -156,30 +156,19 @@ def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words:
     assert (found.refusal, found.stuck, found.detail) == (None, False, words)
 
 
-def test_what_judges_the_arguments_is_not_what_awaits_a_checkpoint() -> None:
+def test_the_engine_that_judges_the_arguments_is_waited_for() -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"running": {}}}]))
     assert found.detail == "its sglang judges the arguments on node-a"
 
 
-def test_a_checkpoint_that_is_not_staged_says_why() -> None:
-    waits = pod(initContainerStatuses=[{"name": "checkpoint", "state": {"running": {}}}])
-    job: dict[str, Any] = {"kind": "Job", "metadata": {"name": "stage-1"}, "status": {}}
-    view = PodView(pod=waits, staging=[job])
-    assert server_state(DEPLOYMENT, view).detail == (
-        "waiting on node-a until the checkpoint is staged by job `stage-1`"
-    )
-    assert not scheduling_problem(DEPLOYMENT, view)
-    again = pod("stage-1-x", containerStatuses=[{"name": "stage", "restartCount": 3, "state": {"running": {}}}])
-    view = PodView(pod=waits, staging=[job, again])
-    assert server_state(DEPLOYMENT, view).detail.endswith("by job `stage-1`, of which 3 tries have failed")
-    held = pod("stage-1-x", containerStatuses=server(state={"waiting": {"reason": "ErrImagePull", "message": "why"}}))
-    view = PodView(pod=waits, staging=[job, held])
-    assert scheduling_problem(DEPLOYMENT, view) == (
-        "its checkpoint is not staged, says `stage-1-x`: its image cannot be pulled: why"
-    )
-    over = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "20 tries"}
-    view = PodView(pod=waits, staging=[{**job, "status": {"conditions": [over]}}])
-    assert scheduling_problem(DEPLOYMENT, view).endswith("`stage-1`: BackoffLimitExceeded: 20 tries")
+def test_a_claim_without_the_checkpoint_is_told_until_somebody_fills_it() -> None:
+    ended = {"terminated": {"exitCode": 1, "message": "claim `m` does not hold `glm`; `kubectl run`\n"}}
+    for states in ({"state": ended}, {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}):
+        waits = pod(initContainerStatuses=[{"name": "checkpoint", **states}])
+        found = state_of(waits)
+        assert (found.status, found.stuck) == (Status.PENDING, False)
+        assert found.detail == "its checkpoint is missing: claim `m` does not hold `glm`; `kubectl run`"
+        assert scheduling_problem(DEPLOYMENT, PodView(pod=waits))
 
 
 def test_a_quota_that_makes_no_pod_is_said() -> None:

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.planner.planning import load, render_artifacts, rendered_files
+from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import HostRef, Runtime, Status
-from orchestrator.servers.down import down
+from orchestrator.runtimes import REGISTRY, runtime_class
+from orchestrator.runtimes.base import HostRef, Runtime
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.start.host import host_ref
 from orchestrator.servers.status import statuses
@@ -73,19 +74,28 @@ def on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "on-paper"
 
 
-def test_a_fifth_runtime_is_one_folder_and_one_line(on_paper: str, tmp_path: Path) -> None:
-    home, plan = Home(tmp_path / "home"), load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
-    artifacts = runtime_class(on_paper).prepare(render_artifacts(plan), HostRef(home=home)).artifacts
-    assert "server.sh" in {file.path for file in rendered_files(artifacts, "owl")}
-    run = open_run(home, "owl", plan)
-    unit = open_runtime(on_paper, home).start(artifacts, name="owl", run_dir=run.path, secrets={})
+def deploy(*words: str) -> Result:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return done
 
+
+def test_a_fifth_runtime_is_one_folder_and_one_line(
+    on_paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    assert "==> server.sh <==" in deploy("render", "cpu-tiny", "--on", on_paper).stdout
+    home, plan = Home(tmp_path / "home"), load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
+    prepared = runtime_class(on_paper).prepare(render_artifacts(plan), HostRef(home=home))
+    run = open_run(home, "owl", plan)
     with open_servers(home) as servers:
-        assert servers.open("owl").found.unit == unit
-        assert [(each.runtime, each.status) for each in statuses(servers, "owl", ask=False)] == [(on_paper, "running")]
-        down(servers, "owl", host=None)
-        assert servers.find("owl") == ()
-        assert open_runtime(on_paper, home).state(unit).status is Status.ABSENT
+        started = servers.runtimes[on_paper].start(prepared.artifacts, name="owl", run_dir=run.path, secrets={})
+        assert servers.open("owl").found.unit == started.unit
+        assert [(each.runtime, each.status) for each in statuses(servers, None, ask=False)] == [(on_paper, "running")]
+    assert deploy("logs", "owl").stdout == "serving\n"
+    assert "`owl` is down" in deploy("down", "owl").stderr
+    with open_servers(home) as servers:
+        assert servers.find() == ()
 
 
 def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:

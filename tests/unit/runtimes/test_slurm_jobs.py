@@ -187,7 +187,7 @@ def test_a_server_that_ended_while_its_job_waits_for_vram_has_ended(tmp_path: Pa
 def test_what_slurm_has_forgotten_is_told_by_the_records(tmp_path: Path) -> None:
     assert server_state(None, None, tmp_path).detail == "its node failed, or its job was cancelled"
     assert kept_state(tmp_path) is None
-    submission = Submission(job="5", comment=COMMENT, python="/p", submitted_at="2026-11-22T16:29:00", stopped=True)
+    submission = Submission(job="5", comment=COMMENT, python="/p", stopped=True)
     write_submission(tmp_path, submission)
     assert read_submission(tmp_path) == submission
     kept = kept_state(tmp_path)
@@ -228,7 +228,7 @@ def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
     run_dir = tmp_path / below
     run_dir.mkdir(parents=True)
     comment = replace(COMMENT, run=str(run_dir))
-    written = Submission(job="8", comment=comment, python="python3", submitted_at="", stopped=False)
+    written = Submission(job="8", comment=comment, python="python3", stopped=False)
     write_submission(run_dir, written)  # that of another job
     for name in (START, CONFIG):
         (run_dir / name).write_text("kept")

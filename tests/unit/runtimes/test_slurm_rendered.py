@@ -47,6 +47,8 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
     )
     lines = script("mi355x-tp4dp2", *settings).splitlines()
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
+        "--constraint=gfx950",
+        "--nice",
         "--job-name=deploy-glm",
         "--nodes=1",
         "--ntasks=1",
@@ -59,8 +61,6 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
         "--mem=0",
         "--signal=B:TERM@300",
         "--requeue",
-        "--constraint=gfx950",
-        "--nice",
     ]
     assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
 
@@ -138,6 +138,7 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["slurm.options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
         (["slurm.options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
         (["slurm.options=[--arr=1-4]"], "`--array` is set by this tool"),  # as sbatch takes it
+        (["slurm.options=[--test-only]"], "`--test-only` is set by this tool"),
         (["slurm.options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
         (["slurm.options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),

@@ -1,0 +1,36 @@
+"""How a claim gets a checkpoint: whoever runs the cluster fills it, and is told by which command."""
+
+import json
+from typing import Final
+
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.pod import MODELS, cluster_of, model_path
+
+_POD: Final = "deploy-fill"
+_IMAGE: Final = "python:3.12-slim"
+_RUN: Final = 'pip install huggingface_hub && exec python -c "$0" "$@"'
+# A commit may be given by its first digits, which the hub itself does not take.
+_DOWNLOAD: Final = (
+    "import sys; from huggingface_hub import HfApi; hub = HfApi(); name, said, to = sys.argv[1:]; "
+    "commits = [each.commit_id for each in hub.list_repo_commits(name)]; "
+    "commit = next((each for each in commits if each.startswith(said)), said); "
+    "hub.snapshot_download(name, revision=commit, local_dir=to)"
+)
+
+
+def how_to_fill(plan: Plan) -> str:
+    """The command that downloads the plan's checkpoint into its claim; in words where no hub has it."""
+    cluster, source = cluster_of(plan), plan.model.source
+    if source.kind != "hub":
+        return f"`deploy stage {plan.profile} --dir DIR` makes it; copy it to `{plan.model.name}` in the claim"
+    container = {
+        "name": _POD,
+        "image": _IMAGE,
+        "command": ["sh", "-c", _RUN, _DOWNLOAD, source.location, source.revision or "main", model_path(plan)],
+        "volumeMounts": [{"name": "models", "mountPath": MODELS}],
+    }
+    volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.claim}}
+    pod = {"apiVersion": "v1", "spec": {"containers": [container], "volumes": [volume]}}
+    namespace = Cluster(cluster.context or "", cluster.namespace)
+    return namespace.shown("run", _POD, "--restart=Never", f"--image={_IMAGE}", f"--overrides={json.dumps(pod)}")

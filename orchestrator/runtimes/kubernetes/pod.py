@@ -1,0 +1,46 @@
+"""What a plan says of its pods: names, places and figures that are asked for beside its manifests."""
+
+import math
+from typing import Final
+
+from orchestrator.plan.plan import Kubernetes, Plan
+from orchestrator.runtimes.kubernetes.record import object_name
+
+MODELS: Final = "/models"  # in a pod: checkpoints by name
+CONTAINER: Final = "server"
+CHECKPOINT: Final = "checkpoint"  # the init container that looks whether the claim holds it
+PORT: Final = "http"  # what a pod calls it
+METRICS_PORT: Final = "metrics"  # that of a gateway's own counters
+CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
+_RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
+# Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
+_SLOWEST: Final = 438e9 / 3600
+_LEAST: Final = (
+    480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s: orchestrator/README.md)
+)
+
+
+def cluster_of(plan: Plan) -> Kubernetes:
+    """How a cluster runs a plan that was made for one."""
+    assert plan.kubernetes is not None  # noqa: S101 - for the type: the section is called as the runtime is
+    return plan.kubernetes
+
+
+def secret_name(plan: Plan, name: str) -> str:
+    """The Secret with the API key of a server."""
+    return cluster_of(plan).secret or f"{object_name(name)}-key"
+
+
+def gpus_asked(plan: Plan) -> tuple[str, int]:
+    """The device plugin's resource, and how many: up to the last one that the ranks take, whichever the first is."""
+    return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
+
+
+def startup_seconds(plan: Plan) -> int:
+    """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
+    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.waiting.silence
+
+
+def model_path(plan: Plan) -> str:
+    """Where a pod finds the checkpoint."""
+    return f"{MODELS}/{plan.model.name}"

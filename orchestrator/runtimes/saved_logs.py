@@ -1,0 +1,34 @@
+"""Logs that lie in the run directory: those that a supervisor writes, and those that were kept at a stop."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.logs.lines import LogTail
+from orchestrator.runtimes.base import LOG, ServerState, Status, Unit, lines_since
+
+_PAUSE: Final = 0.2  # seconds between two looks at a log
+
+
+def supervised_log(
+    unit: Unit, state: Callable[[], ServerState], *, follow: bool, since: datetime | None, looks: int = 1
+) -> Iterator[str]:
+    """The log as its supervisor has stored it; to `follow` it asks for the `state` once every so many `looks`."""
+    tail = LogTail(Path(unit.run_dir, LOG))
+    if since is not None:
+        started = state().started_at
+        begun = datetime.fromisoformat(started) if started else None
+        yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
+    while follow and state().status in {Status.RUNNING, Status.PENDING}:
+        for _ in range(looks):
+            yield from tail()
+            time.sleep(_PAUSE)
+    yield from tail.to_end()
+
+
+def kept_log(unit: Unit, since: datetime | None) -> Iterator[str]:
+    """What was kept of the log of one that is gone."""
+    lines = LogTail(Path(unit.run_dir, LOG)).to_end()
+    return iter(lines) if since is None else lines_since(lines, since, started=None, zone=UTC)
