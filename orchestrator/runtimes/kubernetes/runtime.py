@@ -250,8 +250,10 @@ class KubernetesRuntime(Runtime):
         asked = ("pods", "--selector", selector(unit.name, seat.part))
         label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
 
-        def labelled() -> bool:  # of a Deployment that was just made there is no pod yet
+        def labelled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced while it is labelled
             done = seat.cluster.ask("label", *asked, label, "--overwrite")
+            if not done.ok and "(NotFound)" in done.stderr:
+                return False
             if not done.ok:
                 raise seat.cluster.refused(done)
             return bool(done.stdout.strip())

@@ -1,13 +1,21 @@
 """Several servers in a cluster: what each pod is given, who may reach it, and what the gateway may ask."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cluster_samples import CASES, HOST_PATH, all_objects, cluster_plan
 
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.runtimes.base import Unit
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.observations import ReplicaRef
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 PARTS = ("replica-1", "replica-2", "gateway")
@@ -130,3 +138,16 @@ def test_a_server_is_ended_only_once_it_was_unhealthy_for_longer_than_healing_sa
         probe = deployment["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
         assert probe["timeoutSeconds"] < probe["periodSeconds"], "looks that wait would take longer than they say"
         assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(asked) >= seconds
+
+
+def test_a_pod_that_is_replaced_while_it_is_labelled_is_asked_for_again(tmp_path: Path) -> None:
+    """kubectl lists the pods of a selector, then labels each: one may be gone by then."""
+    gone = CompletedProgram(argv=(), code=1, stdout="", stderr='Error from server (NotFound): pods "a-1" not found')
+    answers = iter((gone, CompletedProgram(argv=(), code=0, stdout="pod/a-2 labeled", stderr="")))
+    cluster = cast("Cluster", SimpleNamespace(ask=lambda *_: next(answers)))
+    runtime = KubernetesRuntime(Home(tmp_path))
+    known = {"profile": "p", "plan_digest": "", "url": "", "run_dir": str(tmp_path)}
+    unit = Unit(runtime="kubernetes", name="pair", identity="one", **known)
+    runtime._seats["one"] = ReplicaRef(cluster, "replica-1")
+    runtime.show(unit, shown=False)
+    assert next(answers, None) is None
