@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestrator import __version__
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
@@ -22,12 +21,11 @@ from orchestrator.render.artifacts import (
     server_command,
 )
 from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrap_argv
+from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
 LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
 LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
 MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
-RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
-PART: Final = "deploy.part"  # label: which of several servers it is; their gateway has none
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
 _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
@@ -140,13 +138,7 @@ def container_name(name: str, part: str = "") -> str:
 
 def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:
     """The record of a server, kept where it cannot come apart from the server: on the container."""
-    return ({PART: part} if part else {}) | {
-        "deploy.name": name,
-        "deploy.plan": plan.digest,
-        "deploy.profile": plan.profile,
-        "deploy.url": plan.server.url,
-        "deploy.version": __version__,
-    }
+    return ({PART: part} if part else {}) | {NAME: name} | record_of(plan, plan.server.url)
 
 
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import SecretDelivery, split_secrets
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.plan.plan import NAME, Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     Cache,
@@ -32,8 +31,6 @@ from orchestrator.runtimes.base import (
     Unit,
 )
 from orchestrator.runtimes.docker.container import (
-    PART,
-    RUN_DIR,
     ContainerSpec,
     container_labels,
     container_name,
@@ -41,7 +38,8 @@ from orchestrator.runtimes.docker.container import (
     spec_of,
 )
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.replicas import is_replica, may_coexist, replica_name, replica_number, with_roles
+from orchestrator.runtimes.labels import NAME, PART, PLAN, PROFILE, RECORD, RUN_DIR, STARTER, URL, is_record
+from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
@@ -51,10 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.hosts.survey import Runner
     from orchestrator.plan.rules import Rule
 
-_STARTER: Final = "deploy.starter"
 _PAUSE: Final = 0.2  # seconds between two looks at containers that end
-_URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
-_RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
 class DockerRuntime(Runtime):
@@ -131,7 +126,7 @@ class DockerRuntime(Runtime):
             self._require_own(name, run_dir)
         given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
-        labels = container_labels(artifacts.plan, name, part) | {_STARTER: starter, RUN_DIR: str(run_dir)}
+        labels = container_labels(artifacts.plan, name, part) | {STARTER: starter, RUN_DIR: str(run_dir)}
         with self._host.errors():
             self._host.copy_files(spec)
             try:
@@ -147,9 +142,9 @@ class DockerRuntime(Runtime):
                 raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        label = "deploy.name" if name is None else f"deploy.name={name}"
+        label = NAME if name is None else f"{NAME}={name}"
         with self._host.errors():
-            listed = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
+            listed = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
             known = [(container, container.attrs["Labels"]) for container in listed]
             units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
         return with_roles(replace(unit, state=self.state(unit)) for unit in units)
@@ -243,16 +238,16 @@ class DockerRuntime(Runtime):
         return None
 
     def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
-        way = self._host.way_to(labels["deploy.url"])
+        way = self._host.way_to(labels[URL])
         return Unit(
             runtime="docker",
-            name=labels["deploy.name"],
-            profile=labels["deploy.profile"],
-            plan_digest=labels["deploy.plan"],
-            url=self._host.reach(labels["deploy.url"]),
-            service=labels["deploy.url"] if way else "",
+            name=labels[NAME],
+            profile=labels[PROFILE],
+            plan_digest=labels[PLAN],
+            url=self._host.reach(labels[URL]),
+            service=labels[URL] if way else "",
             forward=way,
-            run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels["deploy.name"]) / "unknown"),
+            run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels[NAME]) / "unknown"),
             identity=str(container.id),
             number=replica_number(labels.get(PART, "")) or 1,
         )
@@ -266,7 +261,7 @@ class DockerRuntime(Runtime):
 
         from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
-        api, name = self._host.client.api, container_name(labels["deploy.name"], labels.get(PART, ""))
+        api, name = self._host.client.api, container_name(labels[NAME], labels.get(PART, ""))
         options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
         machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
         options["host_config"] = api.create_host_config(**machine)
@@ -290,7 +285,7 @@ class DockerRuntime(Runtime):
         with suppress(NotFound):
             container = self._host.client.containers.get(name)
             again = container.status == "exited" and container.labels.get(RUN_DIR) == run_dir
-            killed = container.status == "created" and _abandoned(container.labels.get(_STARTER, ""))
+            killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
             if not again and not killed:
                 return False
             _remove(container)
@@ -300,21 +295,13 @@ class DockerRuntime(Runtime):
         """Remove what this very start has created; where that fails, say so: the error to raise is the start's own."""
         from docker.errors import APIError
 
-        label = f"{_STARTER}={starter}"
+        label = f"{STARTER}={starter}"
         try:
             with self._host.errors():
                 for container in self._host.client.containers.list(all=True, filters={"label": label}):
                     _remove(container)
         except (APIError, HostError) as error:
             warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
-
-
-def is_record(labels: Mapping[str, str]) -> bool:
-    """Whether labels are as a start writes them; anybody may put others on a container of theirs."""
-    url = _URL.fullmatch(labels["deploy.url"])
-    named = NAME.match(labels["deploy.name"]) is not None
-    part = is_replica(labels.get(PART, "replica-1"))
-    return named and part and url is not None and all(labels[label].isprintable() for label in _RECORD)
 
 
 def _remove(container: Container) -> None:

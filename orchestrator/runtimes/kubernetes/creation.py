@@ -16,7 +16,7 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
-from orchestrator.runtimes.kubernetes.record import NAME, STARTER
+from orchestrator.runtimes.labels import NAME, STARTER
 
 
 def objects_of_start(

@@ -12,7 +12,8 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.render.artifacts import Command, gateway_command
 from orchestrator.runtimes.kubernetes.pod import cluster_of
-from orchestrator.runtimes.kubernetes.record import NAME, REPLICA, ROLE
+from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE
+from orchestrator.runtimes.labels import NAME
 
 ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy guards
 

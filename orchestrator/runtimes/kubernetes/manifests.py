@@ -28,15 +28,8 @@ from orchestrator.runtimes.kubernetes.pod import (
     secret_name,
     startup_seconds,
 )
-from orchestrator.runtimes.kubernetes.record import (
-    GATEWAY,
-    annotations,
-    deployment_name,
-    labels,
-    object_name,
-    pairs,
-    selected,
-)
+from orchestrator.runtimes.kubernetes.record import annotations, deployment_name, labels, object_name, pairs, selected
+from orchestrator.runtimes.labels import GATEWAY
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -1,10 +1,9 @@
 """Where servers of this home are, and what their objects say of them."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from orchestrator.core.files import read_private
 from orchestrator.core.paths import Home
@@ -12,10 +11,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME as SERVER_NAME
 from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.record import GATEWAY, NAME, PART, PLAN, PROFILE, URL
-from orchestrator.runtimes.replicas import is_replica
-
-_PORT: Final = re.compile("[0-9]{1,5}")  # of thousands of digits Python makes no number
+from orchestrator.runtimes.labels import PART
 
 
 @dataclass(frozen=True)
@@ -47,19 +43,6 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
         except (OSError, ValueError, KeyError, TypeError):  # no plan, or one for another runtime
             continue
     return tuple(sorted(found))
-
-
-def is_record(about: Mapping[str, Any]) -> bool:
-    """Whether labels and annotations are as a start writes them; anybody may put others on an object of theirs."""
-    said, name = about.get("annotations", {}), about.get("labels", {}).get(NAME, "")
-    texts = [said.get(each, "") for each in (PLAN, PROFILE, URL)]
-    port, part = texts[2].rpartition(":")[2], about.get("labels", {}).get(PART, GATEWAY)
-    return (
-        (part == GATEWAY or is_replica(part))
-        and bool(SERVER_NAME.match(name))
-        and all(text and text.isprintable() for text in texts)
-        and _PORT.fullmatch(port) is not None
-    )
 
 
 def replica_of(each: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from orchestrator.core.errors import HostError
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, replica_of
-from orchestrator.runtimes.kubernetes.record import NAME, selector
+from orchestrator.runtimes.kubernetes.record import selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
+from orchestrator.runtimes.labels import NAME
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
 _ASKED: Final = 4.0  # seconds for an answer: who looks again and again can do without one

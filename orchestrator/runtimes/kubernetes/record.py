@@ -5,22 +5,13 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from orchestrator import __version__
 from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.labels import GATEWAY, NAME, PART, record_of
 from orchestrator.runtimes.replicas import replica_number
 
-NAME: Final = "deploy.name"  # the label that selects all objects of a server
-PART: Final = "deploy.part"  # the label that tells one of several servers, and their gateway
 ROLE: Final = "deploy.role"
-GATEWAY: Final = "gateway"
-REPLICA: Final = "replica"  # the role of all others
-RUN_DIR: Final = "deploy.run-dir"  # annotation: the directory on the starting machine that holds plan.json and the log
-STARTER: Final = "deploy.starter"  # annotation: the starting machine, and what tells this start from all others
-PLAN: Final = "deploy.plan"
-PROFILE: Final = "deploy.profile"
-URL: Final = "deploy.url"
+REPLICA: Final = "replica"  # the role of all but the gateway
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
-_VERSION: Final = "deploy.version"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
 # A DNS label has at most 63 characters, and one of several servers adds its part.
 _LONGEST: Final = 48
@@ -69,12 +60,7 @@ def selector(name: str, part: str = "") -> str:
 
 def annotations(plan: Plan, name: str, namespace: str, part: str = "") -> dict[str, str]:
     """The record: labels have at most 63 characters, and a digest has more."""
-    return {
-        PLAN: plan.digest,
-        PROFILE: plan.profile,
-        URL: f"http://{object_name(name, part)}.{namespace}.svc:{plan.server.port}",
-        _VERSION: __version__,
-    }
+    return record_of(plan, f"http://{object_name(name, part)}.{namespace}.svc:{plan.server.port}")
 
 
 def pairs(written: tuple[str, ...]) -> Mapping[str, str]:

@@ -41,26 +41,13 @@ from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
 from orchestrator.runtimes.kubernetes.files import manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, is_record, known_namespaces, replica_of
+from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, known_namespaces, replica_of
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
-from orchestrator.runtimes.kubernetes.record import (
-    GATEWAY,
-    NAME,
-    OURS,
-    PLAN,
-    PROFILE,
-    REPLICA,
-    ROLE,
-    RUN_DIR,
-    STARTER,
-    URL,
-    deployment_name,
-    object_name,
-    selector,
-)
+from orchestrator.runtimes.kubernetes.record import OURS, REPLICA, ROLE, deployment_name, object_name, selector
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
+from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number
 from orchestrator.runtimes.saved_logs import kept_log
 
@@ -284,7 +271,7 @@ class KubernetesRuntime(Runtime):
         if isinstance(answer, HostError):
             return answer
         items = answer["items"]
-        records = [each for each in items if each["kind"] == "Deployment" and is_record(each["metadata"])]
+        records = [each for each in items if each["kind"] == "Deployment" and is_record(_marks(each))]
         units = [self._unit(cluster, each) for each in records]
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
@@ -375,3 +362,9 @@ class KubernetesRuntime(Runtime):
         self._seen.forget(unit)
         if forward := self._forwards.get(unit.identity):
             forward.close()
+
+
+def _marks(each: Mapping[str, Any]) -> Mapping[str, str]:
+    """The labels and annotations of an object."""
+    about = each["metadata"]
+    return {**about.get("annotations", {}), **about.get("labels", {})}

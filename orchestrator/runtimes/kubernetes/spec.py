@@ -16,7 +16,8 @@ from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of, model_path
-from orchestrator.runtimes.kubernetes.record import GATEWAY, PART, REPLICA, ROLE, object_name, selected
+from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE, object_name, selected
+from orchestrator.runtimes.labels import GATEWAY, PART
 
 
 def weights_have_a_place(case: RuleContext) -> Iterator[Problem]:

@@ -5,14 +5,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.hosts.context import CheckContext
-from orchestrator.hosts.report import Finding, Level, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
+from orchestrator.plan.plan import Plan, SlurmJob
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.slurm.jobs import refusal
 from orchestrator.runtimes.slurm.script import job_of, job_options
 from orchestrator.runtimes.supervisor.interpreter import interpreter
 
-_COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+_COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
+_NODES: Final = ("sinfo", "--noheader", "--format=%P|%D")
 _ASIDE: Final = ("--job-name", "--signal", "--no-requeue")  # of no weight for the answer
 _GIVE_ROOM: Final = "`--set slurm.exclusive=false`, or the gateway elsewhere: `--set slurm.gateway_partition=…`"
 _TAKEN: Final = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
@@ -30,17 +32,28 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
     yield info("slurm", runner(("sbatch", "--version")).stdout.strip(), "its commands")
-    server = job_options(replica_plans(plan)[0], plan.profile)
-    yield _judged(runner, "job", server)
+    yield _judged(runner, "job", job_options(replica_plans(plan)[0], plan.profile))
     if plan.gateway is not None:
         yield _judged(runner, "gateway", job_options(plan, plan.profile))
-    if plan.gateway is not None and job.exclusive:
-        total = plan.replicas + (job.gateway_partition in {None, job.partition})
-        found = _judged(runner, "nodes", (*server, f"--nodes={total}", f"--ntasks={total}"))
-        # One job of so many nodes may be more than the cluster gives to one job.
-        yield found if found.level is Level.INFO else warn("nodes", found.found, found.needed, _GIVE_ROOM)
+        yield from _whole_nodes(runner, plan, job)
     if job.time is None:
         yield warn("time", "the partition's default", "as long as it is to serve", "`--set slurm.time=7-00:00:00`")
+
+
+def _whole_nodes(runner: Runner, plan: Plan, job: SlurmJob) -> Iterator[Finding]:
+    """There are nodes for all servers that take whole ones, and for the gateway beside them.
+
+    They are counted: one job of so many may be more than the cluster gives to a job (`MaxNodes`).
+    """
+    if not job.exclusive:
+        return
+    rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default one has a `*`
+    default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
+    ours = {*(job.partition or default).split(",")}
+    found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
+    needed = plan.replicas + (job.gateway_partition in {None, *ours})
+    if found < needed:
+        yield fail("nodes", str(found), f"{needed}, for servers that take whole ones and their gateway", _GIVE_ROOM)
 
 
 def node_interpreter(subject: CheckContext) -> Iterator[Finding]:

@@ -12,8 +12,8 @@ from orchestrator.planner.planning import render_artifacts
 from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import known_namespaces
-from orchestrator.runtimes.kubernetes.record import NAME, PLAN, PROFILE, RUN_DIR, URL
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
+from orchestrator.runtimes.labels import NAME, PLAN, PROFILE, RUN_DIR, URL
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.runtimes.kubernetes.namespaces import is_record
 from orchestrator.runtimes.kubernetes.state import PodView, newest, pod_view, scheduling_problem, server_state
+from orchestrator.runtimes.labels import is_record
 
 DEPLOYMENT: dict[str, Any] = {"kind": "Deployment", "spec": {"replicas": 1}, "status": {}}
 BEGAN, ENDED = "2026-11-22T10:00:00Z", "2026-11-22T10:05:00Z"
@@ -242,10 +242,9 @@ def test_the_pod_that_comes_counts_and_not_the_one_that_goes() -> None:
 
 @pytest.mark.parametrize("change", ["deploy.plan", "deploy.profile", "deploy.url"])
 def test_objects_of_others_are_no_servers(change: str) -> None:
-    said = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
-    labels = {"deploy.name": "boxed"}
-    assert is_record({"labels": labels, "annotations": said})
-    assert not is_record({"labels": labels, "annotations": {**said, change: ""}})
-    assert not is_record({"labels": labels, "annotations": {**said, "deploy.url": f"http://x:{'9' * 5000}"}})
-    assert not is_record({"labels": labels})
-    assert not is_record({"labels": {"deploy.name": "../x"}, "annotations": said})
+    said = {"deploy.name": "boxed", "deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
+    assert is_record(said)
+    assert not is_record({**said, change: ""})
+    assert not is_record({**said, "deploy.url": f"http://x:{'9' * 5000}"})
+    assert not is_record({"deploy.name": "boxed"})
+    assert not is_record({**said, "deploy.name": "../x"})

@@ -30,6 +30,8 @@ def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Findin
         elif argv[:2] == ("sbatch", "--test-only"):
             stderr = next((text for option, text in said.items() if f"--{option}" in " ".join(argv)), TAKEN)
             code = int(stderr != TAKEN)
+        elif argv[0] == "sinfo":
+            stdout = "main*|1\nmain*|1\nshort|1\nlarge|8\n"  # a line for each state
         elif argv[-1].startswith("command -v"):
             code = int(argv[-1].endswith(missing or "-"))
         else:
@@ -70,12 +72,18 @@ def test_a_job_that_slurm_refuses(said: str, why: str, hint: str) -> None:
 
 def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers() -> None:
     several = ("replicas=2", "slurm.gateway_partition=cpu")
-    assert set(findings(*several)) == {"slurm", "job", "gateway", "nodes", "interpreter"}
+    assert set(findings(*several)) == {"slurm", "job", "gateway", "interpreter"}
     assert findings(*several, **{"partition=cpu": NOWHERE})["gateway"].level is Level.FAIL
-    assert findings(*several, **{"nodes=2": REFUSED})["nodes"].level is Level.WARN
-    beside = findings("replicas=2", **{"nodes=3": REFUSED})["nodes"]
-    assert (beside.level, "slurm.gateway_partition" in beside.hint) == (Level.WARN, True)
+    for settings in (
+        ("replicas=2",),
+        ("replicas=2", "slurm.partition=main"),
+        (*several, "replicas=3"),
+        ("replicas=2", "slurm.gateway_partition=main"),
+    ):
+        found = findings(*settings)["nodes"]
+        assert (found.level, found.found, "slurm.gateway_partition" in found.hint) == (Level.FAIL, "2", True)
     assert "nodes" not in findings("replicas=2", "slurm.exclusive=false")
+    assert "nodes" not in findings("replicas=2", "slurm.partition=short,large")
 
 
 def test_a_time_that_nobody_named_is_told() -> None:
