@@ -128,9 +128,9 @@ def _checkpoints() -> Iterator[tuple[str, ...]]:
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
         "Commands",
-        "`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints JSON on standard output; messages\n"
-        + "go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as Ctrl-C.\n"
-        + "`deploy COMMAND --help` has all options.",
+        """`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints JSON on standard output; messages
+go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as Ctrl-C.
+`deploy COMMAND --help` has all options.""",
         commands,
     ),
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),
@@ -143,8 +143,8 @@ REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     ),
     "checkpoint-checks.md": (
         "Checkpoint checks",
-        "What `deploy stage` and `deploy inspect` say of fourteen checkpoints of a tiny GLM-5.2 with an MTP layer,\n"
-        + "written by AMD Quark 0.13. `tests/integration/test_quark_recipes.py` shows which of them sglang loads.",
+        """What `deploy stage` and `deploy inspect` say of fourteen checkpoints of a tiny GLM-5.2 with an MTP layer,
+written by AMD Quark 0.13. `tests/integration/test_quark_recipes.py` shows which of them sglang loads.""",
         checkpoints,
     ),
 }
