@@ -165,11 +165,7 @@ def test_every_reference_page_is_generated() -> None:
     assert {page.name for page in (ROOT / "docs/reference").glob("*")} == set(REFERENCE)
 
 
-PAGES = [
-    *ROOT.glob("*.md"),
-    *sorted(path for path in ROOT.glob("*/**/*.md") if ".venv" not in path.parts),
-    ROOT / ".github/SECURITY.md",
-]
+PAGES = sorted(path for path in ROOT.glob("**/*.md") if ".venv" not in path.parts)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -199,4 +195,4 @@ def test_pages_stay_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= 120
     for folder in ("profiles", "patches", "images", "tests"):
         assert (ROOT / folder / "README.md").read_text().count("\n") <= 40, folder
-    assert sum(len(page.read_text().split()) for page in PAGES) <= 23_000
+    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in PAGES) <= 19_500
