@@ -12,7 +12,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
 PUBLISHED: Final = "published"  # the suite of suites
-HARNESS: Final = 60.0  # seconds: it starts in some 30, and makes its environment in as many, once (evals/README.md)
+HARNESS: Final = 60.0  # seconds: 30 to start, and as many to make its environment, once
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from orchestrator.planner.add.model import onboard_model
 REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
 PROGRAM: Final = "quantise_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
-_OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see orchestrator/checkpoints/quantize/README.md
+_OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see docs/how-to/quantize.md
 _ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
 _SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
 # Core-seconds for a GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, by matrices that were measured.

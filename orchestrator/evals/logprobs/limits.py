@@ -8,7 +8,7 @@ from orchestrator.evals.logprobs.reference import LogprobReference
 from orchestrator.evals.logprobs.report import ProbeRow
 
 # Right servers of one model, of other layouts and in fp32 beside bf16, were apart by 0.7 to 1.7 times this noise, and
-# faults by 4 times and more (tests/README.md, "What the probe sees").
+# faults by 4 times and more (docs/verified.md, "Log-probabilities").
 _FACTOR: Final = 4.0
 # Nats. Between decoding and prefill of the tiny model, two layers, on a CPU: more layers have more, and tell it.
 _LEAST_BF16: Final = 5e-4

@@ -15,9 +15,7 @@ CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config`
 _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
 # Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
-_LEAST: Final = (
-    480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s: orchestrator/README.md)
-)
+_LEAST: Final = 480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s, an estimate)
 
 
 def cluster_of(plan: Plan) -> Kubernetes:

@@ -62,7 +62,7 @@ class EventLog:
 
     The one rule of alerts is in `tell`: of everything at once, but of what is `unwell` once, and only when it has
     lasted, and of `well` only after that. A queue, a long prefill, a Docker daemon that is slow pass by themselves: 14
-    times in 27 minutes of full load (tests/README.md).
+    times in 27 minutes of full load (docs/verified.md, "Watching").
     """
 
     last: EventKind | None = None

@@ -90,7 +90,7 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
     ],
 )
 def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
-    """The rows of the table in orchestrator/checkpoints/README.md, which is generated from the same."""
+    """The rows of docs/reference/checkpoint-checks.md, which is generated from the same."""
     found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
     refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
     assert " ".join(refused) == refused_by

@@ -27,7 +27,7 @@ from orchestrator.experiments.sweep.search import Confirmation, Search, SweepTri
 from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.planning import load
 
-README = Path(__file__).parents[3] / "orchestrator/experiments/sweep/README.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/sweep.md"
 SPACE = """
 layouts: [{tp: 8}, {tp: 4, dp: 2}, {tp: 3}]
 flags: {max-running-requests: [16, 32]}
@@ -70,8 +70,8 @@ def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> N
 
 
 def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
-    page = README.read_text()
-    profile = page.partition("$ deploy sweep ")[2].partition(" ")[0]
+    page = PAGE.read_text()
+    profile = page.partition("deploy sweep ")[2].partition(" ")[0]
     sweep = planned(home, page.partition("```yaml\n")[2].partition("```")[0], profile=profile)
     assert sweep.own is not None
     assert sweep.refusal(sweep.own) == ""
