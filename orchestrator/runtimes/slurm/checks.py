@@ -7,8 +7,9 @@ from typing import Final
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
-from orchestrator.plan.plan import Plan, SlurmJob
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.slurm.jobs import refusal
 from orchestrator.runtimes.slurm.script import job_of, job_options
 from orchestrator.runtimes.supervisor.interpreter import interpreter
@@ -40,7 +41,7 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
         yield warn("time", "the partition's default", "as long as it is to serve", "`--set slurm.time=7-00:00:00`")
 
 
-def _whole_nodes(runner: Runner, plan: Plan, job: SlurmJob) -> Iterator[Finding]:
+def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
     """There are nodes for all servers that take whole ones, and for the gateway beside them.
 
     They are counted: one job of so many may be more than the cluster gives to a job (`MaxNodes`).
