@@ -19,6 +19,7 @@ from orchestrator.plan.plan import (
     EnvVar,
     Flag,
     Hardware,
+    HttpEndpoint,
     Kubernetes,
     Layout,
     Model,
@@ -26,7 +27,6 @@ from orchestrator.plan.plan import (
     Moe,
     Plan,
     PlannedPatch,
-    Server,
     SmokeQuestion,
     Ulimit,
 )
@@ -153,10 +153,10 @@ def _flags(profile: Profile) -> tuple[Flag, ...]:
     )
 
 
-def _server(profile: Profile) -> Server:
+def _server(profile: Profile) -> HttpEndpoint:
     """The HTTP side; `localhost` is an address of this machine alone, which docker publishes as it is written."""
     server = profile.server.model_dump()
-    return Server(**{**server, "host": LOOPBACK if server["host"] == "localhost" else server["host"]})
+    return HttpEndpoint(**{**server, "host": LOOPBACK if server["host"] == "localhost" else server["host"]})
 
 
 def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:

@@ -185,7 +185,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class HttpEndpoint:
     """The HTTP side. The API key itself is never part of a plan, only the name of the variable that holds it."""
 
     host: str
@@ -289,7 +289,7 @@ class Plan:
     layout: Layout  # of each replica
     replicas: int  # equal servers
     gateway: Gateway | None  # before several replicas; None before one
-    server: Server
+    server: HttpEndpoint
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
     patches: tuple[PlannedPatch, ...]

@@ -258,8 +258,8 @@ def warn_of_version(run: RunDir) -> None:
 
 def version_hint(run: RunDir) -> str:
     """What to do with a run of another version."""
-    removal = quote(["rm", "-r", str(run.path)])
-    return f"`deploy down {run.path.parent.name}` stops its server where one runs; then `{removal}` removes the run"
+    path = quote([str(run.path)])
+    return f"`deploy down {run.path.parent.name}` stops its server where one runs; then `rm -r {path}` removes the run"
 
 
 def runtime_of(run: RunDir | None) -> str:

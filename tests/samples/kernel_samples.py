@@ -12,12 +12,12 @@ from orchestrator.plan.plan import (
     Engine,
     Flag,
     Hardware,
+    HttpEndpoint,
     Layout,
     Model,
     ModelSource,
     Moe,
     Plan,
-    Server,
     Ulimit,
 )
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -103,7 +103,7 @@ def glm_plan(
         layout=Layout(tp=tp, dp=dp, ep=ep, dp_attention=False),
         replicas=1,
         gateway=None,
-        server=Server(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
+        server=HttpEndpoint(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
         flags=tuple(
             Flag(name=name.replace("_", "-"), values=() if value is None else (value,), origin=Origin.USER, source="")
             for name, value in flags.items()

@@ -81,8 +81,8 @@ def _writes(call: ast.Call) -> bool:
                 return True
         case ast.Name("ZipFile") | ast.Attribute(_, "ZipFile"):
             modes = [*call.args[1:2]]
-        case ast.Attribute(owner, "open") if not (isinstance(owner, ast.Name) and owner.id == "os"):
-            # Something else may be opened: a connection, by a call or with options that no file has.
+        case ast.Attribute(owner, "open") if not (isinstance(owner, ast.Name) and owner.id in {"os", "servers"}):
+            # Something else may be opened: a server by its name; a connection, by a call or with options of its own.
             kinds = ast.Constant | ast.Name | ast.IfExp | ast.JoinedStr
             modes = [mode for mode in call.args[:1] if isinstance(mode, kinds)]
             if set(named) - {"mode", "buffering", "encoding", "errors", "newline"}:
