@@ -60,6 +60,7 @@ def up(base: str, port: int) -> list[str]:
         "server.api_key_env": "PAIR_KEY",
         "waiting.grace": 0,
         "model.questions": "null",
+        "env.SCRIPTED_PAUSE": 1,  # a start takes 6 s: the gateway has to notice that a server is away
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
