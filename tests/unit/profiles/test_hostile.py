@@ -1,5 +1,6 @@
 """Whatever is written in a file or after `--set` ends in a plan or in a message, never in a traceback, and soon."""
 
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -97,7 +98,8 @@ STAIRS = "a:\n" + "".join(f"{' ' * step}b:\n" for step in range(1, 40))
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 20_000, STAIRS])
 def test_what_is_nested_too_deep_is_refused_at_its_line(text: str, tmp_path: Path) -> None:
-    assert "nested deeper than" in refused(tmp_path, text).message
+    """PyYAML from 6.0.4 on may refuse it before our own limit does."""
+    assert re.search("nested deeper than|maximum nesting depth", refused(tmp_path, text).message)
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "1e999", "9" * 400, "9" * 5000, "9" * 400 + ".5", "-" + "9" * 400])
