@@ -190,7 +190,7 @@ def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> 
 
 def test_what_no_hub_has_is_copied_into_the_claim() -> None:
     (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.claim=models"))["initContainers"]
-    assert "`deploy stage cpu-tiny --dir DIR` makes it" in holds["command"][-1]
+    assert "`deploy stage cpu-tiny` makes it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
 
