@@ -1,105 +1,30 @@
-"""Several servers behind the real gateway: faults with the scripted engine as servers, and real sglang once."""
+"""Several servers behind the real gateway, the scripted engine; `test_scripted_engine.py` has real sglang there."""
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from command_line import CommandLine
 from cpu_server import processes_in
-from patience import PATIENCE, wait_for
-from ports import free_port
-from prometheus import every_second, prometheus_is_here, scraping
-from steady_load import client_of, complete, load
+from gateway_pair import KEY, NAME, Pair, pair_in
+from patience import wait_for
+from steady_load import complete, load
 
 from orchestrator.core.errors import NotReadyError
-from orchestrator.core.paths import Home
-from orchestrator.core.procfs import find_process
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.runtimes.supervisor.record import read_record
-from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import require_own
 from orchestrator.verify.gateway import count_servers
-
-pytestmark = pytest.mark.engine
-
-ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
-KEY = "sk-of-the-clients-alone"
-NAME = "pair"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A home in which two servers and their gateway are started, and `deploy` to do so."""
-
-    deploy: CommandLine
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def handle(self) -> RunningServer:
-        """The gateway, and the servers behind it."""
-        return self.runtime.find(NAME)[0]
-
-    @property
-    def runtime(self) -> ServerGroup:
-        return ServerGroup(ProcessRuntime(self.deploy.home))
-
-    def settings(self) -> list[str]:
-        """What `--set` says of them."""
-        own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "waiting.grace=1"]
-        return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
-
-    def words(self, *more: str) -> list[str]:
-        """What brings them up, with `more` settings."""
-        settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
-        return ["up", "cpu-tiny", "--name", NAME, *settings]
-
-    def up(self, *settings: str, replace: bool = False) -> None:
-        ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
-        assert ended.returncode == 0, ended.stderr
-
-    def pid(self, part: RunningServer) -> int:
-        """Of a server, or of the gateway itself."""
-        record = read_record(Path(part.run_dir))
-        assert record is not None
-        assert record.server is not None
-        process = find_process(record.server)
-        assert process is not None
-        return process.pid
-
-    def client(self) -> httpx.Client:
-        return client_of(self.url, KEY)
-
-    def nothing_left(self) -> None:
-        """No process of any start, however it ended."""
-        runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
-        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("replica-*"))))
-        assert self.runtime.find(NAME) == ()
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    home = Home(tmp_path / "home")
-    home.root.mkdir()
-    users = Home.from_environment()
-    users.environments.mkdir(parents=True, exist_ok=True)
-    home.environments.symlink_to(users.environments)
-    made = Pair(CommandLine(home, {"PAIR_KEY": KEY, "DOCKER_HOST": "unix:///nonexistent"}), free_port())
-    yield made
-    for handle in made.runtime.find(NAME):
-        made.runtime.stop(handle, grace=0)
+    with pair_in(tmp_path) as made:
+        yield made
 
 
 def seconds_until_counted(pair: Pair, servers: int) -> float:
@@ -321,67 +246,5 @@ def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_n
     again = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"))
     assert (again.returncode, "replica 2 of 2 has another" in again.stderr) == (6, True), again.stderr
     pair.up("env.SCRIPTED_STEP=0.001", replace=True)
-    assert pair.deploy.run("down", NAME).returncode == 0
-    pair.nothing_left()
-
-
-def is_watched_by_prometheus(pair: Pair, folder: Path) -> None:
-    """Every query has data, nothing is told without a fault, and then each fault by its own alert alone."""
-    ended = pair.deploy.run("metrics", NAME, "--output", str(folder))
-    assert ended.returncode == 0, ended.stderr
-    every_second(folder)
-    rules = folder / f"{NAME}.rules.yml"
-    rules.write_text(re.sub("for: [12]m", "for: 2s", rules.read_text()))
-    panels = json.loads((folder / f"{NAME}.dashboard.json").read_text())["panels"]
-    queries = {target["expr"] for panel in panels for target in panel["targets"]}
-    assert len(queries) == 27
-    first, second = pair.handle.replicas
-
-    def without_data() -> set[str]:
-        streamed = {"model": "tiny", "prompt": "once", "max_tokens": 8, "stream": True}
-        for url in (pair.url, first.url, second.url):
-            headers = {"Authorization": f"Bearer {KEY}"}
-            assert httpx.post(f"{url}/v1/completions", json=streamed, headers=headers, trust_env=False).is_success
-        each = {'up{server="pair",job="deploy"}', 'deploy:tokens_out:rate{server="pair"}'}
-        return {query for query in queries if len(prometheus.ask(query)) < (2 if query in each else 1)}
-
-    def fires() -> set[str]:
-        return {alert["labels"]["alertname"] for alert in prometheus.alerts() if alert["state"] == "firing"}
-
-    with scraping(folder) as prometheus:
-        wait_for(lambda: not without_data())
-        assert fires() == set()
-        control = Path(pair.handle.run_dir, "gateway.key").read_text()
-        with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
-            taken = next(each for each in client.get("/workers").json()["workers"] if each["url"] == first.url)
-            assert client.delete(f"/workers/{taken['id']}").status_code == 202
-        wait_for(lambda: fires() == {"DeployReplicaLeftOut"})
-        os.kill(pair.pid(first), signal.SIGKILL)
-        wait_for(lambda: fires() == {"DeployReplicaDown"})
-        os.kill(pair.pid(pair.handle), signal.SIGKILL)
-        wait_for(lambda: fires() == {"DeployReplicaDown", "DeployGatewayDown"})
-        os.kill(pair.pid(second), signal.SIGKILL)
-        wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
-
-
-@pytest.mark.slow
-def test_two_real_servers_behind_the_gateway(pair: Pair, tiny_model: Path, tmp_path: Path) -> None:
-    pair.deploy.home.models.symlink_to(tiny_model.parent)
-    words = ("up", "cpu-tiny", "--name", NAME, "--json", "--set", f"server.port={pair.port}", "--set", "replicas=2")
-    ended = pair.deploy.run(*words, "--set", "waiting.grace=0", "--set", f"waiting.silence={PATIENCE}")
-    assert ended.returncode == 0, ended.stderr
-    smoke = json.loads(ended.stdout)["smoke"]
-    failed = [check for check in smoke["checks"] if check["verdict"] == "failed"]
-    assert (smoke["ok"], failed) == (True, [])
-    prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
-    with pair.client() as client:
-        first, second = ([complete(client, prompt=each).json() for each in prompts] for _ in range(2))
-    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in second]
-    assert all(cached), "the gateway sends a prompt where it was before"
-    assert [answer["choices"][0]["text"] for answer in first] == [answer["choices"][0]["text"] for answer in second]
-    top = json.loads(pair.deploy.run("top", NAME, "--once", "--json").stdout)
-    assert top["activity"]["kv_tokens"] == 2 * 65536
-    if prometheus_is_here:
-        is_watched_by_prometheus(pair, tmp_path)
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()

@@ -1,15 +1,24 @@
-"""The engine of the attacks stands in for sglang: asked the same, both give this project the same to read."""
+"""The engine of the attacks stands in for sglang: asked the same, both give this project the same to read.
+
+Both are started as equals, by the same plan, behind one gateway: what that does with real sglang is seen here as well.
+"""
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import gateway_pair
+import httpx
 import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
-from patience import wait_for
+from gateway_pair import ENGINE, NAME, Pair, pair_in
+from patience import PATIENCE, wait_for
+from prometheus import every_second, missing, scraping
+from steady_load import complete
 
 from orchestrator.core import subprocesses
 from orchestrator.core.procfs import Process
@@ -23,43 +32,36 @@ from orchestrator.engine.requests import chat_body, completion_body, generate_bo
 from orchestrator.engine.responses import read_chat, read_chat_events, read_generated, read_server_info
 from orchestrator.engine.sse import has_choices, tokens_so_far
 from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor import interpreter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
-KEY = Secret("sk-of-the-comparison")
+KEY = Secret(gateway_pair.KEY)
 COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-class Engines:
-    """The same start twice: of sglang, and of what stands in for it."""
-
-    def __init__(self, real: CpuEngine) -> None:
-        self._engines = {"real": real, "scripted": replace(real, python=ENGINE)}
-        self._started: list[CpuServer] = []
-
-    def start(self, name: str) -> list[CpuServer]:
-        """Both, with an API key."""
-        servers = []
-        for kind, engine in self._engines.items():
-            artifacts = engine.artifacts("server.api_key_env=KEY")
-            servers.append(engine.start(f"{kind}-{name}", artifacts=artifacts, secrets={"KEY": KEY}))
-            self._started.append(servers[-1])
-        for server in servers:
-            server.wait_until_ready()
-        return servers
-
-    def stop(self) -> None:
-        for server in self._started:
-            server.runtime.stop(server.handle, grace=0)
+@pytest.fixture(scope="module")
+def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Real sglang, and what stands in for it, as two servers of one plan; their gateway before them."""
+    folder = tmp_path_factory.mktemp("pair")
+    with pair_in(folder) as made:
+        made.deploy.home.models.symlink_to(cpu_engine.home.models)
+        (real, _), python = made.ports, folder / "python"
+        python.write_text(
+            f'#!/bin/sh\ncase " $* " in *" --port {real} "*) exec {cpu_engine.python} "$@";; esac\nexec {ENGINE} "$@"\n'
+        )
+        python.chmod(0o755)
+        mixed = replace(made, python=python)
+        mixed.up(f"waiting.silence={PATIENCE}")
+        yield mixed
 
 
-@pytest.fixture
-def engines(cpu_engine: CpuEngine) -> Iterator[Engines]:
-    both = Engines(cpu_engine)
-    yield both
-    both.stop()
+def servers_of(pair: Pair) -> list[CpuServer]:
+    """The real one, and the other."""
+    plan = pair.handle.require_plan()
+    runtime = ProcessRuntime(pair.deploy.home)
+    return [CpuServer(handle=each.unit, runtime=runtime, plan=plan) for each in pair.handle.replicas]
 
 
 def test_scripted_engine_has_the_version_it_stands_for(cpu_engine: CpuEngine) -> None:
@@ -69,23 +71,75 @@ def test_scripted_engine_has_the_version_it_stands_for(cpu_engine: CpuEngine) ->
     assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])
 
 
-def test_scripted_engine_answers_writes_and_ends_like_sglang(engines: Engines) -> None:
-    servers = engines.start("twin")
-    real, scripted = (seen(server) for server in servers)
+def test_scripted_engine_answers_and_writes_like_sglang(pair: Pair) -> None:
+    real, scripted = (seen(server) for server in servers_of(pair))
     assert {what: said for what, said in scripted.items() if said != real[what]} == {}, real
-    twin, double = servers
+    twin, double = servers_of(pair)
     wait_for(lambda: counters(twin) == counters(double))  # sglang gathers them from its processes, by and by
 
-    real, scripted = (told(server, signal.SIGTERM) for server in servers)
-    assert scripted == real
+
+def test_the_gateway_sends_a_prompt_where_it_was_before_and_the_capacity_of_both_is_added(pair: Pair) -> None:
+    prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
+    with pair.client() as client:
+        first, second = ([complete(client, prompt=each).json() for each in prompts] for _ in range(2))
+    assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in second)
+    assert [answer["choices"][0]["text"] for answer in first] == [answer["choices"][0]["text"] for answer in second]
+    top = json.loads(pair.deploy.run("top", NAME, "--once", "--json").stdout)
+    assert top["activity"]["kv_tokens"] == 2 * 65536
 
 
-def test_scripted_engine_dies_of_its_scheduler_like_sglang(engines: Engines) -> None:
-    for server in (servers := engines.start("orphaned")):
+@missing
+def test_every_panel_has_data_each_fault_is_told_by_its_own_alert_alone_and_both_end_alike(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """It ends the servers: the last test that asks them."""
+    ended = pair.deploy.run("metrics", NAME, "--output", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    every_second(tmp_path)
+    rules = tmp_path / f"{NAME}.rules.yml"
+    rules.write_text(re.sub("for: [12]m", "for: 2s", rules.read_text()))
+    panels = json.loads((tmp_path / f"{NAME}.dashboard.json").read_text())["panels"]
+    queries = {target["expr"] for panel in panels for target in panel["targets"]}
+    assert len(queries) == 27
+    real, scripted = servers_of(pair)
+
+    def without_data() -> set[str]:
+        streamed = {"model": "tiny", "prompt": "once", "max_tokens": 8, "stream": True}
+        for url in (pair.url, real.url, scripted.url):
+            headers = {"Authorization": f"Bearer {KEY.reveal()}"}
+            assert httpx.post(f"{url}/v1/completions", json=streamed, headers=headers, trust_env=False).is_success
+        each = {'up{server="pair",job="deploy"}', 'deploy:tokens_out:rate{server="pair"}'}
+        return {query for query in queries if len(prometheus.ask(query)) < (2 if query in each else 1)}
+
+    def fires() -> set[str]:
+        return {alert["labels"]["alertname"] for alert in prometheus.alerts() if alert["state"] == "firing"}
+
+    with scraping(tmp_path) as prometheus:
+        wait_for(lambda: not without_data())
+        assert fires() == set()
+        control = Path(pair.handle.run_dir, "gateway.key").read_text()
+        with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
+            taken = next(each for each in client.get("/workers").json()["workers"] if each["url"] == real.url)
+            assert client.delete(f"/workers/{taken['id']}").status_code == 202
+        wait_for(lambda: fires() == {"DeployReplicaLeftOut"})
+        its_end = told(real, signal.SIGTERM)
+        wait_for(lambda: fires() == {"DeployReplicaDown"})
+        os.kill(pair.pid(pair.handle), signal.SIGKILL)
+        wait_for(lambda: fires() == {"DeployReplicaDown", "DeployGatewayDown"})
+        assert told(scripted, signal.SIGTERM) == its_end
+        wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
+
+
+def test_scripted_engine_dies_of_its_scheduler_like_sglang(cpu_engine: CpuEngine) -> None:
+    """As `test_up.py` sees it of the real one."""
+    server = replace(cpu_engine, python=ENGINE).start("orphaned")
+    try:
+        server.wait_until_ready()
         (scheduler,) = (process for process in processes_of(server.handle) if title(process) == "sglang::scheduler")
         os.kill(scheduler.pid, signal.SIGKILL)
-    real, scripted = (ended(server) for server in servers)
-    assert scripted == real
+        assert ended(server) == (137, "killed by SIGKILL")
+    finally:
+        server.runtime.stop(server.handle, grace=0)
 
 
 def seen(server: CpuServer) -> Mapping[str, object]:
@@ -93,6 +147,7 @@ def seen(server: CpuServer) -> Mapping[str, object]:
     name = server.plan.model.served_name
     asked = chat_body(name, "Count to ten.", tokens=8, ignore_eos=True)
     with EngineClient(server.url, key=KEY) as client:
+        assert client.post_status(endpoints.FLUSH_CACHE, b"") == 200
         first, again = (
             read_generated(client.post(endpoints.GENERATE, generate_body([7] * 64, tokens=5))) for _ in "12"
         )
@@ -128,7 +183,6 @@ def seen(server: CpuServer) -> Mapping[str, object]:
             "key in server info": client.get(endpoints.SERVER_INFO)["api_key"],
             "without key": client.post_status(endpoints.GENERATE, b"{}", with_key=False),
             "health without key": client.post_status(endpoints.HEALTH, b"", with_key=False) == 401,
-            "flush": client.post_status(endpoints.FLUSH_CACHE, b""),
             "unknown path": client.post_status("/nothing", b"{}"),
             "malformed": [
                 client.post_status(path, b"{broken") for path in (endpoints.GENERATE, endpoints.CHAT_COMPLETIONS)

@@ -1,0 +1,98 @@
+"""Two servers behind the real gateway as processes, the scripted engine unless it is said otherwise."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from command_line import CommandLine
+from cpu_server import processes_in
+from patience import wait_for
+from ports import free_port
+from steady_load import client_of
+
+from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervisor.record import read_record
+from orchestrator.servers.group import RunningServer, ServerGroup
+
+ENGINE = Path(__file__).with_name("scripted_engine.py")
+KEY = "sk-of-the-clients-alone"
+NAME = "pair"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A home in which two servers and their gateway are started, and `deploy` to do so."""
+
+    deploy: CommandLine
+    port: int
+    python: Path = ENGINE
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Of the servers."""
+        return self.port + 8, self.port + 16
+
+    @property
+    def handle(self) -> RunningServer:
+        """The gateway, and the servers behind it."""
+        return self.runtime.find(NAME)[0]
+
+    @property
+    def runtime(self) -> ServerGroup:
+        return ServerGroup(ProcessRuntime(self.deploy.home))
+
+    def settings(self) -> list[str]:
+        """What `--set` says of them."""
+        own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "waiting.grace=1"]
+        return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
+
+    def words(self, *more: str) -> list[str]:
+        """What brings them up, with `more` settings."""
+        settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
+        return ["up", "cpu-tiny", "--name", NAME, *settings]
+
+    def up(self, *settings: str, replace: bool = False) -> None:
+        ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
+        assert ended.returncode == 0, ended.stderr
+
+    def pid(self, part: RunningServer) -> int:
+        """Of a server, or of the gateway itself."""
+        record = read_record(Path(part.run_dir))
+        assert record is not None
+        assert record.server is not None
+        process = find_process(record.server)
+        assert process is not None
+        return process.pid
+
+    def client(self) -> httpx.Client:
+        return client_of(self.url, KEY)
+
+    def nothing_left(self) -> None:
+        """No process of any start, however it ended."""
+        runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
+        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("replica-*"))))
+        assert self.runtime.find(NAME) == ()
+
+
+@contextmanager
+def pair_in(folder: Path) -> Iterator[Pair]:
+    """A home for them in this folder, with the environments of the user's; what runs at the end is stopped."""
+    home = Home(folder / "home")
+    home.root.mkdir()
+    users = Home.from_environment()
+    users.environments.mkdir(parents=True, exist_ok=True)
+    home.environments.symlink_to(users.environments)
+    made = Pair(CommandLine(home, {"PAIR_KEY": KEY, "DOCKER_HOST": "unix:///nonexistent"}), free_port())
+    try:
+        yield made
+    finally:
+        for handle in made.runtime.find(NAME):
+            made.runtime.stop(handle, grace=0)
