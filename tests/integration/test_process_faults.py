@@ -1,4 +1,4 @@
-"""What goes wrong with a real server of the process runtime, and that nothing of it is left."""
+"""What goes wrong with a server of the process runtime, the scripted engine, and that nothing of it is left."""
 
 import os
 import signal
@@ -14,15 +14,19 @@ from cpu_server import CpuEngine, CpuServer, healthy, processes_of
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
+from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record, write_record
 
-pytestmark = pytest.mark.engine
-
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = "a-key-that-must-not-be-seen"
-NO_CHECKPOINT = ("model.origin.kind=directory", "model.origin.location=/nonexistent")
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    return CpuEngine(home=Home(tmp_path_factory.mktemp("home")), python=ENGINE)
 
 
 def wait_for_nothing_left(server: CpuServer) -> None:
@@ -32,9 +36,9 @@ def wait_for_nothing_left(server: CpuServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def broken(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
+def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
     """A server that has exited while it loaded."""
-    server = cpu_engine.start("broken", *NO_CHECKPOINT)
+    server = scripted.start("broken", "env.SCRIPTED_BROKEN=1")
     try:
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
         yield server
@@ -44,15 +48,15 @@ def broken(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
 
 def test_server_that_exits_while_loading_leaves_its_code_and_its_log(broken: CpuServer) -> None:
     assert broken.runtime.state(broken.handle).exit_code == 1
-    assert any("/nonexistent" in line for line in broken.runtime.logs(broken.handle, follow=False))
+    assert any("broken, as it was told" in line for line in broken.runtime.logs(broken.handle, follow=False))
     wait_for_nothing_left(broken)
 
 
 @pytest.fixture(scope="module")
-def locked(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
+def locked(scripted: CpuEngine) -> Iterator[CpuServer]:
     """A server that serves whoever has its key."""
-    artifacts = cpu_engine.artifacts("server.api_key_env=DEPLOY_API_KEY")
-    server = cpu_engine.start("locked", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
+    artifacts = scripted.artifacts("server.api_key_env=DEPLOY_API_KEY")
+    server = scripted.start("locked", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
     try:
         server.wait_until_ready()
         yield server
@@ -84,7 +88,7 @@ def test_killed_supervisor_leaves_no_orphans(locked: CpuServer) -> None:
     wait_for_nothing_left(locked)
 
 
-def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) -> None:
+def test_server_outlives_a_killed_cli_and_is_found_again(scripted: CpuEngine) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
@@ -94,10 +98,10 @@ def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) 
         os.kill(os.getpid(), signal.SIGKILL)
     """
     lines = "\n".join(line.strip() for line in script.splitlines())
-    argv = [sys.executable, "-c", lines, str(cpu_engine.home.root), str(cpu_engine.python)]
+    argv = [sys.executable, "-c", lines, str(scripted.home.root), str(scripted.python)]
     code = subprocess.run(argv, cwd=Path(__file__).parents[1] / "support", check=False).returncode
 
-    runtime = ProcessRuntime(cpu_engine.home)
+    runtime = ProcessRuntime(scripted.home)
     (handle,) = runtime.find("survivor")
     assert code == -signal.SIGKILL
     assert runtime.state(handle).status is Status.RUNNING
@@ -125,12 +129,12 @@ def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(broke
         bystander.wait()
 
 
-def test_of_two_starts_of_one_name_one_is_refused(cpu_engine: CpuEngine) -> None:
+def test_of_two_starts_of_one_name_one_is_refused(scripted: CpuEngine) -> None:
     outcomes: list[object] = []
 
     def run() -> None:
         try:
-            outcomes.append(cpu_engine.start("twice"))
+            outcomes.append(scripted.start("twice"))
         except NameTakenError as error:
             outcomes.append(error)
 
@@ -139,7 +143,7 @@ def test_of_two_starts_of_one_name_one_is_refused(cpu_engine: CpuEngine) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    runtime = ProcessRuntime(cpu_engine.home)
+    runtime = ProcessRuntime(scripted.home)
     handles = runtime.find("twice")
     for handle in handles:
         runtime.stop(handle, grace=0)

@@ -34,6 +34,7 @@ from orchestrator.verify.report import SmokeReport, Verdict
 from orchestrator.verify.target import target_of
 
 pytestmark = pytest.mark.engine
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 PROBE = ProbeOptions(limit=None, longest=2048, other_checkpoint=False)
 SCALE = """
 import sys
@@ -168,10 +169,10 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_server_does(server: CpuS
         assert prometheus.ask('ALERTS{alertstate="firing"}') == []
 
 
-@pytest.mark.slow
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)), started(cpu_engine, "unlucky", f"server.port={port}") as server:
+    """The scripted engine ends of it with sglang's own words."""
+    port, scripted = free_port(), dataclasses.replace(cpu_engine, python=ENGINE)
+    with socket.create_server(("127.0.0.1", port)), started(scripted, "unlucky", f"server.port={port}") as server:
         with pytest.raises(NotReadyError, match="is taken by another process") as caught:
             wait_by_its_log(server)
         assert "address already in use" in caught.value.details

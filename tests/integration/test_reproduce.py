@@ -1,4 +1,4 @@
-"""`deploy reproduce` with the real server: interrupted in the middle, taken up again, ended."""
+"""`deploy reproduce`, of servers of the scripted engine: interrupted in the middle, taken up again, ended."""
 
 import json
 import signal
@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, processes_with
-from cpu_server import CpuEngine
-from patience import PATIENCE
 from ports import free_port
 
 from orchestrator.core.paths import Home, data_root
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 SHIPPED = data_root() / "profiles"
 
 
@@ -28,7 +27,11 @@ class Publication:
 @pytest.fixture
 def publication(tmp_path: Path) -> Publication:
     port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
-    own = (("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2"), ("silence: 120", f"silence: {PATIENCE}"))
+    own = (
+        ("port: 30010", f"port: {port}"),
+        ("engine: sglang-0.5.14-cpu", f"engine: {{use: sglang-0.5.14-cpu, python: {ENGINE}}}"),
+        ("model: tiny", "model: {use: tiny, questions: null}"),
+    )
     profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", *own))
     workload.write_text(
         changed(
@@ -59,11 +62,8 @@ def commands(said: str) -> list[str]:
     return [line.partition("] deploy ")[2] for line in said.splitlines() if "] deploy " in line]
 
 
-def test_interrupted_while_it_measures_and_taken_up_again(
-    engine_home: Home, cpu_engine: CpuEngine, publication: Publication, tmp_path: Path
-) -> None:
-    assert cpu_engine.python.exists()
-    deploy, results = CommandLine(engine_home), tmp_path / "results"
+def test_interrupted_while_it_measures_and_taken_up_again(publication: Publication, tmp_path: Path) -> None:
+    deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
     again = ["reproduce", str(publication.file), "--output", str(results)]
 
     with deploy.running(*again) as first:

@@ -223,7 +223,9 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     try:
         server = Server((options["host"], int(options["port"])), api, step)
     except OSError as error:
-        say(f"[Errno {error.errno}] error while attempting to bind on address ('{options['host']}', {options['port']})")
+        address = f"('{options['host']}', {options['port']})"
+        why = os.strerror(error.errno or 0).lower()
+        say(f"[Errno {error.errno}] error while attempting to bind on address {address}: {why}")
         sys.exit(1)
     if not environ.get("SCRIPTED_DEAF"):
         signal.signal(
