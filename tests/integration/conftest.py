@@ -19,7 +19,7 @@ from forked import forking
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
 from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
-from standin import base_image, packages_of
+from standin import base_image, packages_of, scripted_sources
 from wheels import wheel
 
 from orchestrator.checkpoints.generate import generate_model
@@ -124,6 +124,12 @@ def docker_daemon() -> DockerCli:
 def docker_image(docker_daemon: DockerCli) -> str:
     """A base image with the real sources of sglang."""
     return base_image(wheel("0.5.14"), docker=docker_daemon.program)
+
+
+@pytest.fixture(scope="session")
+def scripted_image(docker_daemon: DockerCli) -> str:
+    """The same image, in which the scripted engine serves."""
+    return base_image(wheel("0.5.14"), replaced=scripted_sources(), docker=docker_daemon.program)
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""A real sglang server in a container: started, found, asked, followed, stopped, and its secrets kept."""
+"""A server in a container, the scripted engine: started, found, asked, followed, stopped, and its secrets kept."""
 
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -29,16 +30,21 @@ def docker(*arguments: str) -> str:
 
 
 @pytest.fixture
-def other(docker_engine: DockerEngine) -> Iterator[DockerRuntime]:
+def scripted(docker_engine: DockerEngine, scripted_image: str) -> DockerEngine:
+    return replace(docker_engine, image=scripted_image)
+
+
+@pytest.fixture
+def other(scripted: DockerEngine) -> Iterator[DockerRuntime]:
     """The runtime as another terminal has it."""
-    with closing(DockerRuntime(docker_engine.home)) as runtime:
+    with closing(DockerRuntime(scripted.home)) as runtime:
         yield runtime
 
 
-def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime) -> None:
-    artifacts = docker_engine.artifacts("server.api_key_env=DEPLOY_TEST_KEY")
+def test_the_life_of_a_server(scripted: DockerEngine, other: DockerRuntime) -> None:
+    artifacts = scripted.artifacts("server.api_key_env=DEPLOY_TEST_KEY")
     secrets = {"DEPLOY_TEST_KEY": Secret(KEY), "HF_TOKEN": Secret(TOKEN)}
-    server = docker_engine.start("life", artifacts, secrets=secrets)
+    server = scripted.start("life", artifacts, secrets=secrets)
     name = server.handle.name
 
     # Another terminal knows it by its labels alone.
@@ -71,7 +77,7 @@ def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime)
     write = ["docker", "exec", server.handle.identity, "touch", "/models/tiny/x"]
     assert b"Read-only" in subprocess.run(write, capture_output=True, check=False).stderr
 
-    # A stop lets sglang drain and end by itself; its log outlives the container, without the key it prints.
+    # Its log outlives the container, without the key it prints.
     raw = subprocess.run(["docker", "logs", server.handle.identity], capture_output=True, text=True, check=True)
     assert KEY in raw.stdout + raw.stderr
     assert KEY not in "\n".join(other.logs(server.handle, follow=False))
@@ -79,22 +85,22 @@ def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime)
     assert other.state(server.handle).status is Status.ABSENT
     assert other.find(name) == ()
     kept = Path(server.handle.run_dir, "server.log").read_text()
-    assert "Draining requests and shutting down" in kept
+    assert "fired up" in kept
     assert KEY not in kept
     assert list(other.logs(server.handle, follow=True)) == kept.splitlines()
     other.stop(server.handle, grace=60)
 
 
 def test_a_server_started_with_the_rendered_script_is_one_like_the_others(
-    docker_engine: DockerEngine, other: DockerRuntime, tmp_path: Path
+    scripted: DockerEngine, other: DockerRuntime, tmp_path: Path
 ) -> None:
     """`deploy render --output DIR`, then `DIR/docker-run.sh` by hand: known by its labels, its plan read from DIR."""
-    artifacts, name, folder = docker_engine.artifacts(), docker_engine.name("by-hand"), tmp_path / "rendered"
+    artifacts, name, folder = scripted.artifacts(), scripted.name("by-hand"), tmp_path / "rendered"
     write_files(folder, rendered_files(artifacts, name))
-    environ = {**os.environ, "DEPLOY_HOME": str(docker_engine.home.root)}
+    environ = {**os.environ, "DEPLOY_HOME": str(scripted.home.root)}
     subprocess.run([str(folder / "docker-run.sh")], env=environ, check=True, capture_output=True, cwd="/")
     (handle,) = other.find(name)
-    docker_engine.started.append((DockerRuntime(docker_engine.home), handle))
+    scripted.started.append((DockerRuntime(scripted.home), handle))
 
     assert (handle.run_dir, read_plan(RunDir(folder))) == (str(folder), artifacts.plan)
     server = CpuServer(handle=handle, runtime=other, plan=artifacts.plan)

@@ -1,4 +1,7 @@
-"""Several real servers behind the real gateway, all of them containers, as a user of Docker starts them."""
+"""Several servers behind the real gateway, all of them containers, as a user of Docker starts them.
+
+The servers are the scripted engine.
+"""
 
 import json
 import os
@@ -11,13 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from pip_standin import with_pip
 from ports import free_port
-from standin import AITER, PACKAGE, engine_image, packages_of
+from standin import AITER, PACKAGE
 
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.images.client import DockerCli
 from orchestrator.verify.gateway import count_servers
 
@@ -29,9 +31,8 @@ PARTS = [f"deploy-{NAME}", f"deploy-{NAME}--replica-1", f"deploy-{NAME}--replica
 
 
 @pytest.fixture(scope="module")
-def base(docker_daemon: DockerCli, cpu_environment: Venv) -> str:
-    engine = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
-    return with_pip(engine, docker=docker_daemon.program)
+def base(docker_daemon: DockerCli, scripted_image: str) -> str:
+    return with_pip(scripted_image, docker=docker_daemon.program)
 
 
 @pytest.fixture
@@ -58,7 +59,8 @@ def up(base: str, port: int) -> list[str]:
         "server.port": port,
         "server.api_key_env": "PAIR_KEY",
         "waiting.grace": 0,
-        "waiting.silence": PATIENCE,
+        "model.questions": "null",
+        "env.SCRIPTED_PAUSE": 1,  # a start takes 6 s: the gateway has to notice that a server is away
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]

@@ -19,7 +19,7 @@ from own_cluster import OwnCluster
 from own_node import OwnNode
 from patience import wait_for
 from ports import free_port
-from standin import add_file, debian_python
+from standin import add_file, debian_python, scripted_sources
 from steady_load import load
 
 from orchestrator.core.console import Progress
@@ -33,12 +33,6 @@ KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
 ACCOUNT = f"system:serviceaccount:default:deploy-{NAME}"
 KINDS = "deployments,replicasets,services,configmaps,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
-_SUPPORT = Path(__file__).parents[1] / "support"
-_LAUNCHER = b"""
-import runpy, sys
-sys.argv = ["/opt/scripted_engine.py", "-m", "sglang.launch_server", *sys.argv[1:]]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 
 
@@ -51,10 +45,8 @@ def image(cluster_of_tests: ClusterEngine) -> str:
 
     def fill(tar: tarfile.TarFile) -> None:
         python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
-        add_file(tar, f"{python}/__init__.py", b"")
-        add_file(tar, f"{python}/launch_server.py", _LAUNCHER)
-        for name in ("scripted_engine.py", "engine_api.py"):
-            add_file(tar, f"/opt/{name}", (_SUPPORT / name).read_bytes())
+        for name, content in scripted_sources().items():
+            add_file(tar, f"{python}/{name}", content)
         add_file(tar, f"{IMAGE_DIR}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
         library = packages.parent.parent / "lib" / debian_python() / "site-packages"
         tar.add(library, arcname=IN_IMAGE_PACKAGES.lstrip("/"))

@@ -1,6 +1,7 @@
-"""`deploy` with containers, as a user runs it: real Docker, an image built on a stand-in, real sglang inside.
+"""`deploy` with containers, as a user runs it: real Docker, an image built on a stand-in, real sglang inside once.
 
 Each test takes one server through a part of its life by the command line alone, and looks for what is left behind.
+Where the fault is one of the container and not of what it runs, the scripted engine serves in the real one's place.
 """
 
 import json
@@ -29,6 +30,7 @@ from orchestrator.images.client import DockerCli
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 
 NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of the others
+LOADS_FOR_EVER = ("--set", "env.SCRIPTED_PAUSE=0,300")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +53,21 @@ def port() -> int:
 
 
 @pytest.fixture
-def up(base: str, port: int) -> list[str]:
-    """The command that brings `cpu-tiny` up in a container; more words may follow."""
+def up(scripted_image: str, port: int) -> list[str]:
+    """The command that brings `cpu-tiny` up in a container, with the scripted engine; more words may follow."""
+    return [*up_words(scripted_image, port), "--set", "model.questions=null"]
+
+
+@pytest.fixture
+def up_real(base: str, port: int) -> list[str]:
+    """The same with real sglang."""
+    return up_words(base, port)
+
+
+def up_words(image: str, port: int) -> list[str]:
     settings = {
         "runtime": "docker",
-        "engine.image": base,
+        "engine.image": image,
         "engine.template": "sglang-rocm",
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
@@ -125,9 +137,9 @@ def kill_server(*, deaths: int) -> None:
     wait_for(lambda: (seen := seen_by_docker())[0] == deaths or seen[1] == "exited")
 
 
-def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
-    """Up, again, with another plan, asked, its log followed; it dies and Docker starts it again, up to the limit."""
-    first = deploy.run(*up, "--json")
+def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> None:
+    """Up, again, with another plan, asked, its log followed, down."""
+    first = deploy.run(*up_real, "--json")
     assert first.returncode == 0, first.stderr
     assert f"deploy logs {NAME}" in first.stderr
     result = json.loads(first.stdout)
@@ -140,23 +152,38 @@ def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
     assert "The server is fired up and ready to roll" in deploy.run("logs", NAME).stdout
     with deploy.running("logs", NAME, "--follow") as following:
         assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
-        again = deploy.run(*up)
+        again = deploy.run(*up_real)
         assert (again.returncode, "is already up" in again.stderr) == (0, True)
-        other = deploy.run(*up, "--set", "flags.max-total-tokens=32768")
+        other = deploy.run(*up_real, "--set", "flags.max-total-tokens=32768")
         assert other.returncode == 6
         assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
 
+        down = deploy.run("down", NAME)
+        assert down.returncode == 0, down.stderr
+        followed, _ = following.process.communicate(timeout=PATIENCE)
+    assert following.process.returncode == 0
+    assert "POST /v1/completions" in followed
+    assert "Draining requests and shutting down" in kept_log(deploy)
+    is_clean(deploy, port)
+
+
+def test_docker_starts_again_what_dies_up_to_the_limit(deploy: CommandLine, up: list[str], port: int) -> None:
+    """Its scheduler is killed, then the server itself; its log is followed through all of it."""
+    first = deploy.run(*up, "--json")
+    assert first.returncode == 0, first.stderr
+    url = json.loads(first.stdout)["url"]
+    with deploy.running("logs", NAME, "--follow") as following:
         kill_scheduler()
-        wait_for(lambda: seen_by_docker()[0] == 1 and healthy(result["url"]))
+        wait_for(lambda: seen_by_docker()[0] == 1 and healthy(url))
         shown = status(deploy)
         assert (shown["restarts"], shown["health"], shown["detail"]) == (1, "healthy", "restarted 1 of 3 times")
         assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
 
         for deaths in range(2, 5):
+            wait_for(lambda: healthy(url))
             kill_server(deaths=deaths)
         followed, _ = following.process.communicate(timeout=PATIENCE)
-    assert followed.count("POST /v1/completions") >= 2
-    assert followed.count("The server is fired up and ready to roll") == 2
+    assert followed.count("The server is fired up and ready to roll") == 4
     assert following.process.returncode == 0
     shown = status(deploy)
     assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
@@ -171,7 +198,7 @@ def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
 @pytest.mark.slow
 def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine, up: list[str], port: int) -> None:
     """Docker would start it three times more."""
-    failed = deploy.run(*up, "--set", "env.SGLANG_USE_CPU_ENGINE=0")
+    failed = deploy.run(*up, "--set", "env.SCRIPTED_BROKEN=1")
     assert failed.returncode == 7, failed.stderr
     assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"
     assert "Traceback" in kept_log(deploy)
@@ -179,7 +206,7 @@ def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine,
 
 
 def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up) as command:
+    with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         code, said = command.end(signal.SIGINT)
     assert code == 130, said
@@ -189,7 +216,7 @@ def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -
 
 @pytest.mark.slow
 def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up) as command:
+    with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
         _, said = command.process.communicate(timeout=PATIENCE)
@@ -199,7 +226,7 @@ def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[st
 
 
 def test_a_server_outlives_the_command_that_started_it(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up) as command:
+    with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         command.process.send_signal(signal.SIGKILL)
         command.process.wait()
@@ -247,6 +274,6 @@ def test_the_same_over_ssh(
         assert deploy.run("smoke", NAME, *there).returncode == 0
         assert deploy.run("down", NAME, *there).returncode == 0
         assert tunnels() == []
-    assert "Draining requests and shutting down" in kept_log(deploy)
+    assert "fired up" in kept_log(deploy)
     docker("image", "rm", ready)
     is_clean(deploy, port)

@@ -42,6 +42,14 @@ _UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 # Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
 
+_SUPPORT = Path(__file__).parent
+_LAUNCHER = b"""
+import runpy, sys
+from pathlib import Path
+sys.argv = [str(Path(__file__).with_name("scripted_engine.py")), "-m", "sglang.launch_server", *sys.argv[1:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 # Not aiter: the one line that tells a reader of its sources that the variable is read.
 _AITER = {"__init__.py": b"", "jit/core.py": b'AITER_CONFIG_FMOE = os.getenv("AITER_CONFIG_FMOE", default)\n'}
 
@@ -60,6 +68,12 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
         _add_paths(tar)
 
     return _imported("deploy-standin/rocm", [wheel.name, *packages, *changes], fill, docker=docker)
+
+
+def scripted_sources() -> dict[str, bytes]:
+    """The files of a package of sglang whose server is the scripted engine."""
+    engine = {name: (_SUPPORT / name).read_bytes() for name in ("scripted_engine.py", "engine_api.py")}
+    return {"__init__.py": b"\n", "launch_server.py": _LAUNCHER, **engine}
 
 
 def engine_image(packages: Path, *, docker: str = "docker") -> str:
