@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,16 +14,13 @@ from pathlib import Path
 import pytest
 import slow_build
 from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, line
-from loopback_registry import await_http
 from patience import PATIENCE, wait_for
-from ports import free_port
 from slow_build import with_step
 from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
-from orchestrator.diagnose.match import diagnose
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.images.build import BuildOptions, build_image, ensure_image, push_image, tag_image
 from orchestrator.images.client import DockerCli, find_docker
@@ -41,8 +37,6 @@ from orchestrator.planner.prebuilt import fetch_image, require_table, rows_in
 from orchestrator.planner.source import profile_source
 from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start.prepare import base_overrides
-from orchestrator.verify import smoke
-from orchestrator.verify.target import target_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 
@@ -345,43 +339,17 @@ def test_an_image_that_is_not_what_its_label_says_is_refused(docker: DockerCli, 
     docker.run("image", "rm", "--force", "deploy-test/changed:1")
 
 
+LOOK = """
+import inspect, sglang, sglang.srt.speculative.eagle_utils as verify
+print(sglang.__file__, inspect.getsource(verify.eagle_sample).count("tp_group.broadcast(predict, src=0)"))
+"""
+
+
 @pytest.mark.engine
-def test_the_image_serves_from_the_patched_sources(
-    docker: DockerCli, image: str, cpu_environment: Venv, tiny_model: Path
-) -> None:
-    """Real sglang on CPU: the engine's packages are mounted, sglang itself is the image's own."""
-    packages = packages_of(cpu_environment.python)
-    mounts = ["--volume", f"{packages}:{ENGINE_PACKAGES}:ro", "--volume", f"{tiny_model}:/model:ro"]
-    variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1", "--env", "OMP_NUM_THREADS=1"]
-    server = "python3 -m sglang.launch_server --model-path /model --device cpu --attention-backend torch_native"
-    flags = "--disable-overlap-schedule --grammar-backend llguidance --max-total-tokens 65536 --mem-fraction-static 0.3"
-    flags += " --served-model-name tiny --enable-metrics --enable-cache-report"
-    command = f"{server} {flags} --host 0.0.0.0 --port 30000".split()
-    name, port = f"deploy-test-serves-{os.getpid()}", free_port()
-    started = docker.run(
-        "run",
-        "--detach",
-        "--init",
-        "--name",
-        name,
-        "--publish",
-        f"127.0.0.1:{port}:30000",
-        *mounts,
-        *variables,
-        image,
-        *command,
-    )
-    assert started.ok, started.stderr
-    try:
-        await_http(f"http://127.0.0.1:{port}/health", seconds=240)
-        target = target_of(load("cpu-tiny").plan, url=f"http://127.0.0.1:{port}", api_key=None)
-
-        def log() -> list[str]:
-            return docker.run("logs", name).stderr.splitlines()
-
-        report = smoke.smoke_test(target, faults=lambda: diagnose(log()).degraded)
-        assert report.ok, report.to_table()
-        place = docker.run("exec", name, "python3", "-c", "import sglang; print(sglang.__file__)")
-        assert place.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py"
-    finally:
-        docker.run("rm", "--force", name)
+def test_python_in_the_image_imports_the_patched_sources(docker: DockerCli, image: str, cpu_environment: Venv) -> None:
+    """Real sglang: the packages it needs are mounted, sglang itself is the image's own."""
+    mount = f"{packages_of(cpu_environment.python)}:{ENGINE_PACKAGES}:ro"
+    variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
+    done = docker.run("run", "--rm", "--network", "none", "--volume", mount, *variables, image, "python3", "-c", LOOK)
+    assert done.ok, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py 2"
