@@ -127,9 +127,7 @@ def up_words(models: Path) -> tuple[str, ...]:
     return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
-def test_the_life_of_real_sglang_in_a_pod(
-    deploy: CommandLine, models: Path, cluster_engine: ClusterEngine, tmp_path: Path
-) -> None:
+def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp_path: Path) -> None:
     key = {"SGLANG_KEY": "sk-0f-the-tests-0f-the-tests"}
     done = deploy.run(*up_words(models), **key)
     assert done.returncode == 0, done.stderr
@@ -148,24 +146,17 @@ def test_the_life_of_real_sglang_in_a_pod(
     assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
     assert deploy.run("smoke", NAME, **key).returncode == 0
     output = tmp_path / "results"
-    words = ("bench", NAME, "--workload", "smoke-tiny", "--rates", "1", "--output", str(output))
+    words = ("bench", NAME, "--workload", "smoke-tiny", "--rates", "4", "--output", str(output))
     done = deploy.run(*words, **key)
     assert done.returncode == 0, done.stderr
 
-    cluster, pods = cluster_engine.cluster, ("pods", "--selector", f"deploy.name={NAME}")
     with deploy.running("logs", NAME, "--follow", **key) as following, ThreadPool(1) as pool:
         followed = pool.apply_async(following.process.communicate)  # a pipe holds less than the log: it has to be read
-        (pod,) = cluster.get(*pods)
-        kill = "kill -9 $(grep -l launch_serve[r] /proc/[0-9]*/cmdline | head -n 1 | cut -d/ -f3)"
-        cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", kill)
-        wait_for(lambda: cluster.get(*pods)[0]["status"]["containerStatuses"][0]["restartCount"] == 1)
-        wait_for(lambda: json.loads(deploy.run("status", NAME, "--json", **key).stdout)[0]["health"] == "healthy")
-        assert json.loads(deploy.run("status", NAME, "--json", **key).stdout)[0]["restarts"] == 1
         done = deploy.run("down", NAME)
         assert done.returncode == 0, done.stderr
         out, _ = followed.get(60)
     assert following.process.returncode == 0
-    assert out.count("fired up and ready") == 2
+    assert out.count("fired up and ready") == 1
     assert key["SGLANG_KEY"] not in out
     logs = deploy.run("logs", NAME)
     assert "fired up and ready" in logs.stdout
