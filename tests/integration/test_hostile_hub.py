@@ -233,11 +233,29 @@ def test_what_is_no_repository_is_an_error_of_the_user_with_the_form_to_write(
     assert "write `org/name`" in done.stderr
 
 
+# The program, loaded once, in a fork for each line: what one costs is its start.
+FOR_EACH_LINE = """
+import os, sys
+names = {{"__name__": "loaded"}}
+exec({program!r}, names)
+for line in sys.stdin.buffer.readlines():
+    if not (child := os.fork()):
+        request = os.memfd_create("request")
+        os.write(request, line)
+        os.lseek(request, 0, os.SEEK_SET)
+        os.dup2(request, 0)
+        sys.stdin = open(0)
+        names["main"]()
+    os.waitpid(child, 0)
+    os.write(1, b"\\n")
+"""
+
+
 def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str, Any]]]:
     """What the program says over there to each of these, which no version of this tool would send."""
     host, port = far.removeprefix("ssh://").split(":")
-    each = f"while IFS= read -r line; do printf '%s\\n' \"$line\" | {shlex.join(remote_program())}; echo; done"
-    argv = ["ssh", "-p", port, host, f"sh -c {shlex.quote(each)}"]
+    *python, program = remote_program()
+    argv = ["ssh", "-p", port, host, shlex.join([*python, FOR_EACH_LINE.format(program=program)])]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.stderr == ""
