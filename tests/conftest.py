@@ -1,21 +1,18 @@
-"""For every test: signals, random seeds, the order and the last lines of a run; who judges times runs alone."""
+"""For every test: signals, random seeds, the order and the last lines of a run."""
 
-import fcntl
 import gc
 import os
 import random
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
 from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
-from schedule import GroupScheduling, judges_times, slowest_groups, sort_longest_first
+from schedule import GroupScheduling, slowest_groups, sort_longest_first
 from summary import last_lines, needless
 
 from orchestrator.core.secrets import set_known
@@ -103,24 +100,6 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: no collection of garbage looks through its million objects again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """With several workers a test that judges times waits until no other one runs, and the others wait for it."""
-    with ExitStack() as held:
-        if hasattr(item.config, "workerinput"):
-            shared = item.config._tmp_path_factory.getbasetemp().parent
-            with _flocked(shared / "turn", fcntl.LOCK_EX):  # who waits to be alone is not overtaken
-                held.enter_context(_flocked(shared / "runs", fcntl.LOCK_EX if judges_times(item) else fcntl.LOCK_SH))
-        return (yield)
-
-
-@contextmanager
-def _flocked(path: Path, kind: int) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, kind)
-        yield
 
 
 def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression, median
 
 import pytest
 from patience import PATIENCE
-from quiet import Quietness
+from quiet import Quietness, preferred
 from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
@@ -25,7 +25,7 @@ from true_times import TrueTimes, assert_found, from_arrival, from_plan
 from orchestrator.bench.result import BenchResult, Distribution, MarkKind, Point
 from orchestrator.bench.workload import Workload, load_workload
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FOLLOWED = 0.2  # how far from its script the server may be
 
@@ -131,17 +131,11 @@ def measure(case: Case, directory: Path) -> Measured:
 
 
 def measure_lane(directory: Path, names: Sequence[str]) -> None:
-    """Measure these cases one after the other, each into a file of `directory`: what a process of its own does.
-
-    Where the system allows it (it allows root) client and server come before whatever else runs on this machine: what
-    is measured is how exact the client is, not how long Linux lets it wait. On two cores with two other programs a bare
-    sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. Threads and subprocesses inherit it.
-    """
-    with suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    for name in names:
-        found = measure(CASES[name], directory / f"{name} result")
-        (directory / name).write_bytes(pickle.dumps(found))
+    """Measure these cases one after the other, each into a file of `directory`: what a process of its own does."""
+    with preferred([os.getpid()]):
+        for name in names:
+            found = measure(CASES[name], directory / f"{name} result")
+            (directory / name).write_bytes(pickle.dumps(found))
 
 
 LANE = """

@@ -11,8 +11,8 @@ from statistics import median
 from subprocess import PIPE
 
 import pytest
-from cpu_server import CpuServer
-from quiet import Quietness
+from cpu_server import CpuServer, processes_of
+from quiet import Quietness, preferred
 
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.prompts import prompts
@@ -70,7 +70,13 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
     return result.points[0]
 
 
-@pytest.mark.usefixtures("their_turn")  # it begins here, where other tests may run beside: its imports take long
+@pytest.fixture
+def precedence(server: CpuServer) -> Iterator[None]:
+    """Client and server come before the tests of other workers."""
+    with preferred([os.getpid(), *(process.pid for process in processes_of(server.handle))]):
+        yield
+
+
 def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: CpuServer, tmp_path: Path) -> None:
     """By the server's own counters; and they are text: the server reads the same tokens from it."""
     changes = {"prompts": "text", "token_ids": None, "requests": 8, "output_tokens": 4, "input_tokens": 700}
@@ -91,7 +97,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
     assert passage.strip() in text
 
 
-@pytest.mark.alone
+@pytest.mark.usefixtures("precedence")
 @pytest.mark.parametrize("api", ["completions", "generate"])
 def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api: str) -> None:
     quietness = Quietness()
@@ -126,7 +132,7 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
     assert latency.e2e_from_send_s.mean <= counted.e2e_mean_s * (1 + AGREES) + quietness.waited_s
 
 
-@pytest.mark.alone
+@pytest.mark.usefixtures("precedence")
 def test_sglangs_own_client_finds_the_same(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
     """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
 
@@ -206,8 +212,9 @@ def their_turn(
         assert says is not None
 
         def turn() -> dict[str, float]:
-            print(file=told, flush=True)
-            assert "measured\n" in says, log.read_text()[-2000:]
+            with preferred([process.pid]):
+                print(file=told, flush=True)
+                assert "measured\n" in says, log.read_text()[-2000:]
             measured: dict[str, float] = json.loads(written.read_text().splitlines()[-1])
             return measured
 

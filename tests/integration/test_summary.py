@@ -124,10 +124,10 @@ def test_files_that_share_the_real_server_go_to_one_worker() -> None:
     assert group_of("tests/unit/test_one.py::test[a::b]") == "tests/unit/test_one.py"
 
 
-def test_every_file_that_asks_the_real_server_shares_it_or_judges_times() -> None:
+def test_every_file_that_asks_the_real_server_shares_it() -> None:
     folder = ROOT / "tests/integration"
     asks = {path.name for path in folder.glob("test_*.py") if SERVER_FIXTURE.search(path.read_text())}
-    assert asks <= {*SHARES_SERVER, "test_bench_server.py"}
+    assert asks <= {*SHARES_SERVER}
 
 
 @pytest.mark.parametrize(

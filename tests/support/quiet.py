@@ -7,9 +7,10 @@ under test: the test is skipped as `not judged`, and the summary of the tests sa
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,27 @@ class Quietness:
         """Skip what is left of a test where the machine was not quiet: from here on it compares times."""
         if not self.quiet:
             pytest.skip(f"not judged: this machine kept a program from its core for {self.waited_s * 1e3:.0f} ms")
+
+
+@contextmanager
+def preferred(pids: Iterable[int]) -> Iterator[None]:
+    """Let these processes come before whatever else runs on this machine, where the system allows it: it allows root.
+
+    What is measured is how exact a client is, not how long Linux lets it wait. On two cores with two other programs a
+    bare sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. What they start meanwhile inherits it.
+    """
+    kept = tuple(pids)
+    try:
+        _schedule(kept, os.SCHED_RR, 1)
+        yield
+    finally:
+        _schedule(kept, os.SCHED_OTHER, 0)
+
+
+def _schedule(pids: Iterable[int], policy: int, priority: int) -> None:
+    for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("[0-9]*")):
+        with suppress(PermissionError, ProcessLookupError):
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 # These files ask the session's real server, so that one worker starts it, and not each.
-SHARES_SERVER: Final = ("test_real_smoke.py", "test_replicas.py", "test_eval_harness.py", "test_right_answers.py")
+SHARES_SERVER: Final = (
+    "test_real_smoke.py",
+    "test_replicas.py",
+    "test_eval_harness.py",
+    "test_right_answers.py",
+    "test_bench_server.py",
+)
 # By their measured time. A long file that begins last would keep one worker busy while the others have ended.
 LONGEST: Final = (
     "test_up_docker.py",
@@ -35,7 +41,6 @@ LONGEST: Final = (
     "test_watched_deaths.py",
     "test_quark_recipes.py",
     "test_patches_compile.py",
-    "test_bench_server.py",  # last with all that judge times, but first of them: its server starts while others run
 )
 
 
@@ -45,16 +50,10 @@ def group_of(nodeid: str) -> str:
     return "real server" if PurePosixPath(path).name in SHARES_SERVER else path
 
 
-def judges_times(item: pytest.Item) -> bool:
-    """Whether a test compares times, so that no other test may run beside it."""
-    return item.get_closest_marker("alone") is not None
-
-
 def sort_longest_first(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and files with tests that judge times last."""
-    judged = {item.path for item in items if judges_times(item)}
+    """Put the longest files first."""
     order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (item.path in judged, order.get(item.path.name, len(order))))
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 class GroupScheduling(LoadScopeScheduling):
