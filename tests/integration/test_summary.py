@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import summary
 from kubernetes_runs import last_run
-from schedule import LONGEST, SHARES_SERVER, group_of
+from schedule import GROUPS, LONGEST, group_of
 from summary import excuse_for
 
 ROOT = Path(__file__).parents[2]
 # A test or a fixture of the file takes `server`, which is the session's unless the file has a fixture of that name.
-SERVER_FIXTURE = re.compile(
-    r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
-)
+SHARED = {
+    "real server": re.compile(
+        r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
+    ),
+    "Kubernetes": re.compile(r"\b(?:cluster_engine|cluster_of_tests)\b"),
+}
 RUN = """
 import pytest
 
@@ -124,10 +127,11 @@ def test_files_that_share_the_real_server_go_to_one_worker() -> None:
     assert group_of("tests/unit/test_one.py::test[a::b]") == "tests/unit/test_one.py"
 
 
-def test_every_file_that_asks_the_real_server_shares_it() -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_file_that_uses_what_is_started_once_shares_it(group: str) -> None:
     folder = ROOT / "tests/integration"
-    asks = {path.name for path in folder.glob("test_*.py") if SERVER_FIXTURE.search(path.read_text())}
-    assert asks <= {*SHARES_SERVER}
+    files = {path.name for path in folder.glob("test_*.py") if SHARED[group].search(path.read_text())}
+    assert files - {Path(__file__).name} <= {*GROUPS[group]}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Share the tests among workers: a file at a time, or several files that use one real server; the longest first."""
+"""Share the tests among workers: a file at a time, or several files that use the same; the longest first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -8,46 +8,53 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# These files ask the session's real server, so that one worker starts it, and not each.
-SHARES_SERVER: Final = (
-    "test_real_smoke.py",
-    "test_replicas.py",
-    "test_eval_harness.py",
-    "test_right_answers.py",
-    "test_bench_server.py",
-)
+# These files use what a session starts once, the real server or the node of a real Kubernetes, so that one worker
+# starts it, and not each.
+GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "real server": (
+        "test_real_smoke.py",
+        "test_replicas.py",
+        "test_eval_harness.py",
+        "test_right_answers.py",
+        "test_bench_server.py",
+    ),
+    "Kubernetes": ("test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
+}
 # By their measured time. A long file that begins last would keep one worker busy while the others have ended.
 LONGEST: Final = (
-    "test_up_docker.py",
-    *SHARES_SERVER,
-    "test_gateway.py",
-    "test_slurm.py",
-    "test_kubernetes.py",
-    "test_up.py",
+    *GROUPS["Kubernetes"],
+    *GROUPS["real server"],
     "test_lost_output.py",
-    "test_gateway_node.py",
-    "test_gateway_docker.py",
-    "test_images_docker.py",
-    "test_kubernetes_node.py",
-    "test_reproduce.py",
-    "test_slurm_several.py",
-    "test_docker_daemon_restart.py",
-    "test_scripted_engine.py",
-    "test_capacity_pools.py",
-    "test_stage_from_hub.py",
-    "test_hostile_endpoint.py",
-    "test_kills.py",
+    "test_secrets.py",
     "test_process_patched_server.py",
+    "test_slurm.py",
+    "test_kills.py",
+    "test_up_docker.py",
+    "test_argument_check.py",
     "test_watched_deaths.py",
+    "test_gateway.py",
+    "test_up.py",
+    "test_kills_of_parts.py",
+    "test_kubernetes.py",
+    "test_slurm_several.py",
+    "test_up_makes.py",
+    "test_images_docker.py",
+    "test_races.py",
+    "test_scripted_engine.py",
+    "test_bench_instrument.py",
+    "test_watched_impostors.py",
+    "test_gateway_docker.py",
+    "test_hostile_hub.py",
+    "test_hostile_endpoint.py",
     "test_quark_recipes.py",
-    "test_patches_compile.py",
+    "test_stage_far.py",
 )
 
 
 def group_of(nodeid: str) -> str:
-    """The tests that one worker runs together: those of a file, or of all files that share the real server."""
+    """The tests that one worker runs together: those of a file, or of all files that use the same."""
     path = nodeid.split("::", 1)[0]
-    return "real server" if PurePosixPath(path).name in SHARES_SERVER else path
+    return next((group for group, files in GROUPS.items() if PurePosixPath(path).name in files), path)
 
 
 def sort_longest_first(items: list[pytest.Item]) -> None:
