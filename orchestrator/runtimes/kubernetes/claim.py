@@ -23,9 +23,7 @@ def how_to_fill(plan: Plan) -> str:
     """The command that downloads the plan's checkpoint into its claim; in words where no hub has it."""
     cluster, source = cluster_of(plan), plan.model.source
     if source.kind != "hub":
-        return (
-            f"`deploy stage PROFILE` makes it on this machine; copy its directory to `{plan.model.name}` in the claim"
-        )
+        return f"`deploy stage {plan.profile}` makes it; copy its directory to `{plan.model.name}` in the claim"
     container = {
         "name": _POD,
         "image": _IMAGE,
