@@ -20,7 +20,6 @@ from orchestrator.plan.plan import (
     Flag,
     Hardware,
     HttpEndpoint,
-    Kubernetes,
     Layout,
     Model,
     ModelSource,
@@ -33,6 +32,7 @@ from orchestrator.plan.plan import (
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway
 from orchestrator.plan.rules import RULES, Rule, RuleContext
 from orchestrator.plan.serving import profile_serving
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
 from orchestrator.profiles.slurm import SlurmSection
@@ -47,7 +47,7 @@ _TOKENS_OF_A_WORD: Final = 3  # at most; English is below 1.5, the vocabulary of
 class RuntimeSettings:
     """What the profile's section for its runtime says, decided."""
 
-    kubernetes: Kubernetes | None = None
+    kubernetes: KubernetesSection | None = None
     slurm: SlurmSection | None = None
     one_node: bool = True  # the replicas share its GPUs and its loopback
     same_port: bool = False  # each replica has a network of its own, as a pod has

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from orchestrator.core.origin import Origin
 from orchestrator.engine.serving import ServingFacts, serving_facts
 from orchestrator.plan.units import UnitPlan, unit_plans
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
@@ -254,29 +255,6 @@ class PlanWarning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kubernetes:
-    """How a cluster runs the server. Labels are `key=value`, taints `key=value:Effect` or `key:Effect`."""
-
-    context: str | None  # of the kubeconfig; None: its current one
-    namespace: str
-    image_on_node: bool  # never pulled
-    image_pull_secrets: tuple[str, ...]
-    node_selector: tuple[str, ...]
-    tolerations: tuple[str, ...]
-    groups: tuple[int, ...]
-    cpu: int | None  # cores
-    memory: int | None  # bytes
-    runtime_class: str | None
-    service: str  # ClusterIP | NodePort | LoadBalancer
-    clients: tuple[str, ...]  # labels of pods
-    metrics_from: tuple[str, ...]  # labels of a namespace; none: nobody else's Prometheus is let in
-    patience: int  # seconds for what is not to be had
-    secret: str | None  # the one with the API key; None: one of the server's own
-    claim: str | None  # either of these two holds checkpoints by name
-    host_path: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything decided."""
 
@@ -298,7 +276,7 @@ class Plan:
     inexact: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
     waiting: TimeoutsSection
     healing: RestartPolicySection
-    kubernetes: Kubernetes | None  # None for other runtimes
+    kubernetes: KubernetesSection | None  # None for other runtimes
     slurm: SlurmSection | None  # None for other runtimes
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 

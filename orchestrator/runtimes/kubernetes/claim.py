@@ -30,7 +30,7 @@ def how_to_fill(plan: Plan) -> str:
         "command": ["sh", "-c", _RUN, _DOWNLOAD, source.location, source.revision or "main", model_path(plan)],
         "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
-    volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.claim}}
+    volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.weights.claim}}
     pod = {"apiVersion": "v1", "spec": {"containers": [container], "volumes": [volume]}}
     namespace = Cluster(cluster.context or "", cluster.namespace)
     return namespace.shown("run", _POD, "--restart=Never", f"--image={_IMAGE}", f"--overrides={json.dumps(pod)}")

@@ -71,8 +71,8 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has those of its node's container runtime, and can ask for no others"
     cluster = cluster_of(plan)
-    if cluster.claim:
-        yield f"before that, once: claim `{cluster.claim}` gets `{plan.model.name}`; {how_to_fill(plan)}"
+    if cluster.weights.claim:
+        yield f"before that, once: claim `{cluster.weights.claim}` gets `{plan.model.name}`; {how_to_fill(plan)}"
     if variable := plan.server.api_key_env:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]

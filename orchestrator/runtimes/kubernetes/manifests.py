@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import yaml
 
 from orchestrator.engine import endpoints, gateway
-from orchestrator.plan.plan import ContainerRequirements, Kubernetes, Plan
+from orchestrator.plan.plan import ContainerRequirements, Plan
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
@@ -123,7 +124,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     mounts = {"models": models_at}
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
-    claim = None if directory else cluster.claim
+    claim = None if directory else cluster.weights.claim
     missing = f"claim `{claim}` does not hold `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
         **_command(plan, artifacts.command),
@@ -131,7 +132,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
         "programs_at": FOLDER,
         "models_at": models_at,
         "claim": claim,
-        "host_path": directory or cluster.host_path,
+        "host_path": directory or cluster.weights.host_path,
         "config_file": f"{model_path(plan)}/config.json",
         "missing": _literal(missing),
         "judge": argument_command(artifacts),
@@ -167,7 +168,7 @@ def _key_mount(plan: Plan) -> Mapping[str, str]:
     return {"key": _SECRETS} if plan.server.api_key_env else {}
 
 
-def _resources(plan: Plan, cluster: Kubernetes) -> Manifest:
+def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
     """GPUs are a limit, which is then asked for as well; memory is held to what was asked for."""
     asked = {"cpu": cluster.cpu, "memory": cluster.memory}
     requests = {key: str(amount) for key, amount in asked.items() if amount is not None}
@@ -178,7 +179,7 @@ def _resources(plan: Plan, cluster: Kubernetes) -> Manifest:
     return {kind: amounts for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
-def _pod_security(needs: ContainerRequirements, cluster: Kubernetes) -> Manifest:
+def _pod_security(needs: ContainerRequirements, cluster: KubernetesSection) -> Manifest:
     """Groups by their ids: a name means nothing to a node. The device plugin gives the devices themselves."""
     found: Manifest = {}
     if "seccomp=unconfined" in needs.security_opt:

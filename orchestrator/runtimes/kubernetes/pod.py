@@ -3,7 +3,8 @@
 import math
 from typing import Final
 
-from orchestrator.plan.plan import Kubernetes, Plan
+from orchestrator.plan.plan import Plan
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.runtimes.kubernetes.record import object_name
 
 MODELS: Final = "/models"  # in a pod: checkpoints by name
@@ -18,7 +19,7 @@ _SLOWEST: Final = 438e9 / 3600
 _LEAST: Final = 480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s, an estimate)
 
 
-def cluster_of(plan: Plan) -> Kubernetes:
+def cluster_of(plan: Plan) -> KubernetesSection:
     """How a cluster runs a plan that was made for one."""
     assert plan.kubernetes is not None  # noqa: S101 - for the type: the section is called as the runtime is
     return plan.kubernetes

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.core.errors import Problem
 from orchestrator.plan.decide import RuntimeSettings
-from orchestrator.plan.plan import Kubernetes, Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
@@ -45,9 +45,7 @@ def asks_for_a_key(case: RuleContext) -> Iterator[Problem]:
 
 def settings(profile: Profile) -> RuntimeSettings:
     """Decide what the profile's section says of the cluster. Each pod has ports of its own, as it has GPUs."""
-    said = profile.kubernetes.model_dump()
-    cluster = Kubernetes(**said.pop("weights"), **said)
-    return RuntimeSettings(kubernetes=cluster, one_node=False, same_port=True)
+    return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=True)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
