@@ -24,16 +24,16 @@ def command(
 ) -> None:
     """Show which keys a log says were found in the tuned table."""
     report = _read_log(path)
-    if json:
-        print_json(report.to_dict())
-    else:
-        print_data(report.summary)
     if untuned and report.untuned:
         try:
             atomic_write(untuned, report.untuned)
         except OSError as error:
             raise UsageError(f"`{untuned}` cannot be written: {error.strerror}") from error
         say(f"the missed keys are in `{untuned}`")
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_data(report.summary)
     if strict_kernels and (report.misses or not report.seen):
         raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
 
