@@ -356,7 +356,7 @@ class Runtime(ABC):
         """Have a unit finish its requests and end; does not wait for it."""
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Stop several units, which drain at the same time; each is stopped also where another one cannot be."""
+        """Stop several units in this order. They drain at the same time; each is stopped also where another cannot be."""
         for unit in units:
             with suppress(HostError):  # `stop` says so
                 self.ask_to_end(unit)
@@ -366,7 +366,7 @@ class Runtime(ABC):
             within=grace,
             pause=_PAUSE,
         )
-        with ExitStack() as stops:
+        with ExitStack() as stops:  # which calls what was added last first: the units end in their order
             for unit in reversed(units):
                 stops.callback(self.stop, unit, grace=0)
 

@@ -140,7 +140,7 @@ class ServerGroup:
         try:
             if own.identity:
                 self.runtime.stop(own, grace=grace)
-        finally:  # with the gateway once more, where it did not end
+        finally:  # the highest replica first, the gateway once more as the last, in case it did not end
             self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def show(self, server: RunningServer, *, shown: bool) -> None:

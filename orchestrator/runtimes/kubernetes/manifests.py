@@ -27,9 +27,9 @@ from orchestrator.runtimes.kubernetes.pod import (
     gpus_asked,
     model_path,
     secret_name,
-    startup_seconds,
 )
 from orchestrator.runtimes.kubernetes.record import annotations, deployment_name, labels, object_name, pairs, selected
+from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
 from orchestrator.runtimes.labels import GATEWAY
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
         "service_type": "ClusterIP" if behind else cluster.service,
         "port": plan.server.port,
-        "startup_seconds": startup_seconds(plan),
+        "startup_limit": startup_limit(plan),
+        "gateway_limit": GATEWAY_LIMIT,
         "waiting": plan.waiting,
         "node_selector": pairs(cluster.node_selector),
         "tolerations": [_toleration(taint) for taint in cluster.tolerations],

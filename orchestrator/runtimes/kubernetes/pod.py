@@ -1,6 +1,5 @@
 """What a plan says of its pods: names, places and figures that are asked for beside its manifests."""
 
-import math
 from typing import Final
 
 from orchestrator.plan.plan import Plan
@@ -14,9 +13,6 @@ PORT: Final = "http"  # what a pod calls it
 METRICS_PORT: Final = "metrics"  # that of a gateway's own counters
 CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
 _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
-# Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
-_SLOWEST: Final = 438e9 / 3600
-_LEAST: Final = 480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s, an estimate)
 
 
 def cluster_of(plan: Plan) -> KubernetesSection:
@@ -33,11 +29,6 @@ def secret_name(plan: Plan, name: str) -> str:
 def gpus_asked(plan: Plan) -> tuple[str, int]:
     """The device plugin's resource, and how many: up to the last one that the ranks take, whichever the first is."""
     return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
-
-
-def startup_seconds(plan: Plan) -> int:
-    """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
-    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.waiting.silence
 
 
 def model_path(plan: Plan) -> str:

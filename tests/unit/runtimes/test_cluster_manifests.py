@@ -25,8 +25,8 @@ from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import _quoted
-from orchestrator.runtimes.kubernetes.pod import startup_seconds
 from orchestrator.runtimes.kubernetes.record import object_name
+from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 GLM = "mi355x-tp4dp2"
@@ -80,12 +80,12 @@ def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
 
 def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
-    assert startup_seconds(plan) == 3601 + plan.waiting.silence  # 438 GB in an hour
+    assert startup_limit(plan) == 3601 + plan.waiting.silence  # 438 GB in an hour
     little = cluster_plan("cpu-tiny", HOST_PATH)
-    assert startup_seconds(little) == 480 + little.waiting.silence
+    assert startup_limit(little) == 480 + little.waiting.silence
     found = container(GLM)["startupProbe"]
     assert isinstance(found, dict)
-    assert found["periodSeconds"] * found["failureThreshold"] >= startup_seconds(plan)
+    assert found["periodSeconds"] * found["failureThreshold"] >= startup_limit(plan)
     deadline = objects(plan)["Deployment"]["spec"]["progressDeadlineSeconds"]
     assert deadline > found["periodSeconds"] * found["failureThreshold"]
 
