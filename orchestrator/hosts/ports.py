@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
 
 _SHOWN = 60  # characters of a command line
 
@@ -35,7 +36,7 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
     named = [("server", plan.server.port)]
     if plan.gateway is not None:
-        named += [(f"replica {number}", port) for number, port in enumerate(plan.gateway.ports, start=1)]
+        named += [(f"replica {unit.number}", unit.port) for unit in plan.units if unit.role is Role.SERVER]
         named += [("metrics of the gateway", plan.gateway.metrics_port)]
     named += [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
     return tuple(named)

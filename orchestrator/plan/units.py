@@ -58,3 +58,8 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
         env=(),
     )
     return (*servers, gateway)
+
+
+def server_numbers(plan: "Plan") -> list[int]:
+    """The numbers of the servers of a plan, from 1 on."""
+    return [unit.number for unit in plan.units if unit.role is Role.SERVER]

@@ -356,7 +356,7 @@ class Runtime(ABC):
         """Have a unit finish its requests and end; does not wait for it."""
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Stop several units in this order. They drain at the same time; each is stopped also where another cannot be."""
+        """Stop several units in this order. They drain at the same time; one that cannot be stopped stops no other."""
         for unit in units:
             with suppress(HostError):  # `stop` says so
                 self.ask_to_end(unit)

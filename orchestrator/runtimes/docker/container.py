@@ -166,7 +166,7 @@ def vram_script(gpus: range, *, drm: str = "/sys/class/drm", pause: int = 5) -> 
     """A script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
 
     Docker starts a server that died again at once, while the driver takes minutes to give back what it held. The share
-    and the limit of 900 s are those of a start (`host/drain.py`); then the server is started all the same.
+    and the limit of 900 s are those of a start (`hosts/vram.py`); then the server is started all the same.
     """
     lines = f"sed -n {gpus[0] + 1},{gpus[-1] + 1}p"  # with a step, those in between count as well
     return f"""\

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 _POLL: Final = 0.5  # seconds between two looks at a job
 _LAST_WORD: Final = 10.0  # seconds a killed server's record may take to come over a shared file system
-_DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (host/drain.py), and a bit
+_DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (hosts/vram.py), and a bit
 _ENDS: Final = 90.0  # seconds Slurm may take to end what was cancelled: KillWait is 30 s by default, then the epilog
 _ASKED: Final = 10.0  # seconds a question to a node may take
 _GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"

@@ -20,6 +20,7 @@ from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
+from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
@@ -69,7 +70,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
     run = open_run_dir(start, servers.home)
     change = _RollingUpdate(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
     change.see(standing)
-    numbers = change.wrong() or [*range(1, plan.replicas + 1)]
+    numbers = change.wrong() or server_numbers(plan)
     chosen = numbers[: start.request.only]
     try:
         for number in chosen:
@@ -129,13 +130,13 @@ class _RollingUpdate:
     def see(self, standing: RunningServer) -> None:
         """Take what stands behind the gateway now."""
         of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
-        numbers = {number: of_folder.get(replica_folder(number)) for number in range(1, self._plan.replicas + 1)}
+        numbers = {number: of_folder.get(replica_folder(number)) for number in server_numbers(self._plan)}
         self._standing = {number: server for number, server in numbers.items() if server is not None}
         self._starts = {run_dir_of(server) for server in self._standing.values()}
 
     def wrong(self) -> list[int]:
         """The servers that are not as the plan has them, those first that do not serve."""
-        numbers = [number for number in range(1, self._plan.replicas + 1) if not self._is_right(number)]
+        numbers = [number for number in server_numbers(self._plan) if not self._is_right(number)]
         return sorted(numbers, key=self._serves)
 
     def _is_right(self, number: int) -> bool:
