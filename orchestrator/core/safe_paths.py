@@ -17,13 +17,11 @@ import signal
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
-
-    from _typeshed import ReadableBuffer
 
 _SHOWN = 80  # characters of a refused value in a message
 _MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
@@ -253,7 +251,7 @@ def naming(path: Path) -> Iterator[None]:
 class NamedFile(io.FileIO):
     """A file that is named where it cannot be written to. A buffer writes through it, so it names what it flushes."""
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:  # noqa: ANN401 - what a buffer gives
         """Write at once. Raises OSError."""
         with naming(self.name):
             return super().write(data)

@@ -242,6 +242,6 @@ def test_the_program_is_written_in_what_an_old_python_reads(module: ModuleType) 
     tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {"orchestrator.core.safe_paths"}
-    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "pathlib", "typing", *ours}
+    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "contextlib", "pathlib", "typing", *ours}
     newer = {"is_relative_to", "removeprefix", "removesuffix", "readlink", "hardlink_to"}
     assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
