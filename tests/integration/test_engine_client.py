@@ -21,7 +21,7 @@ from orchestrator.engine.responses import NoResponseError, UnauthorizedError, Un
 from orchestrator.images.registry import Registry
 from orchestrator.servers.ask import ask
 
-pytestmark = pytest.mark.timeout(45)  # what drips for ever is not waited for
+pytestmark = pytest.mark.timeout(300)  # what drips for ever is not waited for
 LIMITS = TimeLimits(connect=2, silence=2, whole=0.6)
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -68,7 +68,7 @@ def test_a_log_is_followed_through_a_restart_and_a_stream_that_breaks(cluster_en
         wait_for(lambda: len(list(server.runtime.logs(server.handle, follow=False))) >= 2 * LINES)
         stopping = KubernetesRuntime(cluster_engine.home)  # as from another terminal
         stopping.stop(*stopping.find(server.handle.name), grace=0)
-        lines = [line.split() for line in following.get(60)]
+        lines = [line.split() for line in following.get(PATIENCE)]
     runs = list(dict.fromkeys(run for run, _ in lines))
     assert len(runs) >= 2
     assert lines == [[run, str(number)] for run in runs for number in range(LINES)][: len(lines)]
@@ -164,7 +164,7 @@ def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp
         followed = pool.apply_async(following.process.communicate)  # a pipe holds less than the log: it has to be read
         done = deploy.run("down", NAME)
         assert done.returncode == 0, done.stderr
-        out, _ = followed.get(60)
+        out, _ = followed.get(PATIENCE)
     assert following.process.returncode == 0
     assert out.count("fired up and ready") == 1
     assert key["SGLANG_KEY"] not in out

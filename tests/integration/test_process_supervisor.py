@@ -240,7 +240,7 @@ def test_exit_code_of_a_server_that_leaves_many_orphans_is_kept(start: Start) ->
     wait_for(lambda: server.runtime.state(server.handle).exit_code == 5)
 
 
-@pytest.mark.timeout(60)  # who opens a FIFO may wait for ever
+@pytest.mark.timeout(300)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: (path.unlink(), os.mkfifo(path))])
 def test_server_whose_record_is_lost_is_ended_where_its_processes_can_be_told(
     start: Start, spoil: Callable[[Path], object]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 from slurm_cluster import SlurmCluster
 from steady_load import client_of, complete, load
@@ -148,7 +148,7 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
     with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as command:
         command.wait_for(stage)
         os.kill(command.process.pid, signal.SIGINT)
-        assert command.process.wait(90) == 130
+        assert command.process.wait(PATIENCE) == 130
     assert not pair.cluster.queue()
     assert SlurmRuntime(pair.deploy.home).find(NAME) == ()
 
@@ -162,7 +162,7 @@ def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: 
         command.wait_for("job .* waits: no node has what it asks for free")
         [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
         pair.cluster.run("scancel", first)
-        assert command.process.wait(90) == 7
+        assert command.process.wait(PATIENCE) == 7
     assert sorted(pair.cluster.queue()) == sorted(others)
 
 
