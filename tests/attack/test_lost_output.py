@@ -126,7 +126,7 @@ def test_on_several_hosts_what_only_reads_ends_and_what_may_change_something_goe
     hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
     gone = BREAKAGES["both-gone"]
     assert code_of(deployments(0), gone, "preflight", "cpu-tiny", "--set", "runtime=docker", *hosts) == GONE
-    assert code_of(deployments(1), gone, "cache", "clear", *hosts) == 4
+    assert code_of(deployments(1), gone, "prune", "--caches", *hosts) == 4
 
 
 def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
