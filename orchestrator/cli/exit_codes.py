@@ -92,10 +92,20 @@ def _exit_with(error: DeployError) -> NoReturn:
 
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
     """Whether a system call failed for what the user can change: a full disk, a foreign home, a dead file."""
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _IN_THE_WAY
+    return isinstance(error, OSError) and (error.errno in _OF_THE_MACHINE | _IN_THE_WAY or _is_of_tempfile(error))
+
+
+def _is_of_tempfile(error: OSError) -> bool:
+    """Whether Python's tempfile has found no directory that takes a file."""
+    return error.errno == errno.ENOENT and str(error.strerror).startswith("No usable temporary directory")
 
 
 def _of_the_machine(error: OSError) -> HostError:
+    if _is_of_tempfile(error):
+        return HostError(
+            f"cannot write a temporary file: {error.strerror}",
+            hint="free disk space there, or set TMPDIR to a directory where you may write",
+        )
     place = str(error.filename2 or error.filename or "")
     hint = "free disk space, or set DEPLOY_HOME to where you may write" if place else ""
     if error.errno in _IN_THE_WAY:

@@ -8,6 +8,7 @@ from orchestrator.bench.run import is_url
 from orchestrator.cli.options import HostOption, Json, StrictKernels, TargetArgument, complete_names, require_kind
 from orchestrator.core.console import print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.planner.planning import load
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.start.verify import smoke_server, smoke_url
@@ -38,6 +39,7 @@ def command(
     )
     if is_url(target):
         plan = load(against).plan if against else None
+        ignore_sigpipe()  # its requests are measured and counted by the server
         report = smoke_url(target, plan=plan, key=api_key(api_key_env))
     else:
         with open_servers(Home.from_environment(), host) as servers:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from orchestrator import __version__
@@ -41,6 +42,7 @@ SMOKE_FILE: Final = "smoke.json"
 FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
+_ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
 
@@ -122,7 +124,7 @@ def require_name(name: str) -> None:
     """Raises UsageError for what cannot be a server's name, a path above all."""
     if not NAME.match(name):
         hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
-        if ":" in name:
+        if ":" in name and "://" not in name:
             hint = f"the URL of a server begins with its scheme: `http://{name}`"
         raise UsageError(f"a server cannot be called `{name}`", hint=hint)
 
@@ -159,6 +161,21 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         return RunDir(_make_folder(first))
     except OSError as error:
         raise write_error(home, error) from error
+
+
+def require_room(home: Home, name: str) -> None:
+    """Find a disk without room for what a start writes before its server runs. Raises HostError.
+
+    The free space that a file system reports leaves out quotas and inodes, so the room is tried.
+    """
+    try:
+        with TemporaryFile(dir=home.make_runs(name)) as file:
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        folder = home.runs / FileName(name)
+        raise HostError(
+            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
+        ) from error
 
 
 def _make_folder(first: Path) -> Path:

@@ -46,10 +46,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def fill(disk: Path) -> None:
-    """Leave no room on it."""
+def fill(disk: Path, left: int = 0) -> None:
+    """Leave no room on it, or so many bytes."""
     used = subprocess.run(["df", "--block-size=1", "--output=used", disk], capture_output=True, text=True, check=True)
-    size = used.stdout.split()[-1]
+    size = int(used.stdout.split()[-1]) + left
     subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
 
 
@@ -96,3 +96,15 @@ def test_what_makes_room_needs_none(place: Place, disk: Path, name: str) -> None
     fill(disk)
     assert not list(place.start(*CHANGING[name].words(place)).wait().faults(0))
     assert CHANGING[name].is_done(place)
+
+
+@pytest.mark.parametrize("left", [16, 64, 256], ids=lambda left: f"{left} KiB")
+def test_a_nearly_full_disk_stops_no_server_for_another_one(place: Place, disk: Path, left: int) -> None:
+    """A start writes less than 1 MiB before its server runs; without that much room nothing is stopped."""
+    server = place.deployment
+    assert not list(server.run(*server.up()).faults(0))
+    fill(disk, left=left << 10)
+    ended = place.start("restart", server.name).wait()
+    assert not list(ended.faults(4))
+    assert named(ended, disk), ended.stderr
+    assert not list(place.start("status", server.name).wait().faults(0))

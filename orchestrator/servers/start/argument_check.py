@@ -115,15 +115,17 @@ def _verdicts(
         kept = home.argument_checks / FileName(f"{digest[:32]}.json")
         with suppress(OSError, ValueError):
             return read_verdicts(kept.read_text(encoding="utf-8"))
+    began = time.monotonic()
     printed = _ask(program, question, engine)
     verdicts = read_verdicts(printed)
+    note(f"sglang judged the arguments in {time.monotonic() - began:.0f} s")
     if kept is not None and not any(verdict.unchecked for verdict in verdicts):
         _keep(kept, printed.splitlines()[-1])
     return verdicts
 
 
 def _ask(program: str, question: str, engine: EnginePython) -> str:
-    progress, began = Progress(), time.monotonic()
+    progress = Progress()
     progress.update("checking the arguments with sglang's own parser")
     try:
         done = engine.run(program, question)
@@ -132,7 +134,6 @@ def _ask(program: str, question: str, engine: EnginePython) -> str:
     if not done.ok:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
         raise ValueError(last[:_SHOWN])
-    note(f"sglang judged the arguments in {time.monotonic() - began:.0f} s")
     return done.stdout
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import allow_signals, defer_signals, ignore_signals
@@ -59,10 +60,19 @@ class StartSpec:
 
 
 def open_run_dir(start: StartSpec, home: Home) -> RunDir:
-    """A run directory of its own, with what is kept of every start. Raises HostError."""
+    """A run directory of its own, with what is kept of every start. Raises HostError, and leaves none then."""
     ignore_sigpipe()
+    run = open_run(home, start.name, start.artifacts.plan)
+    try:
+        _fill(run, start, home)
+    except BaseException:
+        remove_tree(run.path, within=home.runs)
+        raise
+    return run
+
+
+def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
     plan, request = start.artifacts.plan, start.request
-    run = open_run(home, start.name, plan)
     lock = lock_of_start(plan, request.profile, request.overrides, home, run.path)
     rendered = (*rendered_files(start.artifacts, start.name), *input_copies(plan, home), lock)
     run.write(rendered)
@@ -70,7 +80,6 @@ def open_run_dir(start: StartSpec, home: Home) -> RunDir:
         run.save_state(file, record)
     run.save_state(REQUEST_FILE, request.to_record(start.name))
     run.save_state(FILES_FILE, {"files": [file.path for file in rendered]})
-    return run
 
 
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:

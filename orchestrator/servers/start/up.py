@@ -18,7 +18,16 @@ from orchestrator.planner.image_env import image_hazards, note_environment
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import REQUEST_FILE, latest_run, name_lock, open_run, read_plan, require_version
+from orchestrator.runs.run_dir import (
+    REQUEST_FILE,
+    latest_run,
+    name_lock,
+    open_run,
+    read_plan,
+    require_name,
+    require_room,
+    require_version,
+)
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.exit_record import HEALING, stop_server
@@ -42,6 +51,8 @@ class Preview:
 
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
+    if request.name:
+        require_name(request.name)
     source = request.source(home)
     home, place = source.home, host_ref(source.runtime, source.home, request.host)
     decision = decide_beforehand(request, source, place, offline=True)
@@ -179,6 +190,7 @@ def _way_on(handle: RunningServer, name: str, *, request: UpRequest) -> str:
 
 def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
     """Find a disk that takes no run before anything is stopped for one. Raises HostError."""
+    require_room(home, name)
     run = open_run(home, name, artifacts.plan)
     try:
         run.write(rendered_files(artifacts, name))

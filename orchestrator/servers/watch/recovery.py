@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
@@ -27,6 +26,7 @@ from orchestrator.runs.run_dir import (
     not_started,
     read_plan,
     require_name,
+    require_room,
     runs_of,
 )
 from orchestrator.runtimes import runtime_class
@@ -38,7 +38,6 @@ from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import PARTS_FILE, Servers, api_key, dead_processes, open_servers
 from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
-_ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
 _GONE: Final = ServerState(status=Status.ABSENT)
 
 
@@ -151,15 +150,11 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
 
 
 def _disk_full(home: Home, name: str) -> str:
-    """Why a start of `name` has no room for its files; "" where it has.
-
-    The free space that a file system reports leaves out quotas and inodes, so the room is tried.
-    """
+    """Why a start of `name` has no room for its files; "" where it has."""
     try:
-        with TemporaryFile(dir=home.make_runs(name)) as file:
-            file.write(bytes(_ROOM))
-    except OSError as error:
-        return f"cannot write below `{home.runs / FileName(name)}`: {error.strerror}"
+        require_room(home, name)
+    except HostError as error:
+        return error.message
     return ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.main import main
 
 
@@ -24,9 +25,10 @@ def test_what_cannot_be_a_name_is_refused_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    assert deploy(monkeypatch, "up", "--profile", "cpu-tiny", "--name", name) == 2
-    assert f"a server cannot be called `{name}`" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    for more in ((), ("--dry-run",)):
+        assert deploy(monkeypatch, "up", "--profile", "cpu-tiny", "--name", name, *more) == 2
+        assert f"a server cannot be called `{name}`" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,20 @@ def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
     said = capsys.readouterr().err
     assert "No space left on device" in said
     assert "/srv/deploy/kernels" in said
+
+
+def test_without_room_for_a_temporary_file_the_directories_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's tempfile says ENOENT where no directory takes a file."""
+
+    def no_room() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    with pytest.raises(SystemExit) as ended:
+        run_and_exit(no_room)
+    assert ended.value.code == 4
+    said = capsys.readouterr().err
+    assert "['/tmp', '/var/tmp']" in said
+    assert "TMPDIR" in said
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.name)])
