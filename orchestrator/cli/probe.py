@@ -64,12 +64,11 @@ def command(
             reference = reference_of(side_of_server(servers, against), options)
         report, said = run_probe(side, reference, options, against=against)
     keep(side, report)
-    if save is not None and report.ok:
-        save_reference(said, save)
     if json:
         print_json(report.to_dict())
     else:
         print_data(report.to_table(width=terminal_width()))
     if save is not None and report.ok:
+        save_reference(said, save)
         note(f"the reference is `{save}`")
     report.require()

@@ -32,6 +32,7 @@ class _State:
 
     lost: str = ""  # why something was not written to standard output
     sigpipe_ignored: bool = False
+    wait: float | None = None  # seconds for a reader that lives and does not read; None: as long as that lasts
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -65,6 +66,14 @@ def take_streams() -> None:
 def ignore_sigpipe() -> None:
     """From here on a reader that has ended does not end the command: something is changed that cannot be undone."""
     _State.sigpipe_ignored = True
+
+
+def drop_when_stalled() -> None:
+    """From here on drop what a reader does not read within a second: a terminal stopped by Ctrl-S, a hung ssh.
+
+    Only `deploy watch` calls this: it has to act although nobody reads.
+    """
+    _State.wait = 1.0
 
 
 def lost_output() -> str:
@@ -119,6 +128,13 @@ class _Descriptor(io.RawIOBase):
 
 
 def _write_some(number: int, data: bytes) -> int:
+    """Raises OSError."""
+    if _State.wait is not None and number >= 0:
+        import select  # noqa: PLC0415 - most commands wait
+
+        if not select.select([], [number], [], _State.wait)[1]:
+            raise OSError(errno.EAGAIN, "its reader does not read")
+        data = data[: select.PIPE_BUF]  # a pipe that is ready takes as much without waiting
     while True:
         try:
             return os.write(number, data)
