@@ -43,6 +43,22 @@ def write_cache(path: Path, content: str | bytes) -> Path:
     return safe_paths.atomic_write(path, content)
 
 
+def overwrite(path: Path, old: bytes, new: bytes) -> bool:
+    """Write `new` over the first `old` of a file, which is as long: a full disk takes it. Return whether it was there.
+
+    Raises OSError.
+    """
+    if len(old) != len(new):
+        raise ValueError("only as many bytes as there are")
+    ignore_sigpipe()
+    with naming(path), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+        at = file.read().find(old)
+        if at >= 0:
+            file.seek(at)
+            file.write(new)
+    return at >= 0
+
+
 def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
     """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,10 @@
 The disk is a file system of its own, which is made as small as what it holds.
 """
 
+import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -108,3 +111,16 @@ def test_a_nearly_full_disk_stops_no_server_for_another_one(place: Place, disk: 
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
     assert not list(place.start("status", server.name).wait().faults(0))
+
+
+def test_a_server_that_was_stopped_on_a_full_disk_is_known_to_be_stopped(place: Place, disk: Path) -> None:
+    """A watch would start again what died; its question is that of `deploy watch`."""
+    server = place.deployment
+    assert not list(server.run(*server.up()).faults(0))
+    fill(disk)
+    assert not list(place.start("down", server.name).wait().faults(0))
+    assert "no server" in place.start("status", server.name).wait().stderr
+    environ = {**os.environ, "DEPLOY_HOME": str(place.home)}
+    argv = [sys.executable, "-m", "orchestrator.servers.watch.worker", "look", server.name]
+    seen = json.loads(subprocess.run(argv, capture_output=True, env=environ, check=True).stdout)
+    assert seen["wanted"] is False, seen

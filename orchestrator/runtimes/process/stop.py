@@ -1,6 +1,5 @@
 """The end of a server: its processes, told from all others by their marks, and the record of it."""
 
-import dataclasses
 import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from orchestrator.core.procfs import (
     server_processes,
     signal_processes,
 )
-from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
+from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, mark_stopped, read_record
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
 _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
@@ -69,7 +68,7 @@ def record_end(record: Record, run_dir: Path) -> None:
     """Note that a server was stopped; where that cannot be written it has ended all the same."""
     try:
         remove_file(run_dir / CONFIG)
-        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+        mark_stopped(run_dir, record)
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         warn(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import atomic_write, read_private
+from orchestrator.core.files import atomic_write, overwrite, read_private
 from orchestrator.core.procfs import ProcessMarkers, is_identity
 from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.safe_paths import FileName
@@ -81,6 +81,15 @@ def is_copy(record: Record, run_dir: Path) -> bool:
 def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     """Put the record in place, whole or not at all, readable by its owner only."""
     atomic_write(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+
+
+def mark_stopped(run_dir: Path, record: Record) -> None:
+    """Note in the record of a run that somebody asked for its end, on a full disk too. Raises OSError, HostError."""
+    try:
+        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+    except OSError:
+        if not overwrite(run_dir / FileName(FILE), b'"stopped": false', b'"stopped": true '):
+            raise
 
 
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
