@@ -275,7 +275,7 @@ def test_an_end_that_cannot_be_written_down_is_an_end(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run_dir = keep(home, RECORD)
-    monkeypatch.setattr(stop, "write_record", full)
+    monkeypatch.setattr(stop, "mark_stopped", full)
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 
