@@ -295,7 +295,11 @@ def save_outcome(outcome: EvalResult, directory: Path) -> Path:
     try:
         return atomic_write(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
     except OSError as error:
-        raise BenchError(f"the outcome cannot be written: {error.strerror}", where=str(error.filename)) from error
+        raise BenchError(
+            f"the outcome cannot be written: {error.strerror}",
+            where=str(error.filename),
+            details=f"{outcome.suite}: {outcome.score:.4f} of {len(outcome.items):,} answers",
+        ) from error
 
 
 def against_outcome(outcome: EvalResult, before: EvalResult, *, where: str) -> SignificanceTest:

@@ -111,13 +111,16 @@ class RunDir:
 
 def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
     """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
-    try:
-        for file in files:
-            atomic_write(folder / RelativePath(file.path), file.content, mode=0o755 if file.executable else 0o644)
-    except OSError as error:
-        raise HostError(
-            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
-        ) from error
+    for file in files:
+        path = folder / RelativePath(file.path)
+        try:
+            atomic_write(path, file.content, mode=0o755 if file.executable else 0o644)
+        except OSError as error:
+            raise HostError(
+                f"cannot write below `{folder}`: {error.strerror}",
+                where=str(path),
+                hint="free disk space, or name a directory elsewhere",
+            ) from error
 
 
 def require_name(name: str) -> None:
