@@ -23,7 +23,7 @@ from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context, HelpFormatter
+    from typer._click import Command, Context, HelpFormatter, Parameter
     from typer._click.shell_completion import CompletionItem
 
 # A closed pipe ends a command that has changed nothing yet (`core.streams`), but for these: `down` stops a server even
@@ -137,6 +137,10 @@ class Group(TyperGroup):
         super().__init__(**attributes)
         self._words = "" if self.name == PROGRAM else self.name or ""
         self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # nothing adds to it
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        """As click does, but for `--install-completion`, which edits files of the shell: `--show-completion` prints."""
+        return [each for each in super().get_params(ctx) if each.name != "install_completion"]
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """As click does."""

@@ -130,7 +130,7 @@ REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
         "Commands",
         """`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints JSON on standard output; messages
 go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as Ctrl-C.
-`deploy COMMAND --help` has all options.""",
+`deploy COMMAND --help` has all options. `deploy --show-completion` prints what your shell needs to complete them.""",
         commands,
     ),
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),
