@@ -94,6 +94,7 @@ def test_help_of_a_command(words: tuple[str, ...]) -> None:
         ("stat", "no such command `stat`", "did you mean `status`, "),
         ("top", "missing argument `NAME`", "`deploy top -h` shows what it takes"),
         ("cache ls", "no such command `cache`", "did you mean `deploy prune --caches`?"),
+        ("--install-completion", "no such option: --install-completion", "did you mean `--show-completion`?"),
         ("kernels foo", "no such command `foo`", "`deploy kernels -h` shows"),
         ("top a --interval 0.1", "invalid value for `--interval`: input should be greater than or equal to 0.5", ""),
         ("down a b", "got unexpected extra argument(s) (b)", "`deploy down -h` shows"),
