@@ -17,9 +17,11 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, ClassVar, Final, TextIO
 
 if TYPE_CHECKING:
+    import threading
+
     from _typeshed import ReadableBuffer
 
 IGNORE_SIGPIPE: Final = "DEPLOY_IGNORE_SIGPIPE"  # set for a `deploy` that another one runs after such a step
@@ -33,6 +35,7 @@ class _State:
     lost: str = ""  # why something was not written to standard output
     sigpipe_ignored: bool = False
     wait: float | None = None  # seconds for a reader that lives and does not read; None: as long as that lasts
+    waiting: "ClassVar[dict[int, threading.Thread]]" = {}  # what writes, or waits to, by descriptor
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -128,13 +131,40 @@ class _Descriptor(io.RawIOBase):
 
 
 def _write_some(number: int, data: bytes) -> int:
-    """Raises OSError."""
-    if _State.wait is not None and number >= 0:
-        import select  # noqa: PLC0415 - most commands wait
+    return _write_now(number, data) if _State.wait is None else _write_in_time(number, data, _State.wait)
 
-        if not select.select([], [number], [], _State.wait)[1]:
-            raise OSError(errno.EAGAIN, "its reader does not read")
-        data = data[: select.PIPE_BUF]  # a pipe that is ready takes as much without waiting
+
+def _write_in_time(number: int, data: bytes, seconds: float) -> int:
+    """Write in a thread, which is left waiting where nobody reads; while it waits, what follows is dropped.
+
+    Neither a terminal nor a pipe with two writers tells beforehand how much it takes without waiting. Raises OSError.
+    """
+    import threading  # noqa: PLC0415 - most commands start without it
+
+    from orchestrator.core.signals import start_thread_without_signals  # noqa: PLC0415
+
+    ended: list[int | OSError] = []
+
+    def write_now() -> None:
+        try:
+            ended.append(_write_now(number, data))
+        except OSError as error:
+            ended.append(error)
+
+    waiting = _State.waiting.get(number)
+    if waiting is None or not waiting.is_alive():
+        thread = _State.waiting[number] = threading.Thread(target=write_now, daemon=True)
+        start_thread_without_signals(thread)
+        thread.join(seconds)
+    if not ended:
+        raise OSError(errno.EAGAIN, "its reader does not read")
+    if isinstance(ended[0], OSError):
+        raise ended[0]
+    return ended[0]
+
+
+def _write_now(number: int, data: bytes) -> int:
+    """Raises OSError."""
     while True:
         try:
             return os.write(number, data)

@@ -212,7 +212,7 @@ def fetch_wheel(version: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
-        done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"))
+        done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if not done.ok or not found:
             raise _no_wheel(version, done.stderr)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
@@ -49,8 +50,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def fill(disk: Path, left: int = 0) -> None:
-    """Leave no room on it, or so many bytes."""
+def fill(disk: Path, left: int = 0, files: int = 0) -> None:
+    """Leave no room on it, or so many bytes, and for so many files where that is said."""
+    if files:
+        used_files = os.statvfs(disk).f_files - os.statvfs(disk).f_ffree
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={used_files + files}", disk], check=True)
     used = subprocess.run(["df", "--block-size=1", "--output=used", disk], capture_output=True, text=True, check=True)
     size = int(used.stdout.split()[-1]) + left
     subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
@@ -101,12 +105,16 @@ def test_what_makes_room_needs_none(place: Place, disk: Path, name: str) -> None
     assert CHANGING[name].is_done(place)
 
 
-@pytest.mark.parametrize("left", [16, 64, 256], ids=lambda left: f"{left} KiB")
-def test_a_nearly_full_disk_stops_no_server_for_another_one(place: Place, disk: Path, left: int) -> None:
-    """A start writes less than 1 MiB before its server runs; without that much room nothing is stopped."""
+@pytest.mark.parametrize(
+    ("bytes_left", "files_left"), [(16 << 10, 0), (256 << 10, 0), (4 << 20, 4), (4 << 20, 12)], ids=str
+)
+def test_a_nearly_full_disk_stops_no_server_for_another_one(
+    place: Place, disk: Path, bytes_left: int, files_left: int
+) -> None:
+    """A start writes less than 1 MiB and 32 files before its server runs; without that room nothing is stopped."""
     server = place.deployment
     assert not list(server.run(*server.up()).faults(0))
-    fill(disk, left=left << 10)
+    fill(disk, left=bytes_left, files=files_left)
     ended = place.start("restart", server.name).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
@@ -120,7 +128,26 @@ def test_a_server_that_was_stopped_on_a_full_disk_is_known_to_be_stopped(place: 
     fill(disk)
     assert not list(place.start("down", server.name).wait().faults(0))
     assert "no server" in place.start("status", server.name).wait().stderr
-    environ = {**os.environ, "DEPLOY_HOME": str(place.home)}
-    argv = [sys.executable, "-m", "orchestrator.servers.watch.worker", "look", server.name]
-    seen = json.loads(subprocess.run(argv, capture_output=True, env=environ, check=True).stdout)
+    seen = worker(place, "look", server.name)
     assert seen["wanted"] is False, seen
+
+
+def worker(place: Place, *words: str) -> dict[str, Any]:
+    """What a program of `deploy watch` answers."""
+    argv = [sys.executable, "-m", "orchestrator.servers.watch.worker", *words]
+    environ = {**os.environ, "DEPLOY_HOME": str(place.home)}
+    answer: dict[str, Any] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, env=environ, check=True).stdout)
+    return answer
+
+
+def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_disk_stays_stopped(
+    place: Place, disk: Path
+) -> None:
+    server = place.deployment
+    assert not list(server.run(*server.up()).faults(0))
+    seen = worker(place, "look", server.name)
+    assert worker(place, "heal", server.name, seen["run"], "a test")["code"] == 0
+    fill(disk)
+    assert not list(place.start("down", server.name).wait().faults(0))
+    seen = worker(place, "look", server.name)
+    assert (seen["by_watch"], seen["wanted"]) == (True, False), seen

@@ -34,3 +34,14 @@ def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
 def test_what_somebody_reads_comes_whole() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == (b"event 0\nevent 1\nevent 2\n", b"")
+
+
+def test_a_terminal_that_nobody_reads_stops_nothing() -> None:
+    """It says that it takes a line while it has room for a part of one."""
+    master, terminal = os.openpty()
+    lines = PROGRAM.replace("range(3)", "range(2000)")
+    argv = [sys.executable, "-c", lines]
+    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=True)
+    assert done.stderr == b"its reader does not read"
+    os.close(terminal)
+    os.close(master)

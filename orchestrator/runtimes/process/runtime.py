@@ -29,6 +29,7 @@ from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     LOG,
+    STOPPED,
     Cache,
     HostRef,
     PreparedRun,
@@ -113,7 +114,7 @@ class ProcessRuntime(Runtime):
             return None
         state = _state(record)
         stopped = record.stopped and state.status is Status.EXITED
-        return replace(state, detail="stopped") if stopped else state
+        return replace(state, detail=STOPPED) if stopped else state
 
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.supervisor.patched_copies import copies

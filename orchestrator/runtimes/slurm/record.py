@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import atomic_write, read_private
+from orchestrator.core.files import atomic_write, overwrite, read_private
 from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
@@ -78,6 +78,15 @@ class Submission:
 def write_submission(run_dir: Path, submission: Submission) -> None:
     """Put it in place, whole or not at all. Raises OSError."""
     atomic_write(run_dir / FILE, json.dumps(dataclasses.asdict(submission), indent=2) + "\n", mode=0o600)
+
+
+def mark_stopped(run_dir: Path, submission: Submission) -> None:
+    """Note that somebody asked for the end of a job, on a full disk too. Raises OSError."""
+    try:
+        write_submission(run_dir, dataclasses.replace(submission, stopped=True))
+    except OSError:
+        if not overwrite(run_dir / FILE, b'"stopped": false', b'"stopped": true '):
+            raise
 
 
 def read_submission(run_dir: Path) -> Submission | None:

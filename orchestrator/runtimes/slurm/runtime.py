@@ -58,6 +58,7 @@ from orchestrator.runtimes.slurm.record import (
     START,
     JobComment,
     Submission,
+    mark_stopped,
     read_submission,
     write_submission,
 )
@@ -372,7 +373,7 @@ def _note_stopped(run_dir: Path) -> None:
         for name in (START, CONFIG):
             remove_file(run_dir / name)
         if (submission := read_submission(run_dir)) is not None:
-            write_submission(run_dir, dataclasses.replace(submission, stopped=True))
+            mark_stopped(run_dir, submission)
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         warn(f"the job has ended, and its record in `{run_dir}` cannot be written: {reason}")

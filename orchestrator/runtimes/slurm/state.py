@@ -9,7 +9,7 @@ from typing import Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import STOPPED, ServerState, Status
 from orchestrator.runtimes.slurm.arguments import refusal_in
 from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason
 from orchestrator.runtimes.slurm.jobs import Job
@@ -84,5 +84,5 @@ def kept_state(run_dir: Path) -> ServerState | None:
     record = read_record(run_dir, SERVER)
     if submission.stopped or (record is not None and record.exit_code is not None):
         state = _ended(None, record, run_dir)
-        return dataclasses.replace(state, detail="stopped") if submission.stopped else state
+        return dataclasses.replace(state, detail=STOPPED) if submission.stopped else state
     return None

@@ -30,8 +30,8 @@ from orchestrator.runs.run_dir import (
     runs_of,
 )
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
+from orchestrator.runtimes.base import STOPPED, ServerState, Status
+from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
 from orchestrator.servers.run_history import read_request
@@ -178,8 +178,9 @@ def _newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer |
 def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
     """Whether nobody has ended this start, or only a healing did; one that is gone without a word was removed."""
     ended = run.read(ENDING_FILE)
-    if not ended:
-        return handle is not None or _is_healing(run)
+    if not ended:  # a full disk may have kept no more than the runtime's own word
+        state = saved_state(run)
+        return (state is None or state.detail != STOPPED) and (handle is not None or _is_healing(run))
     asked = str(ended.get("asked"))
     return asked == HEALING or (_is_healing(run) and asked.startswith(UP_FAILED))
 
