@@ -35,7 +35,7 @@ class _State:
     lost: str = ""  # why something was not written to standard output
     sigpipe_ignored: bool = False
     wait: float | None = None  # seconds for a reader that lives and does not read; None: as long as that lasts
-    waiting: "ClassVar[dict[int, threading.Thread]]" = {}  # what writes, or waits to, by descriptor
+    waiting: ClassVar[dict[int, "threading.Thread"]] = {}  # what writes, or waits to, by descriptor
 
 
 def write(stream: TextIO, text: str) -> None:
