@@ -65,7 +65,8 @@ def test_of_a_version_that_is_not_there_the_nearest_are_named(
 ) -> None:
     stderr = f"ERROR: Could not find a version that satisfies the requirement sglang==0.5.11 (from versions: {listed})"
     monkeypatch.setattr(
-        "orchestrator.images.patch_check.run", lambda _: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr)
+        "orchestrator.images.patch_check.run",
+        lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
     )
     with pytest.raises(UsageError) as error:
         fetch_wheel("0.5.11", tmp_path)

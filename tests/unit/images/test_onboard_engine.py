@@ -96,7 +96,8 @@ def written(home: Home) -> list[str]:
 def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "ERROR: … sglang==0.5.21 (from versions: 0.5.20, 0.5.22)"
     monkeypatch.setattr(
-        "orchestrator.images.patch_check.run", lambda _: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr)
+        "orchestrator.images.patch_check.run",
+        lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
     )
     [only] = refused("0.5.21", fault=UsageError)
     assert only.startswith("the package index has no sglang 0.5.21 | the nearest it has: `0.5.20`, `0.5.22`")
