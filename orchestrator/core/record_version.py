@@ -9,6 +9,10 @@ RECORD_VERSION: Final = 1  # one more with each change after which an older `dep
 KEY: Final = "version"
 
 
+class OtherVersionError(ValueError):
+    """A record that another version of `deploy` has written."""
+
+
 def version_problem(record: Mapping[str, object]) -> str:
     """Why this version cannot read a record, as the end of a sentence; "" where it can."""
     found = record.get(KEY, 0)
@@ -19,12 +23,16 @@ def version_problem(record: Mapping[str, object]) -> str:
 
 
 def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of a record of this version. Raises ValueError that says why for any other."""
+    """What `read` makes of a record of this version. Raises OtherVersionError, ValueError for a damaged one."""
     if not isinstance(record, dict):
         raise ValueError("it is damaged")  # noqa: TRY004 - one kind of error for whoever reads a record
-    if problem := version_problem(record):
-        raise ValueError(problem)
+    problem = version_problem(record)
+    if problem and KEY in record:
+        raise OtherVersionError(problem)
     try:
-        return read(record)
+        known = read(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError("it is damaged") from error
+        raise ValueError(problem or "it is damaged") from error
+    if problem:  # whole, and from before records had a version
+        raise OtherVersionError(problem)
+    return known

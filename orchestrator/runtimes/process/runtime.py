@@ -22,6 +22,7 @@ from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, ProcessMarkers, read_cmdline, server_processes, tokens
+from orchestrator.core.record_version import OtherVersionError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import defer_signals
@@ -184,15 +185,15 @@ class ProcessRuntime(Runtime):
     def stop(self, unit: Unit, *, grace: float) -> None:
         """See `Runtime.stop`.
 
-        Raises DeployError for a process that the kernel does not end, HostError for a record that cannot be read where
-        nothing that runs can be told to be its server.
+        Raises DeployError for a process that the kernel does not end, HostError for a damaged record where nothing that
+        runs can be told to be its server. Every version marks the processes of a run by its directory.
         """
         run_dir = Path(unit.run_dir)
         try:
             record = read_record(run_dir)
-        except HostError:
+        except HostError as error:
             marks = ProcessMarkers(token=run_marker(run_dir))
-            if not server_processes(marks):
+            if not server_processes(marks) and not isinstance(error.__cause__, OtherVersionError):
                 raise
             terminate(unit.name, marks, grace=grace)
             quarantine_record(unit.name, run_dir)
