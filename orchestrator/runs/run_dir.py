@@ -44,7 +44,7 @@ FILES_FILE: Final = "files.json"  # the names of the files that were rendered fo
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
-_FILES: Final = 32  # of them, and a few more
+_FILES: Final = 16  # that a start writes for itself, and for each replica, and a few more
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
 
@@ -168,7 +168,7 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         raise write_error(home, error) from error
 
 
-def require_room(home: Home, name: str) -> None:
+def require_room(home: Home, name: str, *, replicas: int = 1) -> None:
     """Find a disk without room for what a start writes before its server runs. Raises HostError.
 
     The free space that a file system reports leaves out quotas and inodes, so the room is tried, with bytes that cannot
@@ -176,8 +176,8 @@ def require_room(home: Home, name: str) -> None:
     """
     try:
         with TemporaryDirectory(prefix=".room-", dir=home.make_runs(name)) as room:
-            for number in range(_FILES):
-                atomic_write(Path(room) / FileName(str(number)), os.urandom(_ROOM // _FILES))
+            for number in range(_FILES * (1 + replicas)):
+                atomic_write(Path(room) / FileName(str(number)), os.urandom(_ROOM // _FILES // 2))
     except OSError as error:
         folder = home.runs / FileName(name)
         raise HostError(

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.files import overwrite
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.runs.run_dir import RunDir
+from orchestrator.runs.run_dir import REQUEST_FILE, RunDir
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import ENDING, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
@@ -36,7 +37,8 @@ def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None
     """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
 
     `why` holds no secret: `deploy watch` reads it again, and a key may be a word of it.
-    A disk that does not take it keeps nobody from stopping a server.
+    A disk that does not take it keeps nobody from stopping a server; it takes, in place, that this is no healing's
+    start any more, which a watch would begin again.
     """
     by_itself = state is not None and state.status is Status.EXITED
     record = {
@@ -46,8 +48,12 @@ def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None
         "exit_code": state.exit_code if state else None,
         "restarts": state.restarts if state else 0,
     }
-    with suppress(HostError):
+    try:
         run.save_state(ENDING_FILE, record)
+    except HostError:
+        if why != HEALING:
+            with suppress(OSError):
+                overwrite(run.path / REQUEST_FILE, b'"healing": true', b'"healing":false')
 
 
 def saved_state(run: RunDir) -> ServerState | None:

@@ -190,7 +190,7 @@ def _way_on(handle: RunningServer, name: str, *, request: UpRequest) -> str:
 
 def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
     """Find a disk that takes no run before anything is stopped for one. Raises HostError."""
-    require_room(home, name)
+    require_room(home, name, replicas=artifacts.plan.replicas)
     run = open_run(home, name, artifacts.plan)
     try:
         run.write(rendered_files(artifacts, name))

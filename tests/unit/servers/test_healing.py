@@ -8,7 +8,7 @@ import pytest
 from cluster_samples import CASES, cluster_plan
 from run_samples import request_of
 
-from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
+from orchestrator.core.errors import HostError, NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.secrets import Secret
@@ -195,3 +195,21 @@ def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_pa
     run.save("plan.json", cluster_plan("cpu-tiny", *CASES["cpu-tiny"]).to_dict())
     with pytest.raises(UsageError, match="its cluster does"):
         recovery.require_watchable(Home(tmp_path), ["owl"])
+
+
+def test_a_healed_start_that_somebody_stops_on_a_full_disk_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever runs it: a record of the end takes room; that it was a healing's start is changed in place."""
+    home = Home(tmp_path)
+
+    def full(*_: object) -> None:
+        raise HostError("No space left on device")
+
+    run = started(home, by_watch=True)
+    assert look(home, run, RUNS).wanted
+    monkeypatch.setattr(RunDir, "save_state", full)
+    record_exit(run, HEALING)
+    assert look(home, run, None).wanted
+    record_exit(run, "`deploy down`")
+    assert not look(home, run, None).wanted
