@@ -1,5 +1,7 @@
 """What the patches find in sources that are not (yet) an image of ours: a wheel, a directory, somebody's image."""
 
+import errno
+import os
 import re
 import sys
 import tempfile
@@ -14,7 +16,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.errors import BuildError, HostError, UsageError
 from orchestrator.core.files import move, unpack
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import CompletedProgram, python_module_argv, quote, run
@@ -159,6 +161,8 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     except zipfile.BadZipFile as error:
         raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
     except OSError as error:
+        if error.errno == errno.ENOSPC:  # of where it is unpacked
+            raise
         raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
     except UnsafeValueError as error:
         raise UsageError(f"`{wheel}` cannot be unpacked: {error}", hint=_WHEEL) from error
@@ -214,6 +218,8 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
         done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         found = sorted(Path(partial).glob("sglang-*.whl"))
+        if "No space left on device" in done.stderr or "No usable temporary directory" in done.stderr:
+            raise HostError(os.strerror(errno.ENOSPC), where=str(folder), hint="free disk space, or set DEPLOY_HOME")
         if not done.ok or not found:
             raise _no_wheel(version, done.stderr)
         return move(found[0], folder / found[0].name)

@@ -1,5 +1,6 @@
 """`deploy flags`: the options one sglang version knows, asked of that version's own parser and kept in the home."""
 
+import errno
 import re
 import tempfile
 import zipfile
@@ -68,6 +69,8 @@ def unpack_package(wheel: Path, folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             unpack(archive, [name for name in archive.namelist() if name.startswith("sglang/")], folder)
     except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of where it is unpacked
+            raise
         raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
 
 

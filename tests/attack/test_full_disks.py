@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +154,17 @@ def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_dis
     assert not list(place.start("down", server.name).wait().faults(0))
     seen = worker(place, "look", server.name)
     assert seen["wanted"] is False, seen
+
+
+@pytest.mark.parametrize("words", ["flags 9.9.9 --wheel {wheel}", "patches check --wheel {wheel}"])
+def test_where_a_wheel_is_unpacked_is_named_and_not_the_wheel(place: Place, disk: Path, words: str) -> None:
+    wheel = place.sources / "sglang-9.9.9-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sglang/_version.py", "version = '9.9.9'\n")
+        archive.writestr("sglang/srt/large.py", "#" * (8 << 20))
+        archive.writestr("sglang/srt/configs/model_config.py", "#" * (8 << 20))
+    (disk / "tmp").mkdir()
+    fill(disk, left=64 << 10)
+    ended = place.start(*words.format(wheel=wheel).split(), TMPDIR=str(disk / "tmp")).wait()
+    assert not list(ended.faults(4))
+    assert named(ended, disk), ended.stderr
