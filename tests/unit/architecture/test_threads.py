@@ -10,15 +10,15 @@ from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
 STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
-# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own;
-# `streams` asks which thread it is in, and starts none.
-WITH_THREADS = {"servers/status.py", "core/streams.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
+# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
+WITH_THREADS = {"servers/status.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
 WITH_DEAF_THREADS = {
     "cli/exit_codes.py",
     "cli/fanout.py",
     "servers/watch/watch.py",
     "core/http.py",
     "core/signals.py",
+    "core/streams.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
 HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
