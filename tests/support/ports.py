@@ -11,12 +11,13 @@ from typing import IO, Final
 
 _RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, of which sglang opens many
 _SHARE: Final = 1000  # ports that one process has to itself
+_DERIVED: Final = (0, 1, 8, 16, 24)  # a gateway takes the next one for its metrics, its replicas every eighth
 _held: list[IO[bytes]] = []  # the lock on them, as long as the process lives
 _given: deque[int] = deque(maxlen=_SHARE // 2)  # not given again so soon: nobody may listen there yet
 
 
 def free_port() -> int:
-    """A port nobody listens on, of those that no other process of any run of the tests takes one from.
+    """A port nobody listens on, nor on those that a plan derives from it, of those that no other process of any run of the tests takes one from.
 
     Between the choice of a port and its use lies the start of a server: time enough for another run to choose it too.
     """
@@ -25,10 +26,14 @@ def free_port() -> int:
         port = dice.choice(_share())
         if port in _given:
             continue
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                _given.append(port)
-                return port
+        if not any(map(_is_taken, (port + offset for offset in _DERIVED))):
+            _given.append(port)
+            return port
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @cache
