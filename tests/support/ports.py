@@ -17,7 +17,7 @@ _given: deque[int] = deque(maxlen=_SHARE // 2)  # not given again so soon: nobod
 
 
 def free_port() -> int:
-    """A port nobody listens on, nor on those that a plan derives from it, of those that no other process of any run of the tests takes one from.
+    """A port that no other process of any run of the tests takes: nobody listens on it or on those derived from it.
 
     Between the choice of a port and its use lies the start of a server: time enough for another run to choose it too.
     """
