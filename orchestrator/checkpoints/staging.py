@@ -152,4 +152,4 @@ def _show(progress: Progress, arrived: DownloadProgress) -> None:
     share = arrived.done / arrived.total if arrived.total else 1.0
     text = f"{share:4.0%} of {arrived.total / 1e9:.1f} GB"
     left = f", {arrived.eta / 60:.0f} min to go" if arrived.eta is not None else ""
-    progress.update(text, transient=f"{arrived.rate / 1e6:.0f} MB/s{left}")
+    progress.update(text, stage="download", transient=f"{arrived.rate / 1e6:.0f} MB/s{left}")

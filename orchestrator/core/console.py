@@ -5,10 +5,11 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TextIO
+from typing import Final, TextIO
 
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.errors import DeployError, Problem
@@ -16,6 +17,7 @@ from orchestrator.core.secrets import redact, redact_data, redact_known
 from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 
+LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage in a log
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -144,25 +146,45 @@ def live_screen() -> Iterator[Callable[[str], None]]:
 
 
 class Progress:
-    """One live line on a terminal, plain lines (one a change) elsewhere."""
+    """One line that changes on a terminal; in a log one line for each stage, and one every 30 s of a long stage."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`, by default stderr."""
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write to `stream`, by default stderr; `clock` gives seconds."""
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._shown = ""
+        self._clock = clock
+        self._shown = ""  # the state that was given last
+        self._written = ""  # the line that a log got last
+        self._stage: str | None = None
+        self._written_at = 0.0
 
-    def update(self, text: str, *, transient: str = "") -> None:
-        """Show `text`; `transient` (a clock, a rate) is appended on a terminal and left out of plain lines."""
+    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:
+        """Show `text`, the state of `stage`; without a stage, each text is one of its own.
+
+        `transient` (a clock, a rate) is appended on a terminal. A log gets it with the lines that repeat a stage.
+        """
+        line = f"{text}  {transient}".rstrip()
         if self._live:
-            line = printable(redact(f"{text}  {transient}".rstrip()))
-            write(self._stream, f"\r\x1b[2K{line}")
-        elif text != self._shown:
-            write(self._stream, printable(redact(text)) + "\n")
-        self._shown = text
+            write(self._stream, f"\r\x1b[2K{self._cut(printable(redact(line)))}")
+        elif (stage or text) != self._stage:
+            self._write(text)
+        elif self._clock() - self._written_at >= LOG_INTERVAL_SECONDS:
+            self._write(line)
+        self._stage, self._shown = stage or text, text
 
     def done(self) -> None:
-        """Leave the last state standing and go to the next line."""
+        """Keep the last state in sight and go to the next line."""
         if self._live and self._shown:
             write(self._stream, "\n")
-        self._shown = ""
+        elif not self._written.startswith(self._shown):
+            self._write(self._shown)
+        self._shown, self._written, self._stage = "", "", None
+
+    def _write(self, line: str) -> None:
+        self._written, self._written_at = line, self._clock()
+        write(self._stream, printable(redact(line)) + "\n")
+
+    def _cut(self, line: str) -> str:
+        """Cut a line to the terminal's width: only the last row of a folded line could be cleared."""
+        width = terminal_width(self._stream)
+        return line if width is None or len(line) < width else f"{line[: width - 2]}…"

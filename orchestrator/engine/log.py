@@ -85,10 +85,14 @@ class StartupLogParser:
         self._loads: dict[str, int] = {}
 
     @property
+    def stage(self) -> str:
+        """What the server is doing."""
+        return self.names[-1] if self.names else "waiting for the server's first line"
+
+    @property
     def text(self) -> str:
-        """What the server is doing, for a progress line."""
-        name = self.names[-1] if self.names else "waiting for the server's first line"
-        return f"{name} {self.count}".rstrip()
+        """What the server is doing and how far it is, for a progress line."""
+        return f"{self.stage} {self.count}".rstrip()
 
     @property
     def last_lines(self) -> list[str]:

@@ -85,7 +85,7 @@ def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
 
     def show(line: str) -> None:
         lines.append(line)
-        progress.update(line)
+        progress.update(line, stage="pull")
 
     code = docker.stream(["pull", reference], line=show)
     progress.done()

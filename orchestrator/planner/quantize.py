@@ -163,7 +163,7 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantisatio
     def show(seen: QuantisationProgress) -> None:
         left = f"about {format_duration(seen.eta)} to go" if seen.eta else ""
         text = f"quantising: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
-        progress.update(text, transient=left)
+        progress.update(text, stage="quantising", transient=left)
 
     try:
         yield show

@@ -62,12 +62,13 @@ def wait_until_ready(
     NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
     arguments.
     """
-    shown = progress or Progress()
+    shown = progress or Progress(clock=clock)
     with EngineClient(server.url, key=server.api_key, transport=transport) as client:
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
-            shown.update(attempt.doing(server.about), transient=f"{attempt.elapsed:.0f} s")
+            doing, stage = attempt.doing(server.about)
+            shown.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
         try:
@@ -87,7 +88,7 @@ class _Wait:
         self._end = end  # on the clock: no request goes on behind it
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = clock()
-        self._late = ""  # what it was doing when it had taken much longer than was estimated
+        self._late = ""  # the stage at which it had taken much longer than was estimated
         self._answer = ""  # what the server said last of its health
         self._pending = ""  # what it waits for before it is started
 
@@ -110,14 +111,15 @@ class _Wait:
         self._refuse_stranger()
         return True
 
-    def doing(self, about: float) -> str:
-        """What the server does, and once that the start takes much longer than was estimated."""
+    def doing(self, about: float) -> tuple[str, str]:
+        """Return what the server does with its count, and the stage; one stage says that the start is late."""
         if self._pending:
-            return self._pending
+            return self._pending, self._pending
+        stage = self.reader.stage
         if self.elapsed > 2 * about:
-            self._late = self._late or self.reader.text
-        late = f", longer than the {format_duration(about)} estimated" if self.reader.text == self._late else ""
-        return f"{self.reader.text}{late}"
+            self._late = self._late or stage
+        late = f", longer than the {format_duration(about)} estimated" if stage == self._late else ""
+        return f"{self.reader.text}{late}", f"{stage}{late}"
 
     def give_up_after(self, *, silence: float, timeout: float | None) -> None:
         doing = self.reader.text

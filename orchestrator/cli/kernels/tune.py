@@ -106,6 +106,6 @@ def _counts(text: str) -> list[int]:
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     progress = Progress()
     try:
-        yield lambda done, wanted: progress.update(f"tuning: {done} of {wanted} {what}")
+        yield lambda done, wanted: progress.update(f"tuning: {done} of {wanted} {what}", stage="tuning")
     finally:
         progress.done()

@@ -70,7 +70,8 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         return _healthy_replicas(handle, tries=1, within=left), ""
 
     def show(seen: tuple[int, str]) -> None:
-        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy")
+        elapsed = f"{time.monotonic() - began:.0f} s"
+        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy", transient=elapsed)
 
     try:
         healthy, ended = poll_until(

@@ -85,7 +85,7 @@ class Server:
             starting,
             silence=silence,
             timeout=timeout,
-            progress=Progress(self.progress),
+            progress=Progress(self.progress, clock=self.clock),
             clock=self.clock,
             sleep=self.clock.sleep,
             transport=httpx.MockTransport(self.answer),
@@ -98,12 +98,13 @@ def test_ready_once_the_log_says_so_and_health_answers() -> None:
 
 
 def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
-    server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 40: READY})
+    server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 55: READY})
     server.wait(about=10)
-    assert server.progress.getvalue().splitlines()[:3] == [
+    lines = re.sub(r"\b5\d s", "N s", server.progress.getvalue()).splitlines()
+    assert lines[:3] == [
         "loading weights",
         "loading weights, longer than the 10 s estimated",
-        "loading weights 1/2",
+        "loading weights 1/2, longer than the 10 s estimated  N s",
     ]
 
 
@@ -112,7 +113,19 @@ def test_progress_in_plain_lines() -> None:
     server.wait()
     assert re.sub(r"\d+\.\d s", "N s", server.progress.getvalue()).splitlines() == [
         "loading weights",
-        "loading weights 1/2",
+        "ready after N s",
+    ]
+
+
+def test_many_graphs_are_one_line_of_a_log() -> None:
+    """An `up` wrote 45 lines about the capture of graphs."""
+    bar = {5 + number: [f"Capturing batches (bs=8):  5%|..| {number}/20 ["] for number in range(1, 21)}
+    server = Server(log={0: LOADING, 5: ["Capture target verify CUDA graph begin."], **bar, 40: READY})
+    server.wait()
+    assert re.sub(r"\d+(\.\d)? s", "N s", server.progress.getvalue()).splitlines() == [
+        "loading weights",
+        "capturing target verify graphs",
+        "capturing target verify graphs 20/20  N s",
         "ready after N s",
     ]
 
