@@ -55,7 +55,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
         offered_rps=rate_rps,
         sent_rps=_sent_rps(samples),
         achieved_rps=_completed(samples, window) / steady.seconds if window and steady else None,
-        realised_share=completion_ratio(samples, window) if window else None,
+        completion_ratio=completion_ratio(samples, window) if window else None,
         ttft_growth_s_per_s=ttft_growth(samples),
         window=steady,
     )

@@ -233,10 +233,10 @@ class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
     """One file, of any kind."""
 
 
-def load_all_published(catalogue: Catalog | None = None) -> tuple[AnyPublished, ...]:
+def load_all_published(catalog: Catalog | None = None) -> tuple[AnyPublished, ...]:
     """Every file of published figures, sorted by name. Raises ProfileError with every fault of one and its line."""
-    catalogue = catalogue or Catalog.from_environment()
-    return tuple(read_published(path, catalogue.shown(path)) for path in catalogue.all(EntryKind.PUBLISHED))
+    catalog = catalog or Catalog.from_environment()
+    return tuple(read_published(path, catalog.shown(path)) for path in catalog.all(EntryKind.PUBLISHED))
 
 
 def read_published(path: Path, name: str) -> AnyPublished:
@@ -255,11 +255,11 @@ def published_workloads() -> frozenset[str]:
     return frozenset(name for each in known for name in (each.workload.name, each.single_stream.workload))
 
 
-def load_published(name: str, catalogue: Catalog | None = None) -> Published:
+def load_published(name: str, catalog: Catalog | None = None) -> Published:
     """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
     if name.endswith((".yaml", ".yml")):
         return _in_file(Path(name))
-    found = {entry.name: entry for entry in of_kind(load_all_published(catalogue), Published)}
+    found = {entry.name: entry for entry in of_kind(load_all_published(catalog), Published)}
     if name not in found:
         raise UsageError(f"no published figures named `{name}`", hint=did_you_mean(name, found))
     return found[name]

@@ -166,7 +166,8 @@ class Point:
     offered_rps: Rate | None = None
     sent_rps: Amount | None = None
     achieved_rps: Amount | None = None  # successful completions per second in the steady window
-    realised_share: Amount | None = None  # of the requests due in the steady window, the share that was completed in it
+    # of the requests due in the steady window, the share that was completed in it
+    completion_ratio: Amount | None = None
     ttft_growth_s_per_s: Slope | None = None  # how fast the wait grows while the load stands; see bench/steady.py
     goodput_rps: Amount | None = None  # completions per second, full run, that meet the workload's TTFT limit
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival

@@ -91,11 +91,9 @@ class ClaimedHardware:
     @classmethod
     def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "ClaimedHardware":
         """From the options. Raises UsageError for hardware that nobody described, and for what is no layout."""
-        catalogue = Catalog.from_environment()
-        if gpu is not None and catalogue.find(EntryKind.HARDWARE, gpu.lower()) is None:
-            raise UsageError(
-                f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalogue.names(EntryKind.HARDWARE))
-            )
+        catalog = Catalog.from_environment()
+        if gpu is not None and catalog.find(EntryKind.HARDWARE, gpu.lower()) is None:
+            raise UsageError(f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalog.names(EntryKind.HARDWARE)))
         if layout is None:
             return cls(gpu=gpu and gpu.lower(), gpus=gpus)
         found = _LAYOUT.fullmatch(layout)

@@ -164,7 +164,7 @@ def check_answers(workload: Workload, samples: tuple[RequestRecord, ...]) -> Non
         if sample.prompt_tokens != workload.input_tokens:
             raise BenchError(
                 f"the endpoint counts {sample.prompt_tokens} prompt tokens where {workload.input_tokens} ids were sent",
-                hint="it adds to or re-tokenises the prompt; it cannot be measured with exact lengths",
+                hint="it adds to or re-tokenizes the prompt; it cannot be measured with exact lengths",
             )
         if sample.output_tokens != workload.output_tokens:
             raise BenchError(

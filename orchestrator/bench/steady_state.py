@@ -5,16 +5,16 @@ the last planned arrival (from then on it drains). Shorter than one median laten
 through, its prefill or its decode, and shows no rate: overloaded, four H200 gave 8,889 tok/s over 22 s and 5,905 in a
 window of 0.46 s.
 
-**Realised share**: of the requests planned one median latency earlier than the window, the share that was completed
+**Completion ratio**: of the requests planned one median latency earlier than the window, the share that was completed
 within it. A server that gives 1.9 rps of 2.0 offered shows 0.95, whatever the arrivals' own noise.
 
 **Growth**: the slope of TTFT over planned time (Theil-Sen, second half of the arrivals), in seconds of wait gained a
 second. A server that gives mu of lambda rps lets the wait grow by lambda/mu - 1: the limit of 0.03 is the same 97 %
-seen from the queue. Above 400 requests the slopes are those between the medians of groups of neighbours, at most 200 of
+seen from the queue. Above 400 requests the slopes are those between the medians of groups of neighbors, at most 200 of
 them: 19,900 slopes, however many requests there are.
 
-A point is **sustained** when TTFT p95 (from schedule) and success meet the workload's limits, the realised share is at
-least 0.97 and the growth at most 0.03. Too few requests or seconds in the window to tell, or a window that shows no
+A point is **sustained** when TTFT p95 (from schedule) and success meet the workload's limits, the completion ratio is
+at least 0.97 and the growth at most 0.03. Too few requests or seconds in the window to tell, or a window that shows no
 rate: None, and never the knee.
 """
 
@@ -28,7 +28,7 @@ from orchestrator.bench.load_generator import RequestRecord
 from orchestrator.bench.result import Point
 from orchestrator.bench.workload import SustainedLimits, Workload
 
-REALISED_AT_LEAST: Final = 0.97
+MIN_COMPLETION_RATIO: Final = 0.97
 GROWTH_AT_MOST: Final = 0.03
 _FEWEST: Final = 20  # completions in the window below which a share of 0.97 cannot be told from 1
 _SHORTEST: Final = 5.0  # seconds of window below which a burst that no server could keep up with may look served
@@ -80,7 +80,7 @@ def _later(samples: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The median of each coordinate: one late answer among neighbours does not move it."""
+    """The median of each coordinate: one late answer among neighbors does not move it."""
     return median(x for x, _ in points), median(y for _, y in points)
 
 
@@ -100,14 +100,14 @@ def judge_sustained(
         reasons.append(f"TTFT p95 {ttft:.2f} s is over {limits.ttft_p95_s:g} s")
     if point.success_share < limits.success_share:
         reasons.append(f"success {point.success_share:.1%} is under {limits.success_share:.0%}")
-    if point.realised_share is not None and point.realised_share < REALISED_AT_LEAST:
-        reasons.append(f"only {point.realised_share:.1%} of the offered rate was completed")
+    if point.completion_ratio is not None and point.completion_ratio < MIN_COMPLETION_RATIO:
+        reasons.append(f"only {point.completion_ratio:.1%} of the offered rate was completed")
     if point.ttft_growth_s_per_s is not None and point.ttft_growth_s_per_s > GROWTH_AT_MOST:
         reasons.append(f"the queue grows: TTFT rises by {point.ttft_growth_s_per_s:.3f} s a second")
     if reasons:
         return False, tuple(reasons)
     begin, end = steady_window(samples) or (0.0, 0.0)
-    if point.realised_share is None or point.ttft_growth_s_per_s is None:
+    if point.completion_ratio is None or point.ttft_growth_s_per_s is None:
         counted = min(_due(samples, (begin, end)), len(_later(samples)))
         return None, (_too_few(counted, len(samples)),)
     if end - begin < (needed := max(_SHORTEST, begin / 2)):

@@ -119,18 +119,18 @@ def workload_name(name_or_file: str) -> str:
     return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
 
 
-def load_workload(name_or_file: str, *, catalogue: Catalog | None = None) -> Workload:
-    """The workload of that name in the catalogue, or in a file.
+def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workload:
+    """The workload of that name in the catalog, or in a file.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
     """
-    catalogue = catalogue or Catalog.from_environment()
-    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(EntryKind.WORKLOAD, name_or_file)
+    catalog = catalog or Catalog.from_environment()
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalogue.names(EntryKind.WORKLOAD))
+        known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"there is no workload `{name_or_file}`", hint=hint)
-    return read_model(path, Workload, catalogue.shown(path), fault=ProfileError)
+    return read_model(path, Workload, catalog.shown(path), fault=ProfileError)
 
 
 SHIPPED_TEXT: Final = "alice"  # profiles/texts: in the public domain
@@ -140,12 +140,12 @@ MOST_TEXT_BYTES: Final = (
 LEAST_TOKENS: Final = 1000  # in fewer, prompts would begin alike and come from cache
 
 
-def read_text(workload: Workload, *, catalogue: Catalog | None = None) -> str:
+def read_text(workload: Workload, *, catalog: Catalog | None = None) -> str:
     """The text of a workload whose prompts are text, "" for another. Raises ProfileError for a file that is none."""
     if workload.prompts == "random":
         return ""
-    catalogue = catalogue or Catalog.from_environment()
-    path = Path(workload.text_file) if workload.text_file else catalogue.path(EntryKind.TEXT, SHIPPED_TEXT)
+    catalog = catalog or Catalog.from_environment()
+    path = Path(workload.text_file) if workload.text_file else catalog.path(EntryKind.TEXT, SHIPPED_TEXT)
     try:
         return read_file(path, most=MOST_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:

@@ -124,19 +124,19 @@ class CheckpointConfig:
 
     @property
     def method(self) -> ConfigFact | None:
-        """Who quantised it."""
-        said = self.quantised.get("quant_method")
+        """Who quantized it."""
+        said = self.quantized.get("quant_method")
         return ConfigFact(value=str(said), name="quantization_config.quant_method") if said else None
 
     @property
-    def quantised(self) -> Mapping[str, object]:
-        """What it says of quantisation; empty for nothing."""
+    def quantized(self) -> Mapping[str, object]:
+        """What it says of quantization; empty for nothing."""
         given = self.text.get("quantization_config") or self.data.get("quantization_config")
         return given if isinstance(given, dict) else {}
 
-    def quantisation(self) -> ConfigFact | None:
-        """In a model file's word: who quantised it and to what, or the type of weights that are not."""
-        at, given, method = "quantization_config", self.quantised, self.method
+    def quantization(self) -> ConfigFact | None:
+        """In a model file's word: who quantized it and to what, or the type of weights that are not."""
+        at, given, method = "quantization_config", self.quantized, self.method
         if algorithm := given.get("quant_algo"):
             return ConfigFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
         if method is not None and method.value == "quark":

@@ -1,4 +1,4 @@
-"""Does a checkpoint hold what its config says? Its headers against its quantisation config; no tensor is read.
+"""Does a checkpoint hold what its config says? Its headers against its quantization config; no tensor is read.
 
 What sglang would not load, or load wrongly without a word, is fatal; so is nothing of which it is not known how it is
 built: modules and architectures that are unknown here are told and not refused.
@@ -24,7 +24,7 @@ _EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 _ALL_EXPERTS: Final = re.compile(r".+\.experts\.(?:gate_up_proj|down_proj)(?:\.weight)?")
 _KEYS_VALUES: Final = ".self_attn.kv_b_proj.weight"
 _SHOWN: Final = 3  # kinds of tensors in a message
-# Linear modules of a decoder layer that sglang builds by the quantisation config.
+# Linear modules of a decoder layer that sglang builds by the quantization config.
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _LINEAR: Final = frozenset(
     {*_ATTENTION, "wk", "wq_b", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "eh_proj"}
@@ -85,7 +85,7 @@ def differences(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, 
     `outline` has every header; `drafts` is whether the server will load the MTP layer. Tensors that are alike are
     named once, with their number.
     """
-    schemes = read_schemes(outline.config, outline.quantised)
+    schemes = read_schemes(outline.config, outline.quantized)
     if isinstance(schemes, str):
         return (Mismatch(message=f"how its tensors are stored is not checked: `{schemes}` is not known here"),)
     checkpoint = _Checkpoint(outline=outline, schemes=schemes, drafts=drafts)
@@ -146,7 +146,7 @@ def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     for (fault, sure), names in wrong.items():
         yield Mismatch(
             message=f"{_count(names)} {fault}: {_named(names)}",
-            hint="take a revision of the checkpoint whose config and tensors agree, or quantise it anew",
+            hint="take a revision of the checkpoint whose config and tensors agree, or quantize it anew",
             fatal=sure,
         )
     for word, names in unjudged.items():
@@ -172,7 +172,7 @@ def _fault(
     """What is wrong with a matrix and its scale, as the rest of a sentence; nothing where both are right."""
     if storage is None:
         right = leaf == "weight" and tensor.dtype in FLOATS
-        return "" if right else f"stored as {tensor.dtype}, and {CONFIG_SAYS} leaves them unquantised"
+        return "" if right else f"stored as {tensor.dtype}, and {CONFIG_SAYS} leaves them unquantized"
     if leaf != storage.leaf or tensor.dtype not in storage.dtypes:
         return f"stored as {tensor.dtype}, and {CONFIG_SAYS} says {storage.word}"
     scale = tensors.get(f"{module}.{storage.scale}")
@@ -203,7 +203,7 @@ def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     ]
     if names:
         yield Mismatch(
-            message=f"{_count(names)} quantised otherwise than the one they are built as one module with: "
+            message=f"{_count(names)} quantized otherwise than the one they are built as one module with: "
             f"{_named(names)}",
             fatal=all(map(checkpoint.is_sure, names)),
         )
@@ -295,7 +295,7 @@ def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     if layers:
         yield Mismatch(
             message=f"the experts of {len(layers)} layers, {layers[0]} among them, are excluded one by one: sglang "
-            f"asks for `model.layers.{layers[0]}.mlp.experts`, and builds them as quantised",
+            f"asks for `model.layers.{layers[0]}.mlp.experts`, and builds them as quantized",
             hint="add that name to `exclude` in a copy of config.json",
             fatal=bool(checkpoint.kind and checkpoint.kind.each_expert),
         )
@@ -350,7 +350,7 @@ def _modules_of(checkpoint: _Checkpoint, layer: int) -> set[str]:
 
 def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Quark: a scheme of the MTP layer by a pattern, which sglang does not ask under the layer's name."""
-    given = checkpoint.outline.config.quantised.get("layer_quant_config")
+    given = checkpoint.outline.config.quantized.get("layer_quant_config")
     layer = f"model.layers.{checkpoint.layers}."
     keys = [key for key in given if f"layers.{checkpoint.layers}" in key] if isinstance(given, dict) else []
     if checkpoint.schemes.method == "quark" and (keys := [key for key in keys if not key.startswith(layer)]):

@@ -73,7 +73,7 @@ class _FactReader:
         experts, cache = self.config.count("moe.routed_experts"), "cache"
         readers: dict[str, Callable[[], ConfigFact | None]] = {
             "weights": self._weights,
-            "quantisation": self._quantisation,
+            "quantization": self._quantization,
             "context_length": lambda: self._asked("context_length", self.config.context()),
             "layers": lambda: self._count("layers"),
             "attention_heads": lambda: self._count("attention_heads"),
@@ -124,14 +124,14 @@ class _FactReader:
         of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
         return ConfigFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
 
-    def _quantisation(self) -> ConfigFact | None:
-        if (found := self.config.quantisation()) is not None:
+    def _quantization(self) -> ConfigFact | None:
+        if (found := self.config.quantization()) is not None:
             return replace(found, name=f"{CONFIG}: {found.name}")
-        given = self.outline.quantised
+        given = self.outline.quantized
         inner = given.data.get("quantization") if given is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
             return ConfigFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
-        self._ask("quantisation", f"`quantisation` could not be read: {CONFIG} says it in no way known here", "WORD")
+        self._ask("quantization", f"`quantization` could not be read: {CONFIG} says it in no way known here", "WORD")
         return None
 
     def _kv_heads(self) -> ConfigFact | None:

@@ -64,9 +64,9 @@ def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     if LAYERS in config.text and model.sparse_attention != (config.text.get(SPARSE) is not None):
         yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
     if (method := config.method) is not None:
-        named = method.value in _SAYS_ITS_NAME and not model.quantisation.startswith(str(method.value))
-        if named or model.quantisation in _PLAIN:
-            yield "quantisation", model.quantisation, method.name, method.value
+        named = method.value in _SAYS_ITS_NAME and not model.quantization.startswith(str(method.value))
+        if named or model.quantization in _PLAIN:
+            yield "quantization", model.quantization, method.name, method.value
 
 
 def _show(value: object) -> str:

@@ -1,4 +1,4 @@
-"""How a checkpoint's quantisation config says that each module is stored: excludes, globs, `re:`, schemes of layers.
+"""How a checkpoint's quantization config says that each module is stored: excludes, globs, `re:`, schemes of layers.
 
 As sglang 0.5.16 reads them (srt/layers/quantization): quark/quark.py and quark/utils.py, fp8.py with `is_layer_skipped`
 of utils.py, compressed_tensors/utils.py, `is_layer_excluded` of modelopt_quant.py, awq/awq.py, gptq/gptq.py.
@@ -26,7 +26,7 @@ ScaleShape: TypeAlias = Callable[[int, int], tuple[int, ...]]  # of the matrix a
 
 @dataclass(frozen=True, kw_only=True)
 class StorageScheme:
-    """How the matrix of a quantised module is stored: its tensor's last name and dtypes, and the scale beside it.
+    """How the matrix of a quantized module is stored: its tensor's last name and dtypes, and the scale beside it.
 
     Without `dtypes` it is a kind that is not known here, and is not judged.
     """
@@ -41,20 +41,20 @@ class StorageScheme:
 
 @dataclass(frozen=True, kw_only=True)
 class Schemes:
-    """What a config says of each module: `storage_of` gives None for one that is not quantised."""
+    """What a config says of each module: `storage_of` gives None for one that is not quantized."""
 
-    method: str  # `quark`, …; empty where nothing is quantised
+    method: str  # `quark`, …; empty where nothing is quantized
     storage_of: Callable[[str], StorageScheme | None]
 
 
-def read_schemes(config: CheckpointConfig, quantised: CheckpointConfig | None) -> Schemes | str:
-    """The schemes of a checkpoint, `quantised` being ModelOpt's own file; else the word of a method not known here.
+def read_schemes(config: CheckpointConfig, quantized: CheckpointConfig | None) -> Schemes | str:
+    """The schemes of a checkpoint, `quantized` being ModelOpt's own file; else the word of a method not known here.
 
     A config that does not hold what its method needs is called by its method's word as well.
     """
-    given, method = config.quantised, str(config.method.value if config.method else "")
-    if not given and quantised is not None:
-        inner = quantised.data.get("quantization")
+    given, method = config.quantized, str(config.method.value if config.method else "")
+    if not given and quantized is not None:
+        inner = quantized.data.get("quantization")
         given, method = (inner, "modelopt") if isinstance(inner, dict) else ({}, "")
     if not method and given.get("quant_algo"):
         method = "modelopt"
@@ -276,7 +276,7 @@ def _awq(given: Config) -> Callable[[str], StorageScheme | None] | None:
 
 
 def _gptq(given: Config) -> Callable[[str], StorageScheme | None] | None:
-    """[in * bits / 32, out]; modules that `dynamic` takes out are not quantised."""
+    """[in * bits / 32, out]; modules that `dynamic` takes out are not quantized."""
     bits, size = _number(given.get("bits")), _number(given.get("group_size"))
     if bits not in {2, 3, 4, 8}:
         return None

@@ -35,7 +35,7 @@ class CheckpointSummary:
 
     where: str
     config: CheckpointConfig
-    quantised: CheckpointConfig | None  # ModelOpt's own file
+    quantized: CheckpointConfig | None  # ModelOpt's own file
     shards: int
     weight_bytes: int
     layers: Counter[int] = field(default_factory=Counter)  # tensors of each
@@ -85,7 +85,7 @@ def outline_of(checkpoint: Checkpoint) -> CheckpointSummary:
     outline = CheckpointSummary(
         where=checkpoint.where,
         config=config,
-        quantised=checkpoint.quant_config,
+        quantized=checkpoint.quant_config,
         shards=len(index.shards),
         weight_bytes=sum(sizes.get(shard, 0) for shard in index.shards),
     )

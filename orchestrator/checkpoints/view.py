@@ -17,7 +17,7 @@ class CheckpointView:
 
     directory: str
     architecture: str
-    quantisation: str
+    quantization: str
     shards: int
     weights: int
     tensors: int
@@ -32,7 +32,7 @@ class CheckpointView:
         """The same for people."""
         rows = [[kind, _listed(stored)] for kind, stored in sorted(self.matrices.items())]
         head = (
-            f"{self.directory}: {self.architecture}, {self.quantisation}, {self.shards} shards, "
+            f"{self.directory}: {self.architecture}, {self.quantization}, {self.shards} shards, "
             f"{self.tensors:,} tensors, {self.weights / 1e9:.1f} GB"
         )
         return f"{head}\n\n{table(['matrices of layers', 'stored as'], rows, width=width)}"
@@ -54,11 +54,11 @@ def view_checkpoint(directory: Path) -> CheckpointView:
         module, _, leaf = name.rpartition(".")
         if ".layers." in module and leaf in {"weight", "qweight", "weight_packed"} and len(tensor.shape) > 1:
             matrices.setdefault(_kind(module), Counter())[tensor.dtype] += 1
-    found = outline.config.quantisation()
+    found = outline.config.quantization()
     return CheckpointView(
         directory=str(directory),
         architecture=next(iter(outline.config.architectures), "no architecture"),
-        quantisation=str(found.value) if found else "quantised in no way known here",
+        quantization=str(found.value) if found else "quantized in no way known here",
         shards=outline.shards,
         weights=outline.weight_bytes,
         tensors=len(outline.tensors),

@@ -27,7 +27,7 @@ def command(
     shown = False
     with open_servers(Home.from_environment(), host) as servers:
         for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
-            print_data(line, colours=True)
+            print_data(line, colors=True)
             shown = True
     if moment is not None and not shown:
         note(f"nothing was written since {moment:%Y-%m-%d %H:%M:%S}, as far as the lines say when they were")

@@ -12,8 +12,8 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.add.profile import next_command
 from orchestrator.planner.planning import load
-from orchestrator.planner.quantize import QuantisationRequest, cost, recipe_rows
-from orchestrator.planner.quantize import quantise as carry_out
+from orchestrator.planner.quantize import QuantizationRequest, cost, recipe_rows
+from orchestrator.planner.quantize import quantize as carry_out
 
 RecipeOption: TypeAlias = Annotated[
     str | None,
@@ -66,7 +66,7 @@ def command(
         raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantise {source}` shows what each makes of it")
     if image is not None and in_ is None:
         raise UsageError("`--image` is for `--in`", hint="a profile says which GPUs its container is given")
-    request = QuantisationRequest(
+    request = QuantizationRequest(
         source=source.absolute(),
         target=target.absolute(),
         recipe=recipe,

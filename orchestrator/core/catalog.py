@@ -53,7 +53,7 @@ class EntryKind(Enum):
     IMAGE_FILE = "images/*"
 
     def file(self, name: str) -> RelativePath:
-        """The path of an entry's file below the folders of a catalogue. Raises UnsafeValueError."""
+        """The path of an entry's file below the folders of a catalog. Raises UnsafeValueError."""
         return RelativePath(self.value.replace("*", name))
 
 
@@ -117,7 +117,7 @@ class Catalog:
 
 
 def _is_entry(root: Path, path: Path) -> bool:
-    """Whether a catalogue's folder has an entry there. Raises ProfileError for one that is no file, or is too large."""
+    """Whether a catalog's folder has an entry there. Raises ProfileError for one that is no file, or is too large."""
     for folder in (each for each in path.parents if each.is_relative_to(root)):
         if os.path.lexists(folder) and not folder.is_dir():
             raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)

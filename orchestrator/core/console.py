@@ -1,4 +1,4 @@
-"""What people read (stderr) and what programs read (stdout). Understandable without colour; `NO_COLOR` is honoured."""
+"""What people read (stderr) and what programs read (stdout). Understandable without color; `NO_COLOR` is honored."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def styled(text: str, style: str, stream: TextIO | None = None) -> str:
-    """`text` in a colour where the stream is a terminal that wants one."""
+    """`text` in a color where the stream is a terminal that wants one."""
     stream = stream or sys.stderr
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return text
@@ -34,9 +34,9 @@ def say(text: str = "", *, lead: str = "") -> None:
     write(sys.stderr, lead + printable(redact(expand_commands(text))) + "\n")
 
 
-def print_data(text: str, *, colours: bool = False, end: str = "\n") -> None:
-    """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colours`."""
-    text = printable(redact_known(text), colours=colours)
+def print_data(text: str, *, colors: bool = False, end: str = "\n") -> None:
+    """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colors`."""
+    text = printable(redact_known(text), colors=colors)
     write(sys.stdout, text if text.endswith("\n") else text + end)
 
 

@@ -42,7 +42,7 @@ def data_root() -> Path:
 class Home:
     """The tool's home directory, and the names below it.
 
-    In `kept` an earlier start has left files of the catalogue, which go before all others where it is repeated.
+    In `kept` an earlier start has left files of the catalog, which go before all others where it is repeated.
     """
 
     root: Path

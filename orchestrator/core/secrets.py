@@ -5,7 +5,7 @@ base64 at its three alignments and in both alphabets, hexadecimal, percent-encod
 these within JSON, in a `repr` of which it may stand. An unknown one is found by what stands around it: `api_key=...`,
 `Bearer ...`, `hf_...`, the password of a URL.
 
-A secret that is broken by line ends or colours, or escaped in part, is not found. The filter is the second line of
+A secret that is broken by line ends or colors, or escaped in part, is not found. The filter is the second line of
 defense: the first is that servers get their keys through files that only they read.
 """
 

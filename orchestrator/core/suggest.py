@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 def closest_match(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelt most like `name`, None where none is near."""
+    """The known name that is spelled most like `name`, None where none is near."""
     candidates = sorted(known)
     close = get_close_matches(name, candidates, n=1, cutoff=0.5)
     return close[0] if close else None

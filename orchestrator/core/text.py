@@ -15,8 +15,8 @@ _ZERO_WIDTH: Final = (
 )
 _IN_A_LINE: Final = re.compile(f"[{_HIDDEN}{_ZERO_WIDTH}]")
 _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
-# Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
-_COLOURS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
+# Colors and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
+_COLORS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
 _ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _REPEATED: Final = 3  # lines of each kind: with fewer they are taken for different ones
 _LOWER_ZEROS: Final = _ZEROS.lower()
@@ -56,9 +56,9 @@ def present_in(text: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
     return (piece for piece in pieces if missing.isdisjoint(piece) and text.rfind(piece) >= 0)
 
 
-def printable(text: str, *, colours: bool = False) -> str:
-    r"""The text with what a terminal would obey written out, `\x1b`; line ends, tabs and, if asked, colours stay."""
-    pieces = _COLOURS.split(text) if colours else [text]
+def printable(text: str, *, colors: bool = False) -> str:
+    r"""The text with what a terminal would obey written out, `\x1b`; line ends, tabs and, if asked, colors stay."""
+    pieces = _COLORS.split(text) if colors else [text]
     return "".join(piece if at % 2 else _IN_LINES.sub(_written_out, piece) for at, piece in enumerate(pieces))
 
 

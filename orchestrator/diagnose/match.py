@@ -1,4 +1,4 @@
-"""Reading a log once, in bounded memory, for everything that the catalogue knows."""
+"""Reading a log once, in bounded memory, for everything that the catalog knows."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from orchestrator.core.logs.lines import batches, last_lines, lines_containing
 from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import line_shapes, present_in, repetitive
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
-from orchestrator.diagnose.signatures import LinePattern, Signature, load_catalogue
+from orchestrator.diagnose.signatures import LinePattern, Signature, load_catalog
 from orchestrator.engine.log import echoes_user_input
 
 KEPT_EVIDENCE: Final = 3
@@ -114,12 +114,12 @@ class _Search:
         return [literal for each in found for literal in self._literals.get(each, ())]
 
 
-def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = None) -> Diagnosis:
-    """What `lines` (without line ends) say, by the catalogue.
+def diagnose(lines: Iterable[str], *, catalog: Sequence[Signature] | None = None) -> Diagnosis:
+    """What `lines` (without line ends) say, by the catalog.
 
     Reads once and keeps a batch of lines, a few lines of evidence a signature and the last lines of the log.
     """
-    watches = [_Watch(signature) for signature in (load_catalogue() if catalogue is None else catalogue)]
+    watches = [_Watch(signature) for signature in (load_catalog() if catalog is None else catalog)]
     search = _Search(watches)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     total = 0

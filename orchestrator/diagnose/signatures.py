@@ -1,4 +1,4 @@
-"""The catalogue of failure signatures: `signatures.yaml`, read and checked."""
+"""The catalog of failure signatures: `signatures.yaml`, read and checked."""
 
 import re
 from enum import StrEnum
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, read_model
 
-CATALOGUE: Final = Path(__file__).with_name("signatures.yaml")
+CATALOG: Final = Path(__file__).with_name("signatures.yaml")
 
 
 class Effect(StrEnum):
@@ -69,6 +69,6 @@ class _Signatures(StrictModel):
 
 
 @cache
-def load_catalogue() -> tuple[Signature, ...]:
+def load_catalog() -> tuple[Signature, ...]:
     """Every signature, in the order of the file."""
-    return read_model(CATALOGUE, _Signatures, CATALOGUE.name).signatures
+    return read_model(CATALOG, _Signatures, CATALOG.name).signatures

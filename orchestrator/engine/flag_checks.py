@@ -46,7 +46,7 @@ class ServerArgs:
     sparse_attention: bool  # DSA
     platform: str = "rocm"  # rocm | cuda | cpu
     decided: Mapping[str, FlagValue] = field(default_factory=dict)  # by other parts of a profile, as refusals name them
-    quantisation: str  # of the checkpoint, as a model file calls it
+    quantization: str  # of the checkpoint, as a model file calls it
     mtp_layer: bool  # of the checkpoint
     port: int  # of the server
     ranks: int  # of all replicas, without the stages of a pipeline
@@ -243,11 +243,11 @@ def _parallel(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="attn-cp-size", message=message, hint="leave one of the two out")
 
 
-def _quantised_as_stored(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _quantized_as_stored(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """What Quark stored is read as Quark's (configs/model_config.py:1370)."""
     named = given.text("quantization")
-    if named is not None and given.quantisation.startswith("quark") and named != "quark":
-        message = f"the checkpoint is {given.quantisation}, which sglang does not read as `{named}`"
+    if named is not None and given.quantization.startswith("quark") and named != "quark":
+        message = f"the checkpoint is {given.quantization}, which sglang does not read as `{named}`"
         yield ArgumentProblem(name="quantization", message=message, hint="leave it out: config.json says it")
 
 
@@ -384,6 +384,6 @@ def _number(word: str) -> float | None:
 
 _CHECKS: Final[Sequence[Check]] = (
     _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
-    _one_node, _model_overrides, _quantised_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
+    _one_node, _model_overrides, _quantized_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
     _has_a_draft, _device, _rank_port, _numa_nodes,
 )  # fmt: skip

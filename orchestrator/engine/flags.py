@@ -94,11 +94,11 @@ class FlagTable:
         return name if spec is None or spec.same_as is None else spec.same_as
 
 
-def read_flags(version: str, catalogue: Catalog, *, place: str = "") -> FlagTable:
+def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
     """The options of one sglang version. Raises ProfileError for a version whose table was not generated."""
-    path = catalogue.find(EntryKind.FLAGS, version)
+    path = catalog.find(EntryKind.FLAGS, version)
     if path is None:
-        known = ", ".join(f"`{name}`" for name in catalogue.names(EntryKind.FLAGS))
+        known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
         raise ProfileError(
             f"there is no flag table for sglang {version}",
             where=place,
@@ -108,7 +108,7 @@ def read_flags(version: str, catalogue: Catalog, *, place: str = "") -> FlagTabl
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = f"`deploy flags {version}` writes it anew"
-        raise ProfileError("this is no flag table", where=catalogue.shown(path), hint=hint) from error
+        raise ProfileError("this is no flag table", where=catalog.shown(path), hint=hint) from error
 
 
 def parse_flags(version: str, text: str) -> FlagTable:

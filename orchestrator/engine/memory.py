@@ -145,7 +145,7 @@ def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) 
     """The cache's type and the bytes of a value; None for a type whose pools are not known here.
 
     `auto` is the model's own, and for sparse attention FP8 from NVIDIA's sm100 on (overrides.py:1235). A checkpoint
-    that says itself how its cache is quantised is read as if it did not.
+    that says itself how its cache is quantized is read as if it did not.
     """
     if kind is not None and kind != "auto":
         return (kind, _BYTES_OF[kind]) if kind in _BYTES_OF else None

@@ -11,7 +11,7 @@ from orchestrator.evals.significance import SignificanceTest, judge_independent,
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRow:
-    """Two scores of one suite; `judgement` is None where no sample size is known."""
+    """Two scores of one suite; `judgment` is None where no sample size is known."""
 
     title: str
     measured: bool
@@ -19,16 +19,16 @@ class EvalRow:
     candidate_label: str
     baseline: float
     candidate: float
-    judgement: SignificanceTest | None
+    judgment: SignificanceTest | None
     caveat: str
 
 
 def published_eval(line: PublishedEval) -> EvalRow:
     """Two published scores, judged where the number of samples was published too."""
-    judgement = None
+    judgment = None
     if line.samples is not None:
         sizes = (line.samples, line.samples)
-        judgement = judge_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
+        judgment = judge_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
     return EvalRow(
         title=line.title,
         measured=False,
@@ -36,7 +36,7 @@ def published_eval(line: PublishedEval) -> EvalRow:
         candidate_label=line.candidate.shown,
         baseline=line.baseline.score,
         candidate=line.candidate.score,
-        judgement=judgement,
+        judgment=judgment,
         caveat=line.caveat,
     )
 
@@ -66,12 +66,12 @@ def measured_evals(
     if line is None:
         raise UsageError(f"no baseline for `{candidate.suite}`", hint="name one with `--baseline FILE`")
     for score in (line.baseline, line.candidate):
-        judgement = beside_published(line, score, candidate)
-        yield _measured(candidate, judgement, label=f"{score.label}, published", before=score.score)
+        judgment = beside_published(line, score, candidate)
+        yield _measured(candidate, judgment, label=f"{score.label}, published", before=score.score)
 
 
-def _measured(candidate: EvalResult, judgement: SignificanceTest | None, *, label: str, before: float) -> EvalRow:
-    told = judgement.method if judgement else "no sample size was published"
+def _measured(candidate: EvalResult, judgment: SignificanceTest | None, *, label: str, before: float) -> EvalRow:
+    told = judgment.method if judgment else "no sample size was published"
     return EvalRow(
         title=f"{candidate.suite}, {candidate.metric}",
         measured=True,
@@ -79,6 +79,6 @@ def _measured(candidate: EvalResult, judgement: SignificanceTest | None, *, labe
         candidate_label=candidate.model,
         baseline=before,
         candidate=candidate.score,
-        judgement=judgement,
+        judgment=judgment,
         caveat=f"{told}, {candidate.harness}",
     )

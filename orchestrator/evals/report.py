@@ -33,8 +33,8 @@ class SuiteScore:
         yield f"{outcome.suite}: {outcome.score:.4f} of {_asked(outcome)}, {outcome.metric}, {outcome.harness}"
         if outcome.suite == tau2.NAME:
             yield "; ".join(f"pass^{k} {_interval(*pass_interval(groups))}" for k, groups in outcome.pass_hat())
-        for against, judgement in self.judged():
-            told = judgement.sentence if judgement else "nothing can be told, its sample size was not published"
+        for against, judgment in self.judged():
+            told = judgment.sentence if judgment else "nothing can be told, its sample size was not published"
             yield f"against {against}: {told}"
 
     def to_dict(self) -> dict[str, object]:

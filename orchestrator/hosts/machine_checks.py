@@ -43,7 +43,7 @@ def shared_memory(subject: CheckContext) -> Iterator[Finding]:
 
 
 def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
-    """Automatic NUMA balancing stalls GPUs (AMD Instinct system optimisation guides; sglang amd_gpu.mdx)."""
+    """Automatic NUMA balancing stalls GPUs (AMD Instinct system optimization guides; sglang amd_gpu.mdx)."""
     on = subject.machine.numa_balancing
     if subject.plan.hardware.vendor != "amd" or on is None:
         return

@@ -87,7 +87,7 @@ def build_image(
 
 
 def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
-    """The image of `context` under `options.tag`: found where it exists, else built, proved and labelled.
+    """The image of `context` under `options.tag`: found where it exists, else built, proved and labeled.
 
     Raises BuildError, or PatchError where a patch neither applies nor is present; no half-made image stays behind.
     """

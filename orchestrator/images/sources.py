@@ -21,28 +21,28 @@ PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an
 
 
 def image_sources(
-    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalogue: Catalog | None = None
+    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalog: Catalog | None = None
 ) -> ImageSources:
     """The template, the patches the plan carries, and every file the template copies.
 
     `inputs` are the files given to patches, by input name. Raises BuildError for a template that does not exist.
     """
-    catalogue = catalogue or Catalog.from_environment()
-    patches = carried_patches(plan, catalogue)
+    catalog = catalog or Catalog.from_environment()
+    patches = carried_patches(plan, catalog)
     return ImageSources(
-        template=_template(plan, catalogue),
+        template=_template(plan, catalog),
         programs={path.name: path.read_bytes() for path in program_paths()},
         patches=patches,
-        diffs=read_diffs(patches, catalogue),
+        diffs=read_diffs(patches, catalog),
         inputs=inputs or {},
-        files=_copied(plan, catalogue),
+        files=_copied(plan, catalog),
     )
 
 
-def carried_patches(plan: Plan, catalogue: Catalog | None = None) -> tuple[Patch, ...]:
+def carried_patches(plan: Plan, catalog: Catalog | None = None) -> tuple[Patch, ...]:
     """The patches that the plan carries, as the ledger has them."""
     carried = {use.id for use in plan.patches}
-    return tuple(patch for patch in read_ledger(catalogue) if patch.id in carried)
+    return tuple(patch for patch in read_ledger(catalog) if patch.id in carried)
 
 
 def program_paths() -> tuple[Path, ...]:
@@ -63,28 +63,28 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
     return {name: sha256(content).hexdigest() for name, content in inputs.items()}
 
 
-def _template(plan: Plan, catalogue: Catalog) -> str:
-    path = catalogue.find(EntryKind.IMAGE_FILE, f"{plan.engine.template}.Dockerfile.j2")
+def _template(plan: Plan, catalog: Catalog) -> str:
+    path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.template}.Dockerfile.j2")
     if path is None:
         raise BuildError(f"there is no image template `{plan.engine.template}`", where=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
 
 
-def _copied(plan: Plan, catalogue: Catalog) -> dict[str, bytes]:
-    return {**_of_the_engine(plan, catalogue), **_of_the_gateway(plan, catalogue)}
+def _copied(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
+    return {**_of_the_engine(plan, catalog), **_of_the_gateway(plan, catalog)}
 
 
-def _of_the_gateway(plan: Plan, catalogue: Catalog) -> dict[str, bytes]:
+def _of_the_gateway(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     """Its pinned list and its launcher, where the plan has one."""
     names = (plan.gateway.requirements, LAUNCHER) if plan.gateway else ()
-    return {f"{GATEWAY_FOLDER}/{name}": catalogue.path(EntryKind.IMAGE_FILE, name).read_bytes() for name in names}
+    return {f"{GATEWAY_FOLDER}/{name}": catalog.path(EntryKind.IMAGE_FILE, name).read_bytes() for name in names}
 
 
-def _of_the_engine(plan: Plan, catalogue: Catalog) -> dict[str, bytes]:
+def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     """The requirement file of an engine that is installed in the build, with the shim it starts through."""
     if plan.engine.requirements is None:
         return {}
-    requirements = catalogue.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
+    requirements = catalog.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
     if requirements is None:
         message = f"there is no requirement file `{plan.engine.requirements}`"
         raise BuildError(message, where=f"engine {plan.engine.name}")

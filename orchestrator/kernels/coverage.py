@@ -123,7 +123,7 @@ def uses_tuned_table(plan: Plan) -> bool:
 
 def queries_aiter_tables(plan: Plan) -> bool:
     """Whether the plan's server looks a fused MoE up in aiter's tables, by a key that is known here."""
-    known = is_mxfp4(plan) or plan.model.quantisation == "fp8"
+    known = is_mxfp4(plan) or plan.model.quantization == "fp8"
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
 
 

@@ -48,7 +48,7 @@ class GateReport:
 
     hits: tuple[Key, ...]
     misses: tuple[Key, ...]
-    other_quantisations: tuple[Key, ...]  # lines of other quantisations, above all the bf16 MTP layer's
+    other_quantizations: tuple[Key, ...]  # lines of other quantizations, above all the bf16 MTP layer's
     families: tuple[tuple[str, int], ...]  # other kernels without a tuned row: what they looked in, how many lines
     torn: int
 
@@ -76,8 +76,8 @@ class GateReport:
             lines = [f"fused MoE keys: {len(self.hits)} found in the tuned table, {len(self.misses)} missed"]
         lines += [f"  miss: {describe(key)}" for key in self.misses]
         lines += [f"  found by one process, missed by another: {describe(key)}" for key in self.divided]
-        if self.other_quantisations:
-            count = len(self.other_quantisations)
+        if self.other_quantizations:
+            count = len(self.other_quantizations)
             lines.append(f"  keys that are not per_1x32, such as a bf16 MTP layer's own: {count}")
         lines += [f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families]
         if self.torn:
@@ -91,7 +91,7 @@ class GateReport:
             "hits": [key.cells() for key in self.hits],
             "misses": [key.cells() for key in self.misses],
             "divided": [key.cells() for key in self.divided],
-            "other_quantisations": [key.cells() for key in self.other_quantisations],
+            "other_quantizations": [key.cells() for key in self.other_quantizations],
             "families": dict(self.families),
             "torn": self.torn,
         }
@@ -109,7 +109,7 @@ class GateReader:
 
     _hits: set[Key] = field(default_factory=set)
     _misses: set[Key] = field(default_factory=set)
-    _other_quantisations: set[Key] = field(default_factory=set)
+    _other_quantizations: set[Key] = field(default_factory=set)
     _families: Counter[str] = field(default_factory=Counter)
     _torn: int = 0
 
@@ -139,7 +139,7 @@ class GateReader:
         return GateReport(
             hits=tuple(sorted(self._hits)),
             misses=tuple(sorted(self._misses)),
-            other_quantisations=tuple(sorted(self._other_quantisations)),
+            other_quantizations=tuple(sorted(self._other_quantizations)),
             families=tuple(sorted(self._families.items())),
             torn=self._torn,
         )
@@ -166,7 +166,7 @@ class GateReader:
             return
         key = _key(match)
         if key.q_type != BLOCK_SCALED:
-            self._other_quantisations.add(key)
+            self._other_quantizations.add(key)
         elif match["first"] and (match["first"], match["second"]) != ("''", "''"):
             self._hits.add(key)
         else:  # empty names: AITER_BYPASS_TUNE_CONFIG

@@ -194,10 +194,10 @@ def _tuning_costs(plan: Plan) -> str:
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:
-    """The engines of the catalogue, of the plan's platform, whose aiter has every kernel that its load meets."""
-    catalogue, pins = Catalog.from_environment(), read_pins()
-    for name in catalogue.names(EntryKind.ENGINE):
-        engine = read_file(path := catalogue.path(EntryKind.ENGINE, name), catalogue.shown(path)).data
+    """The engines of the catalog, of the plan's platform, whose aiter has every kernel that its load meets."""
+    catalog, pins = Catalog.from_environment(), read_pins()
+    for name in catalog.names(EntryKind.ENGINE):
+        engine = read_file(path := catalog.path(EntryKind.ENGINE, name), catalog.shown(path)).data
         names = pins.names_of(str(engine.get("aiter_commit")))
         if names is None or engine.get("platform") != plan.engine.platform:
             continue

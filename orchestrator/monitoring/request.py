@@ -37,21 +37,21 @@ class MonitoringRequest:
 
 def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
     """The server that is meant. Raises UsageError, StartError and ProfileError."""
-    catalogue = Catalog.of(home)
+    catalog = Catalog.of(home)
     given = _given(request.expected)
     if request.name is None:
         if request.profile is None:
             raise UsageError(
                 "which server? name one, or a profile: --profile", hint="`deploy status` lists the servers"
             )
-        loaded = load(request.profile, overrides=request.overrides, catalogue=catalogue)
+        loaded = load(request.profile, overrides=request.overrides, catalog=catalog)
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
     else:
-        name, (plan, workload) = request.name, _started(request, home, catalogue)
+        name, (plan, workload) = request.name, _started(request, home, catalog)
     if not plan.serving.metrics:
         hint = f"`--set flags.{Meaning.METRICS}=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
-    table = read_flags(plan.engine.version, catalogue)
+    table = read_flags(plan.engine.version, catalog)
     if table.metrics is None:
         version = plan.engine.version
         hint = f"`deploy flags {version}` makes it anew"
@@ -65,7 +65,7 @@ def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
         pods=pods,
         gpu_target=_address("--gpu-exporter", request.gpu_exporter),
         exported=table.metrics,
-        expected={**_of_workload(request.workload or workload, catalogue), **given},
+        expected={**_of_workload(request.workload or workload, catalog), **given},
     )
 
 
@@ -97,7 +97,7 @@ def _reached(
     return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
 
 
-def _started(request: MonitoringRequest, home: Home, catalogue: Catalog) -> tuple[Plan, str | None]:
+def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[Plan, str | None]:
     """The plan of a server's last start, and the load that its profile is meant for."""
     name = request.name or ""
     if request.profile or request.overrides:
@@ -107,25 +107,25 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalog) -> tupl
     if run is None:
         raise not_started(home, name, hint="`--profile PROFILE` takes a profile")
     plan = require_plan(run, name)
-    valid = None if request.workload else _asked(run, catalogue)
+    valid = None if request.workload else _asked(run, catalog)
     return plan, valid.profile.workload if valid else None
 
 
-def _asked(run: RunDir, catalogue: Catalog) -> LoadedProfile | None:
+def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
     """The profile that a run was asked for with, as far as it can still be read."""
     asked = read_request(run)
     try:
-        return read_profile(asked.profile, overrides=asked.overrides, catalogue=catalogue) if asked else None
+        return read_profile(asked.profile, overrides=asked.overrides, catalog=catalog) if asked else None
     except ProfileError as error:
         note(f"no limits of a load: {error.each()[0].message}")
         return None
 
 
-def _of_workload(name: str | None, catalogue: Catalog) -> Mapping[str, Expected]:
+def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     """What a load expects: the limit of a sustained rate, and the share of its prompts that others have too."""
     if name is None:
         return {}
-    load = load_workload(name, catalogue=catalogue)
+    load = load_workload(name, catalog=catalog)
     limit = Expected(value=load.limits.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
     if not load.cached_share:
         return {TTFT_P95: limit}

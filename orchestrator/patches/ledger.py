@@ -18,23 +18,23 @@ from orchestrator.patches.schema import Diff, Patch
 _MOST_BYTES: Final = 4 << 20  # of a diff
 
 
-def read_ledger(catalogue: Catalog | None = None) -> tuple[Patch, ...]:
-    """Every patch of the catalogue, sorted by id; by default the user's own and those that are shipped.
+def read_ledger(catalog: Catalog | None = None) -> tuple[Patch, ...]:
+    """Every patch of the catalog, sorted by id; by default the user's own and those that are shipped.
 
     Raises ProfileError with all that is wrong in any patch.yaml, each at its line.
     """
-    return _read(catalogue or Catalog.from_environment())
+    return _read(catalog or Catalog.from_environment())
 
 
 @cache
-def _read(catalogue: Catalog) -> tuple[Patch, ...]:
+def _read(catalog: Catalog) -> tuple[Patch, ...]:
     """Once a process: the plan, its image and the checkpoint's overlay all ask for it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}
-    for path in catalogue.all(EntryKind.PATCH):
+    for path in catalog.all(EntryKind.PATCH):
         try:
-            document = read_file(path, catalogue.shown(path))
+            document = read_file(path, catalog.shown(path))
             patch = model_of(document, Patch)
         except ProfileError as error:
             problems += error.each()
@@ -47,11 +47,11 @@ def _read(catalogue: Catalog) -> tuple[Patch, ...]:
     return tuple(sorted(patches, key=lambda patch: patch.id))
 
 
-def read_diffs(ledger: Sequence[Patch], catalogue: Catalog | None = None) -> dict[str, str]:
+def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[str, str]:
     """The texts of the diffs among these patches, by patch id. Raises ProfileError for one that cannot be read."""
-    catalogue = catalogue or Catalog.from_environment()
+    catalog = catalog or Catalog.from_environment()
     diffs = [(patch.id, patch.apply) for patch in ledger if isinstance(patch.apply, Diff)]
-    return {name: _diff(diff, catalogue.path(EntryKind.PATCH, name)) for name, diff in diffs}
+    return {name: _diff(diff, catalog.path(EntryKind.PATCH, name)) for name, diff in diffs}
 
 
 def _diff(diff: Diff, beside: Path) -> str:

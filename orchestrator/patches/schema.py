@@ -73,7 +73,7 @@ class Applies(StrictModel):
 
     platforms: tuple[Literal["rocm", "cuda", "cpu"], ...]
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
-    quantisation: tuple[Text, ...] | None = None
+    quantization: tuple[Text, ...] | None = None
     mtp: bool | None = Field(default=None, description="speculative decoding with the checkpoint's own MTP layer")
     min_speculative_steps: int | None = None
 

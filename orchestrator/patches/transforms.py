@@ -6,7 +6,7 @@ MTP layer; patterns of the shell and `re:` among them.
 The checkpoint calls its MTP layer `model.layers.<num_hidden_layers>`; sglang builds it as `model` and `model.decoder`
 and asks the exclude list under those names. The mapping is the one sglang does itself from 0.5.16 on
 (srt/models/glm4_moe.py, `GlmMoeDsaForCausalLMNextN`, sgl-project/sglang#30265), with one difference: whether the routed
-experts of that layer are left unquantised is read from the checkpoint's tensors. Copying every entry under
+experts of that layer are left unquantized is read from the checkpoint's tensors. Copying every entry under
 `model.decoder.` alone does not load: `eh_proj` is asked for as `model.eh_proj`.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, TypeAlias, cast
 
 _OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # held by the draft model, not by its decoder
 _EXPERTS: Final = "model.decoder.mlp.experts"  # the fused module; entries of single experts do not match it
-_UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes as safetensors headers write them
+_UNQUANTIZED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes as safetensors headers write them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +34,25 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
 
     `dtypes` maps tensor names to dtypes as the safetensors headers give them; those of the MTP layer are enough.
     """
-    quantisation = cast("Mapping[str, object]", config.get("quantization_config") or {})
-    if quantisation.get("quant_method") != "quark":
-        return Transformed(config=config, reason="the checkpoint is not quantised by Quark")
+    quantization = cast("Mapping[str, object]", config.get("quantization_config") or {})
+    if quantization.get("quant_method") != "quark":
+        return Transformed(config=config, reason="the checkpoint is not quantized by Quark")
     number = cast("int", config["num_hidden_layers"])
     layer = f"model.layers.{number}"
-    exclude = [str(entry) for entry in cast("Iterable[object]", quantisation.get("exclude") or ())]
-    schemes = cast("Mapping[str, object]", quantisation.get("layer_quant_config") or {})
+    exclude = [str(entry) for entry in cast("Iterable[object]", quantization.get("exclude") or ())]
+    schemes = cast("Mapping[str, object]", quantization.get("layer_quant_config") or {})
     own = [entry for entry in exclude if _of_layer(number).search(entry)]
     named = [key for key in schemes if _of_layer(number).search(key)]
     if not own and not named:
         return Transformed(config=config, reason=f"the exclude list has no entry of `{layer}`")
     wanted = [name for entry in own for name in _runtime_names(entry, number)]
-    if own and _experts_unquantised(dtypes, layer):
+    if own and _experts_unquantized(dtypes, layer):
         wanted.append(_EXPERTS)
     new = [name for name in dict.fromkeys(wanted) if name not in set(exclude)]
     renamed = _expand_schemes(schemes, number)
     if not new and len(renamed) == len(schemes):
         return Transformed(config=config, reason="the exclude list has the runtime names already")
-    changed = {**quantisation, "exclude": [*exclude, *new]}
+    changed = {**quantization, "exclude": [*exclude, *new]}
     if len(renamed) > len(schemes):
         changed["layer_quant_config"] = renamed
     return Transformed(
@@ -91,9 +91,9 @@ def _matches(entry: str, module: str) -> bool:
     return fnmatch(module, entry)
 
 
-def _experts_unquantised(dtypes: Mapping[str, str], layer: str) -> bool:
+def _experts_unquantized(dtypes: Mapping[str, str], layer: str) -> bool:
     experts = [dtype for name, dtype in dtypes.items() if name.startswith(f"{layer}.mlp.experts.")]
-    return bool(experts) and all(dtype in _UNQUANTISED for dtype in experts)
+    return bool(experts) and all(dtype in _UNQUANTIZED for dtype in experts)
 
 
 def _expand_schemes(schemes: Mapping[str, object], number: int) -> dict[str, object]:

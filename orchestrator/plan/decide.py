@@ -137,7 +137,7 @@ def _patches(profile: Profile, knowledge: PlanningContext, facts: Facts) -> tupl
     known = PatchFacts(
         engine_version=profile.engine.version,
         platform=profile.engine.platform,
-        quantisation=profile.model.quantisation,
+        quantization=profile.model.quantization,
         mtp_layer=profile.model.mtp_layer,
         speculative_steps=drafts.steps if drafts else None,
         inputs=facts.inputs,
@@ -204,7 +204,7 @@ def model_of(profile: Profile, composed: MergedProfile) -> Model:
         served_name=model.served_name,
         source=ModelSource(kind=model.origin.kind, location=model.origin.location, revision=model.origin.revision),
         weight_bytes=model.weights,
-        quantisation=model.quantisation,
+        quantization=model.quantization,
         context_length=model.context_length,
         layers=model.layers,
         attention_heads=model.attention_heads,

@@ -36,7 +36,7 @@ class Fusion:
 
 def is_mxfp4(plan: Plan) -> bool:
     """Whether the plan's weights are MXFP4."""
-    return "mxfp4" in plan.model.quantisation
+    return "mxfp4" in plan.model.quantization
 
 
 def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
@@ -104,7 +104,7 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
     if moe.shared_experts != 1 or moe.routed_experts not in _VALIDATED_EXPERTS:
         what = f"{moe.routed_experts} routed and {moe.shared_experts} shared experts"
         return Fusion(fused=False, because=f"sglang fuses 256 or 384 routed and one shared expert, not {what}")
-    if moe.routed_experts == _QUARK_ONLY and not plan.model.quantisation.startswith("quark"):
+    if moe.routed_experts == _QUARK_ONLY and not plan.model.quantization.startswith("quark"):
         return Fusion(fused=False, because=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
     if plan.hardware.vendor == "cpu" or (plan.hardware.vendor == "nvidia" and plan.layout.ep > 1):
         return Fusion(fused=False, because="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
@@ -126,11 +126,11 @@ def _stored_apart(checkpoint: MoeCheckpoint) -> str:
     if shared and routed and shared != routed:
         return f"dtype: the checkpoint stores its shared experts as {shared}, its routed ones as {routed}"
     entry = _excluded(checkpoint)
-    return f"exclude entry `{entry}`: shared experts are not quantised" if entry else ""
+    return f"exclude entry `{entry}`: shared experts are not quantized" if entry else ""
 
 
 def _excluded(checkpoint: MoeCheckpoint) -> str | None:
-    """An entry that leaves shared experts of the target model unquantised."""
+    """An entry that leaves shared experts of the target model unquantized."""
     entries = (entry for entry in checkpoint.exclude if _is_shared(entry) and not _of_draft(entry, checkpoint))
     return next(entries, None)
 

@@ -34,7 +34,7 @@ class IssueConditions(StrictModel):
     archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
     checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of where the model comes from")
-    quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
+    quantizations: tuple[str, ...] = Field(default=(), description="shell patterns")
     image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
     experts: bool | None = Field(default=None, description="whether the model has routed experts")
@@ -117,7 +117,7 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
         and (not when.archs or plan.hardware.arch in when.archs)
         and _any(when.models, plan.model.name)
         and _any(when.checkpoints, plan.model.source.location)
-        and _any(when.quantisations, plan.model.quantisation)
+        and _any(when.quantizations, plan.model.quantization)
         and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
         and (when.experts is None or when.experts == (plan.model.moe is not None))

@@ -19,7 +19,7 @@ class PatchFacts:
 
     engine_version: str
     platform: str  # rocm | cuda | cpu
-    quantisation: str
+    quantization: str
     mtp_layer: int | None
     speculative_steps: int | None  # None without speculative decoding
     inputs: Mapping[str, str]  # files a user gave, name -> sha256 in hex
@@ -56,7 +56,7 @@ def _applies(conditions: Applies, facts: PatchFacts) -> bool:
     speculative = facts.mtp_layer is not None and facts.speculative_steps is not None
     return (
         facts.platform in conditions.platforms
-        and (conditions.quantisation is None or facts.quantisation in conditions.quantisation)
+        and (conditions.quantization is None or facts.quantization in conditions.quantization)
         and (conditions.mtp is None or conditions.mtp == speculative)
         and (
             conditions.min_speculative_steps is None

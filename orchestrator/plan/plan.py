@@ -135,7 +135,7 @@ class Model:
     served_name: str
     source: ModelSource
     weight_bytes: int
-    quantisation: str
+    quantization: str
     context_length: int
     layers: int
     attention_heads: int | None  # None where the profile does not say

@@ -74,7 +74,7 @@ def arguments(profile: Profile, table: FlagTable) -> ServerArgs:
             "port": profile.server.port,
             "served_model_name": profile.model.served_name,
         },
-        quantisation=profile.model.quantisation,
+        quantization=profile.model.quantization,
         mtp_layer=profile.model.mtp_layer is not None,
         port=profile.server.port,
         ranks=profile.layout.tp.value
@@ -202,7 +202,7 @@ def weights_fit(case: RuleContext) -> Iterator[Problem]:
             f"leave no room for a cache: {memory.fraction:g} of the {memory.free_bytes / 1e9:.0f} GB that are free of "
             f"{memory.vram_bytes / 1e9:.0f} is {room / 1e9:.1f} GB",
             case.place("model", "weights"),
-            "raise `layout.tp`, or choose a smaller quantisation",
+            "raise `layout.tp`, or choose a smaller quantization",
         )
 
 
@@ -267,7 +267,7 @@ def flag_values_are_valid(case: RuleContext) -> Iterator[Problem]:
 
 
 def secrets_stay_out(case: RuleContext) -> Iterator[Problem]:
-    """No secret stands in a profile: it would be rendered, labelled and hashed."""
+    """No secret stands in a profile: it would be rendered, labeled and hashed."""
     for name in case.profile.env:
         if is_secret_name(name):
             yield Problem(

@@ -38,10 +38,10 @@ def rental_files(
         if is_path(named):
             hint = f"put it into `{home.root / 'profiles'}` and name it: that folder is brought along"
             raise UsageError(f"`{named}` is a file of this machine", hint=hint)
-    asked = load(profile, overrides=overrides, catalogue=Catalog.of(home))
+    asked = load(profile, overrides=overrides, catalog=Catalog.of(home))
     _refuse_unfit(asked)
     there = (*overrides, *_there(asked.plan))
-    plan = load(profile, overrides=there, catalogue=Catalog.of(home)).plan
+    plan = load(profile, overrides=there, catalog=Catalog.of(home)).plan
     brought = {**_own_files(home), **_own_tool(tool)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
@@ -83,7 +83,7 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
     """
     plan, place, problems = asked.plan, asked.composed.place, []
     if plan.hardware.vendor != "cpu" and plan.hardware.product is None:
-        hint = "`--set hardware.product=MI355X`, as the broker's catalogue has it"
+        hint = "`--set hardware.product=MI355X`, as the broker's catalog has it"
         problems.append(Problem("the hardware says no name by which a GPU is rented", place(("hardware",)), hint))
     if plan.model.source.kind == "directory":
         hint = "a rented machine downloads it: `model.origin.kind=hub`, with the repository as `model.origin.location`"

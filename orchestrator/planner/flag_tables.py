@@ -24,7 +24,7 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
 
 
 def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, python: Path | None = None) -> Path:
-    """Write the table of one version into the home's catalogue, whole or not at all, and return its path.
+    """Write the table of one version into the home's catalog, whole or not at all, and return its path.
 
     `wheel` is that version's, by default downloaded. `python` is an interpreter with torch and sglang's pure
     dependencies; by default the engine's CPU environment, which is built where it is missing. Raises UsageError for a
@@ -46,7 +46,7 @@ def is_version(text: str) -> bool:
 
 
 def table_path(version: str, home: Home) -> Path:
-    """Where the table of a version lies in the home's catalogue."""
+    """Where the table of a version lies in the home's catalog."""
     return home.root / EntryKind.FLAGS.file(version)
 
 

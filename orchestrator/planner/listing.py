@@ -1,4 +1,4 @@
-"""`deploy profiles`: what the catalogue holds; what cannot be used is listed with its problem."""
+"""`deploy profiles`: what the catalog holds; what cannot be used is listed with its problem."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -14,7 +14,7 @@ Entry: TypeAlias = dict[str, object]
 """The name and what there is to say; or the name and `problems`, one text each."""
 
 
-def catalog_listing(catalogue: Catalog) -> dict[str, list[Entry]]:
+def catalog_listing(catalog: Catalog) -> dict[str, list[Entry]]:
     """Profiles, hardware, models and engines by name."""
     about: Mapping[str, tuple[EntryKind, Callable[[str, Catalog], Entry]]] = {
         "profiles": (EntryKind.PROFILE, _profile),
@@ -23,7 +23,7 @@ def catalog_listing(catalogue: Catalog) -> dict[str, list[Entry]]:
         "engines": (EntryKind.ENGINE, _engine),
     }
     return {
-        group: [_entry(name, describe, catalogue) for name in catalogue.names(kind)]
+        group: [_entry(name, describe, catalog) for name in catalog.names(kind)]
         for group, (kind, describe) in about.items()
     }
 
@@ -43,15 +43,15 @@ def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
     return (str(entry["name"]), *cells)
 
 
-def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalogue: Catalog) -> Entry:
+def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalog) -> Entry:
     try:
-        return {"name": name, **describe(name, catalogue)}
+        return {"name": name, **describe(name, catalog)}
     except ProfileError as error:
         return {"name": name, "problems": [f"{each.message} ({each.where})" for each in error.each()]}
 
 
-def _profile(name: str, catalogue: Catalog) -> Entry:
-    plan = load(name, catalogue=catalogue).plan
+def _profile(name: str, catalog: Catalog) -> Entry:
+    plan = load(name, catalog=catalog).plan
     return {
         "hardware": plan.hardware.name,
         "model": plan.model.name,
@@ -68,9 +68,9 @@ def _layout(plan: Plan) -> str:
     return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
 
 
-def _hardware(name: str, catalogue: Catalog) -> Entry:
-    path = catalogue.path(EntryKind.HARDWARE, name)
-    hardware = read_model(path, HardwareFile, catalogue.shown(path))
+def _hardware(name: str, catalog: Catalog) -> Entry:
+    path = catalog.path(EntryKind.HARDWARE, name)
+    hardware = read_model(path, HardwareFile, catalog.shown(path))
     return {
         "vendor": hardware.vendor,
         "arch": hardware.arch,
@@ -79,20 +79,20 @@ def _hardware(name: str, catalogue: Catalog) -> Entry:
     }
 
 
-def _model(name: str, catalogue: Catalog) -> Entry:
-    path = catalogue.path(EntryKind.MODEL, name)
-    model = read_model(path, ModelFile, catalogue.shown(path))
+def _model(name: str, catalog: Catalog) -> Entry:
+    path = catalog.path(EntryKind.MODEL, name)
+    model = read_model(path, ModelFile, catalog.shown(path))
     return {
-        "quantisation": model.quantisation,
+        "quantization": model.quantization,
         "weights_gb": round(model.weights / 1e9, 3),
         "context_length": model.context_length,
         "origin": f"{model.origin.kind} {model.origin.location}",
     }
 
 
-def _engine(name: str, catalogue: Catalog) -> Entry:
-    path = catalogue.path(EntryKind.ENGINE, name)
-    engine = read_model(path, EngineFile, catalogue.shown(path))
+def _engine(name: str, catalog: Catalog) -> Entry:
+    path = catalog.path(EntryKind.ENGINE, name)
+    engine = read_model(path, EngineFile, catalog.shown(path))
     return {
         "version": engine.version,
         "platform": engine.platform,

@@ -39,7 +39,7 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ExternalImage
 
 _MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
-_KEPT: Final = "kept"  # in a run directory: files of the catalogue that it was made from
+_KEPT: Final = "kept"  # in a run directory: files of the catalog that it was made from
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
@@ -153,9 +153,9 @@ def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
 
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:
-    catalogue = Catalog.of(home)
-    patches = carried_patches(plan, catalogue)
-    diffs = read_diffs(patches, catalogue)
+    catalog = Catalog.of(home)
+    patches = carried_patches(plan, catalog)
+    diffs = read_diffs(patches, catalog)
     return {patch.id: patch_digest(patch, diffs) for patch in patches}
 
 
@@ -165,7 +165,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
-    catalogue, source = Catalog.of(home), plan.model.source
+    catalog, source = Catalog.of(home), plan.model.source
     contained = runtime_class(plan.runtime).contained
     named = [
         *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
@@ -173,7 +173,7 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
         f"{plan.engine.template}.Dockerfile.j2" if contained else None,
         source.location if source.kind == "generated" else None,
     ]
-    paths = {name: catalogue.find(EntryKind.IMAGE_FILE, name) for name in named if name}
+    paths = {name: catalog.find(EntryKind.IMAGE_FILE, name) for name in named if name}
     return {name: path for name, path in paths.items() if path}
 
 
@@ -284,7 +284,7 @@ class LockSource(ProfileSource):
 def lock_source(path: Path, home: Home) -> LockSource:
     """Read a lock and its profile, and say what it does not hold. Raises ProfileError."""
     lock, document = read_lock(path)
-    valid = read_profile(lock.profile, overrides=lock.overrides, catalogue=Catalog.of(home))
+    valid = read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home))
     for what, why in lock.unknown.items():
         note(f"the lock does not hold `{what}`: {why}")
     return LockSource(valid=valid, home=home, path=path, lock=lock, document=document)

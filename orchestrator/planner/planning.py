@@ -1,4 +1,4 @@
-"""From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
+"""From the catalog to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,18 +45,18 @@ class LoadedProfile:
     name: str
     composed: MergedProfile
     profile: Profile
-    catalogue: Catalog
+    catalog: Catalog
 
     @cached_property
     def table(self) -> FlagTable:
         """The options of its engine. Raises ProfileError where there is no table of them."""
-        return read_flags(self.profile.engine.version, self.catalogue, place=self.composed.place(("engine", "version")))
+        return read_flags(self.profile.engine.version, self.catalog, place=self.composed.place(("engine", "version")))
 
     @cached_property
     def load(self) -> Load | None:
         """The lengths of the workload it is meant for. Raises ProfileError for one that is not there."""
         name = self.profile.workload
-        return _read_load(name, self.catalogue, self.composed.place(("workload",))) if name else None
+        return _read_load(name, self.catalog, self.composed.place(("workload",))) if name else None
 
     @property
     def capacity(self) -> Capacity:
@@ -69,8 +69,8 @@ class LoadedProfile:
         kinds = {name: runtime_class(name) for name in REGISTRY}
         return PlanningContext(
             table=self.table,
-            ledger=read_ledger(self.catalogue),
-            reports=read_reports(self.catalogue),
+            ledger=read_ledger(self.catalog),
+            reports=read_reports(self.catalog),
             runtimes={name: kind.rules() for name, kind in kinds.items()},
             settings={name: kind.settings for name, kind in kinds.items()},
             load=self.load,
@@ -107,19 +107,19 @@ class ResolvedProfile:
         return self.valid.profile
 
 
-def read_reports(catalogue: Catalog) -> KnownIssues:
+def read_reports(catalog: Catalog) -> KnownIssues:
     """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
-    files = [read_model(path, KnownIssues, catalogue.shown(path)) for path in catalogue.all(EntryKind.REPORTS)]
+    files = [read_model(path, KnownIssues, catalog.shown(path)) for path in catalog.all(EntryKind.REPORTS)]
     return sum(files, KnownIssues())
 
 
-def profile_names(catalogue: Catalog | None = None) -> tuple[str, ...]:
-    """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
-    return (catalogue or Catalog.from_environment()).names(EntryKind.PROFILE)
+def profile_names(catalog: Catalog | None = None) -> tuple[str, ...]:
+    """The profiles of the catalog, sorted; by default the user's own and those that are shipped."""
+    return (catalog or Catalog.from_environment()).names(EntryKind.PROFILE)
 
 
 def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
-    """The plan of each profile of the catalogue; one that cannot be planned is left out, with a warning."""
+    """The plan of each profile of the catalog; one that cannot be planned is left out, with a warning."""
     for name in profile_names():
         try:
             yield load(name, overrides=overrides).plan
@@ -133,13 +133,13 @@ def load(
     *,
     overrides: Sequence[str] = (),
     facts: Facts = NOTHING_KNOWN,
-    catalogue: Catalog | None = None,
+    catalog: Catalog | None = None,
 ) -> ResolvedProfile:
     """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
 
     Raises ProfileError with every fault and its place.
     """
-    valid = read_profile(name, overrides=overrides, catalogue=catalogue)
+    valid = read_profile(name, overrides=overrides, catalog=catalog)
     loaded = ResolvedProfile(valid=valid, plan=valid.decide(facts))
     valid.note_deprecated()
     return loaded
@@ -156,63 +156,63 @@ def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[Rende
     return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 
-def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog | None = None) -> LoadedProfile:
+def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog | None = None) -> LoadedProfile:
     """The profile of that name, or in that file, with `--set` overrides applied, valid and undecided.
 
     Raises ProfileError with every fault and its place.
     """
-    catalogue = catalogue or Catalog.from_environment()
+    catalog = catalog or Catalog.from_environment()
     given = tuple(Override.parse(text) for text in overrides)
-    path = _profile_path(name, catalogue)
+    path = _profile_path(name, catalog)
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
-    return _composed(path, _read_layers(path, catalogue), given, catalogue)
+    return _composed(path, _read_layers(path, catalog), given, catalog)
 
 
-def read_draft(text: str, path: Path, catalogue: Catalog) -> LoadedProfile:
+def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
     """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
-    return _composed(path, _layers(path, read_document(text, str(path)), catalogue), (), catalogue)
+    return _composed(path, _layers(path, read_document(text, str(path)), catalog), (), catalog)
 
 
-def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalog) -> LoadedProfile:
+def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalog: Catalog) -> LoadedProfile:
     profiles = tuple(layers.values())
     choices = select_entries(profiles, given)
-    files = _part_files(choices, layers, catalogue)
-    parts = {part: read_file(file, catalogue.shown(file)) for part, file in files.items()}
+    files = _part_files(choices, layers, catalog)
+    parts = {part: read_file(file, catalog.shown(file)) for part, file in files.items()}
     names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
     composed = merge_layers(choices, parts=parts, names=names, profiles=profiles, overrides=given)
     try:
-        return _valid(path.stem, composed, catalogue)
+        return _valid(path.stem, composed, catalog)
     except ProfileError as error:
         known = replace(composed, data=drop_unknown_keys(composed.data, Profile))
         if known.data != composed.data:
-            error.problems = truncate_problems((*error.problems, *_further_faults(path.stem, known, catalogue)))
+            error.problems = truncate_problems((*error.problems, *_further_faults(path.stem, known, catalog)))
         raise
 
 
-def _valid(name: str, composed: MergedProfile, catalogue: Catalog) -> LoadedProfile:
+def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
     profile = validate(composed.data, Profile, place=composed.place, message=message)
     register_env_secret(profile.server.api_key_env)
-    return LoadedProfile(name=name, composed=composed, profile=profile, catalogue=catalogue)
+    return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog)
 
 
-def _further_faults(name: str, known: MergedProfile, catalogue: Catalog) -> tuple[Problem, ...]:
+def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
     """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
     try:
-        _valid(name, known, catalogue).decide()
+        _valid(name, known, catalog).decide()
     except ProfileError as error:
         return error.each()
     return ()
 
 
-def _read_layers(path: Path, catalogue: Catalog) -> dict[Path, Document]:
+def _read_layers(path: Path, catalog: Catalog) -> dict[Path, Document]:
     """A profile's own file last, before it the one it extends, and so on down."""
-    return _layers(path, read_file(path, catalogue.shown(path)), catalogue)
+    return _layers(path, read_file(path, catalog.shown(path)), catalog)
 
 
-def _layers(path: Path, document: Document, catalogue: Catalog) -> dict[Path, Document]:
+def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Document]:
     layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:
@@ -227,40 +227,40 @@ def _layers(path: Path, document: Document, catalogue: Catalog) -> dict[Path, Do
             )
         if base in names:
             raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
-        found = _extended(base, path.parent, catalogue)
+        found = _extended(base, path.parent, catalog)
         if found is None:
-            hint = did_you_mean(base, catalogue.names(EntryKind.PROFILE))
+            hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
             raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
         names.append(base)
-        path, document = found, read_file(found, catalogue.shown(found))
+        path, document = found, read_file(found, catalog.shown(found))
 
 
-def _extended(base: str, folder: Path, catalogue: Catalog) -> Path | None:
+def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
     """The profile of that name; a path counts from the profile that says it."""
     if not is_path(base):
-        return catalogue.find(EntryKind.PROFILE, base)
+        return catalog.find(EntryKind.PROFILE, base)
     path = path_named_in(folder, base)
     return path if path.is_file() else None
 
 
-def _read_load(name: str, catalogue: Catalog, place: str) -> Load:
+def _read_load(name: str, catalog: Catalog, place: str) -> Load:
     """The lengths of a workload: all that planning needs of it. What measures reads the whole file, strictly."""
-    path = catalogue.find(EntryKind.WORKLOAD, name)
+    path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
-        hint = did_you_mean(name, catalogue.names(EntryKind.WORKLOAD))
+        hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
         raise ProfileError(f"there is no workload `{name}`", where=place, hint=hint)
-    document = read_file(path, catalogue.shown(path))
+    document = read_file(path, catalog.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
 
 
-def _profile_path(name: str, catalogue: Catalog) -> Path:
+def _profile_path(name: str, catalog: Catalog) -> Path:
     if is_path(name):
         path = Path(name)
         if path.is_file():
             return path
         raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
-    return catalogue.path(EntryKind.PROFILE, name)
+    return catalog.path(EntryKind.PROFILE, name)
 
 
 def is_path(name: str) -> bool:
@@ -269,14 +269,14 @@ def is_path(name: str) -> bool:
 
 
 def _part_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
-    """What a part is called: its name in the catalogue, its file without the ending, or the profile that holds it."""
+    """What a part is called: its name in the catalog, its file without the ending, or the profile that holds it."""
     if choice.file is None or file is None:
         return profile
     return file.stem if is_path(choice.file) else choice.file
 
 
 def _part_files(
-    choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalogue: Catalog
+    choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalog: Catalog
 ) -> dict[str, Path]:
     """The files of the parts that are named; a path counts from the profile that says it, or from here for `--set`."""
     folders = {id(document): path.parent for path, document in layers.items()}
@@ -287,7 +287,7 @@ def _part_files(
             continue
         folder = folders[id(choice.by)] if choice.by else Path()
         try:
-            files[part] = _part_file(part, choice.file, folder, catalogue)
+            files[part] = _part_file(part, choice.file, folder, catalog)
         except ProfileError as error:
             place = choice.by.place((part, USE)) if choice.by else f"--set {part}"
             problems.append(Problem(error.message, place, error.hint))
@@ -297,7 +297,7 @@ def _part_files(
     return files
 
 
-def _part_file(part: str, named: str, folder: Path, catalogue: Catalog) -> Path:
+def _part_file(part: str, named: str, folder: Path, catalog: Catalog) -> Path:
     if is_path(named):
         file = path_named_in(folder, named)
         if not file.is_file():
@@ -305,7 +305,7 @@ def _part_file(part: str, named: str, folder: Path, catalogue: Catalog) -> Path:
         if not is_valid_name(file.stem):
             raise ProfileError(f"`{file.stem}` cannot be the name of a part", hint="rename its file")
         return file
-    if (found := catalogue.find(_KINDS[part], named)) is None:
-        hint = did_you_mean(named, catalogue.names(_KINDS[part]))
+    if (found := catalog.find(_KINDS[part], named)) is None:
+        hint = did_you_mean(named, catalog.names(_KINDS[part]))
         raise ProfileError(f"there is no {part} `{named}`", hint=hint)
     return found

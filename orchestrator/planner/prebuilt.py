@@ -56,7 +56,7 @@ def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = Tru
     except BuildError as error:
         note(f"{error.message}; its receipt is {later}")
         return None
-    return _labelled(image, config)
+    return _labeled(image, config)
 
 
 def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
@@ -71,10 +71,10 @@ def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
         config = _REGISTRY.config(image)
     except BuildError:
         return find_local(docker, pull_prebuilt(docker, image))
-    return _labelled(image, config)
+    return _labeled(image, config)
 
 
-def _labelled(image: str, config: ImageConfig) -> PrebuiltImage:
+def _labeled(image: str, config: ImageConfig) -> PrebuiltImage:
     """An image by what its registry says of it, a few kilobytes."""
     reference = f"{repository(image.partition('@')[0])}@{config.digest}"
     return PrebuiltImage(reference=reference, receipt=require_receipt(config.labels, image), labels=config.labels)

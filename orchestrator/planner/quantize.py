@@ -1,4 +1,4 @@
-"""`deploy quantise`: a BF16 checkpoint becomes one that AMD Quark has quantised, verified and with a model's file."""
+"""`deploy quantise`: a BF16 checkpoint becomes one that AMD Quark has quantized, verified and with a model's file."""
 
 import math
 import os
@@ -17,9 +17,9 @@ from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assem
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
 from orchestrator.checkpoints.quantize.source import Source, read_source
-from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkDir
+from orchestrator.checkpoints.quantize.work_dir import QuantizationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import (
-    QuantisationProgress,
+    QuantizationProgress,
     WorkerPool,
     container_command,
     image_quark,
@@ -39,7 +39,7 @@ from orchestrator.planner.add.file import CatalogFile, free_name
 from orchestrator.planner.add.model import onboard_model
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
-PROGRAM: Final = "quantise_shards.py"
+PROGRAM: Final = "quantize_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
 _OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see docs/how-to/quantize.md
 _ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
@@ -49,7 +49,7 @@ _CORE_SECONDS: Final = (24, 36)
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantisationRequest:
+class QuantizationRequest:
     """What the user asks for. Without a target nothing is made; with a plan its image and GPUs are used."""
 
     source: Path
@@ -62,7 +62,7 @@ class QuantisationRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantisedCheckpoint:
+class QuantizedCheckpoint:
     """What came of it; sizes are bytes. `model` is None where its file could not be written."""
 
     target: Path
@@ -104,8 +104,8 @@ def worker_memory(source: Source) -> int:
     return int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values()))
 
 
-def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
-    """Quantise, verify, and write the model's file. What is done is kept, however it ends, and gone on with.
+def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
+    """Quantize, verify, and write the model's file. What is done is kept, however it ends, and gone on with.
 
     Raises UsageError for a target or a name that is taken, HostError where disk, memory or Quark is lacking, BuildError
     where Quark fails, FactsError and WeightsError for a checkpoint, before or after, that is not right.
@@ -128,7 +128,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
         folder.require_whole(foreseen)
         of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
         receipt = assemble(folder, request.target, of)
-    return QuantisedCheckpoint(
+    return QuantizedCheckpoint(
         target=request.target,
         shards=receipt.shards,
         size=sum(size for file, (size, _) in receipt.files.items() if file.endswith(".safetensors")),
@@ -137,7 +137,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     )
 
 
-def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
+def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
     """Let workers do what is left, and say what is kept where they do not come to its end."""
     done = folder.take_up(foreseen)
     if done:
@@ -156,14 +156,14 @@ def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, fold
 
 
 @contextmanager
-def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantisationProgress], None]]:
+def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantizationProgress], None]]:
     """A function that shows how far it is; what is kept is said where the block is left by an exception."""
     progress = Progress()
 
-    def show(seen: QuantisationProgress) -> None:
+    def show(seen: QuantizationProgress) -> None:
         left = f"about {format_duration(seen.eta)} to go" if seen.eta else ""
-        text = f"quantising: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
-        progress.update(text, stage="quantising", transient=left)
+        text = f"quantizing: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
+        progress.update(text, stage="quantizing", transient=left)
 
     try:
         yield show
@@ -179,8 +179,8 @@ def _size(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _job(request: QuantisationRequest, source: Source, recipe: Recipe) -> QuantisationJob:
-    return QuantisationJob(
+def _job(request: QuantizationRequest, source: Source, recipe: Recipe) -> QuantizationJob:
+    return QuantizationJob(
         source=str(source.directory),
         files={name: (*stamp,) for name, stamp in file_stamps(source.directory).items()},
         shards=tuple(source.shards),
@@ -192,7 +192,7 @@ def _job(request: QuantisationRequest, source: Source, recipe: Recipe) -> Quanti
     )
 
 
-def _image(request: QuantisationRequest) -> str:
+def _image(request: QuantizationRequest) -> str:
     """The image that the workers run in; empty for none."""
     if request.plan is None:
         return ""
@@ -202,7 +202,7 @@ def _image(request: QuantisationRequest) -> str:
     return image
 
 
-def _pool(request: QuantisationRequest, source: Source, folder: WorkDir, home: Home, *, left: int) -> WorkerPool:
+def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: Home, *, left: int) -> WorkerPool:
     """The workers for so many shards. Raises HostError where the machine cannot have them, BuildError."""
     program = Catalog.of(home).path(EntryKind.IMAGE_FILE, PROGRAM)
     if request.plan is not None:
@@ -222,7 +222,7 @@ def _pool(request: QuantisationRequest, source: Source, folder: WorkDir, home: H
     return local_command(environment.python, program, folder, workers=workers, cores=cores)
 
 
-def _workers(request: QuantisationRequest, source: Source, *, cores: int, left: int) -> int:
+def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: int) -> int:
     """How many workers: what the user says, else one a core, as far as the memory goes. Raises HostError."""
     one, free = worker_memory(source), memory_free()
     fit = math.inf if free is None else free // one

@@ -91,7 +91,7 @@ def profile_source(
     image: str | None = None,
 ) -> ProfileSource:
     """Read a profile. Raises ProfileError with every fault and its place, UsageError for an `image` it cannot start."""
-    valid = read_profile(profile, overrides=overrides, catalogue=Catalog.of(home))
+    valid = read_profile(profile, overrides=overrides, catalog=Catalog.of(home))
     if image is not None:
         require_image(_known_runtime(valid), image)
     return ProfileSource(valid=valid, home=home, given=given or {}, image=image)

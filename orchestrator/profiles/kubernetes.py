@@ -51,7 +51,7 @@ class KubernetesSection(StrictModel):
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets to pull the image with")
     node_selector: tuple[Label, ...] = Field(
         default=(),
-        description="labels of the nodes to run on, such as `amd.com/gpu.device-id=75a3` of AMD's node labeller",
+        description="labels of the nodes to run on, such as `amd.com/gpu.device-id=75a3` of AMD's node labeler",
     )
     tolerations: tuple[Taint, ...] = Field(
         default=(), description="taints to run in spite of, such as `amd.com/gpu:NoSchedule`"

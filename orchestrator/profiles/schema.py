@@ -126,13 +126,13 @@ class HardwareSection(StrictModel):
     source: Text = Field(default="", description="where these facts are published")
 
 
-def _named_in_a_catalogue(name: str) -> str:
+def _named_in_a_catalog(name: str) -> str:
     if not is_valid_name(name):
         raise ValueError("expected the name of a file under images/: letters, digits, `_`, `.`, `+`, `-`, and `/`")
     return name
 
 
-CatalogueName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalogue)]
+CatalogName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalog)]
 
 
 class CheckpointSection(StrictModel):
@@ -228,7 +228,7 @@ class ModelSection(StrictModel):
     origin: CheckpointSection = Field(description="where it comes from")
     served_name: Word = Field(description="the name clients ask for")
     weights: Size = Field(ge=1, description="size of all weights")
-    quantisation: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
+    quantization: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
     attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
@@ -276,8 +276,8 @@ class EngineSection(StrictModel):
         default=(),
         description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )
-    template: CatalogueName = Field(description="Dockerfile template under images/")
-    requirements: CatalogueName | None = Field(default=None, description="pinned requirement file under images/")
+    template: CatalogName = Field(description="Dockerfile template under images/")
+    requirements: CatalogName | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
     source_dir: AbsolutePath = Field(
         default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"

@@ -108,7 +108,7 @@ def _frontier(report: Report) -> Chart:
     per_gpu = all(row.of(metrics.OUTPUT_PER_GPU).measured is not None for row in output)
     figure, unit = (metrics.OUTPUT_PER_GPU, "a GPU") if per_gpu else (metrics.OUTPUT, "the node")
     lines = tuple(
-        Line(label=_short(comparison, report), points=points, colour=index, tags=tags)
+        Line(label=_short(comparison, report), points=points, color=index, tags=tags)
         for comparison, index in drawn
         for points, tags in [_spots(comparison.rows, figure)]
         if points
@@ -139,12 +139,12 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
     failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
     most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.under_way, drawn.waiting))
     waited = (
-        Line(label="first token", points=drawn.waits, colour=0, style="dots"),
-        Line(label="failed", points=drawn.failed, colour=1, style="dots", failed=True),
+        Line(label="first token", points=drawn.waits, color=0, style="dots"),
+        Line(label="failed", points=drawn.failed, color=1, style="dots", failed=True),
     )
     counts = (
-        Line(label="under way", points=drawn.under_way, colour=0, style="steps"),
-        Line(label="no token yet", points=drawn.waiting, colour=1, style="steps"),
+        Line(label="under way", points=drawn.under_way, color=0, style="steps"),
+        Line(label="no token yet", points=drawn.waiting, color=1, style="steps"),
     )
     return (
         Chart(
@@ -185,7 +185,7 @@ def _ends(line: Line, figure: ReportMetric, *, alone: bool) -> str:
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:
-    """Best throughput by system and layout, published in grey, measured in the colour of its result."""
+    """Best throughput by system and layout, published in gray, measured in the color of its result."""
     return tuple(_bar(row) for row in report.layouts)
 
 
@@ -198,7 +198,7 @@ def _bar(row: LayoutRow) -> Bar:
         label=f"{row.system}{layout}{at} ({who}{mark})",
         value=row.tok_s,
         text=f"{row.tok_s:,.0f}",
-        colour=row.comparison,
+        color=row.comparison,
     )
 
 
@@ -208,14 +208,14 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     rates = report.published.rates if report.published and any(_is_published(each, report) for each, _ in drawn) else ()
     said = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
     table = tuple((rate, value) for rate, value in said if value is not None)
-    series = [Line(label="published", points=table, colour=None)]
+    series = [Line(label="published", points=table, color=None)]
     for comparison, index in drawn:
         points = tuple(
             (row.rate_rps, figure)
             for row in comparison.rows
             if row.rate_rps is not None and (figure := row.of(measured).measured) is not None
         )
-        series.append(Line(label=_short(comparison, report), points=points, colour=index))
+        series.append(Line(label=_short(comparison, report), points=points, color=index))
     return tuple(line for line in series if line.points)
 
 

@@ -129,7 +129,7 @@ def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:
 def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     run, stood = comparison.result.run, comparison.result.run.provenance
     plan = flatten(stood.plan or {})
-    yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantisation"))))
+    yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantization"))))
     yield "Engine", f"{run.endpoint.engine or ''} {run.endpoint.engine_version or ''}".strip()
     yield "Hardware", comparison.system
     yield "Layout", comparison.layout

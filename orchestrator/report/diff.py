@@ -114,18 +114,18 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
         return _of_lock(path)
     if (run := find_run(home, text)) is not None:
         return _of_run(run, results)
-    catalogue = Catalog.of(home)
-    if path.is_file() or catalogue.find(EntryKind.PROFILE, text) is not None:
+    catalog = Catalog.of(home)
+    if path.is_file() or catalog.find(EntryKind.PROFILE, text) is not None:
         from orchestrator.planner.planning import load  # noqa: PLC0415 - as long as all else that two runs need
 
-        loaded = load(text, catalogue=catalogue)
+        loaded = load(text, catalog=catalog)
         plan = loaded.plan
         provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
         reasons = {**_of_settings(plan.to_dict()), **_of_parts(loaded)}
         return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
         return _of_run(last, results)
-    near = did_you_mean(text, {*catalogue.names(EntryKind.PROFILE), *known_names(home)})
+    near = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
     where = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
     raise UsageError(f"`{text}` is nothing that can be set beside another", hint=near or where)
 

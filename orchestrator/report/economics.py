@@ -10,7 +10,7 @@ from orchestrator.bench.published import PriceBook, split_currency
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison
 
-UTILISATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
+UTILIZATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
 _PER_TOKENS: Final = "{} per million output tokens"
 _USD: Final = _PER_TOKENS.format("USD")
 
@@ -78,7 +78,7 @@ def costs_of(comparisons: tuple[Comparison, ...], prices: PriceBook, power: Node
 
 def _rows(prices: PriceBook, power: NodePower) -> Iterator[tuple[str, str, Callable[[Comparison], float | None]]]:
     for paid, price in (("rented", _rent), ("owned", partial(_ownership, prices=prices))):
-        for share in UTILISATIONS:
+        for share in UTILIZATIONS:
             yield f"{paid}, {share:.0%} of the hours used", _USD, partial(_at, price=price, share=share)
     electricity = _PER_TOKENS.format(power.currency)
     yield "electricity alone", electricity, partial(_at, price=partial(_electricity, power=power), share=1.0)

@@ -1,7 +1,7 @@
-"""Small plots as inline SVG. Pure: data in, markup out; colours are the page's CSS variables, and so is dark mode.
+"""Small plots as inline SVG. Pure: data in, markup out; colors are the page's CSS variables, and so is dark mode.
 
 The drawing is 440 × 300 units, so that its 12-unit type stays readable on a phone. Series are told apart by marker and
-by a label at the height where they end, as well as by colour.
+by a label at the height where they end, as well as by color.
 """
 
 import math
@@ -22,17 +22,17 @@ _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of at least one point. `colour` counts from 0; None is published: grey, dashed, hollow markers.
+    """One series of at least one point. `color` counts from 0; None is published: gray, dashed, hollow markers.
 
     Dots are told nothing of what lies between them; steps keep each value until the next. `tags` stand at the points.
     """
 
     label: str
     points: tuple[tuple[float, float], ...]
-    colour: int | None
+    color: int | None
     style: Literal["line", "dots", "steps"] = "line"
     tags: tuple[str, ...] = ()
-    failed: bool = False  # in the colour of an alarm
+    failed: bool = False  # in the color of an alarm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One horizontal bar; `colour` as for a line."""
+    """One horizontal bar; `color` as for a line."""
 
     label: str
     value: float
     text: str
-    colour: int | None
+    color: int | None
 
 
 _LEAST: Final = 1e-9  # of what is measured here; what lies below it stands at the foot of a logarithmic axis
@@ -132,12 +132,10 @@ def line_chart(chart: Chart) -> Markup:
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
-def legend_mark(colour: int) -> Markup:
+def legend_mark(color: int) -> Markup:
     """The marker of a result, to stand before its name."""
-    drawn = _marker(_MARKERS[colour % len(_MARKERS)], 7, 7)
-    return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(
-        _colour(colour), drawn
-    )
+    drawn = _marker(_MARKERS[color % len(_MARKERS)], 7, 7)
+    return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(_color(color), drawn)
 
 
 def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
@@ -150,7 +148,7 @@ def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
         width = across.at(bar.value)
         parts.append(
             Markup('<rect class="bar mark {}" x="0" y="{}" width="{:.1f}" height="16"/>').format(
-                _colour(bar.colour), top + 20, width
+                _color(bar.color), top + 20, width
             )
         )
         parts.append(_text(width + 6, top + 33, bar.text, "label strong"))
@@ -206,16 +204,16 @@ def _limit(limit: Limit, across: _Scale, upward: _Scale) -> Markup:
     return line + _text(across.start + 6, y + 14, limit.label, "tick")
 
 
-def _colour(index: int | None) -> str:
+def _color(index: int | None) -> str:
     return "published" if index is None else f"c{index % 6}"
 
 
 def _shape(line: Line) -> str:
-    return _MARKERS[0 if line.colour is None else line.colour % len(_MARKERS)]
+    return _MARKERS[0 if line.color is None else line.color % len(_MARKERS)]
 
 
 def _css(line: Line) -> str:
-    return "failed" if line.failed else _colour(line.colour)
+    return "failed" if line.failed else _color(line.color)
 
 
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
@@ -267,7 +265,7 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
 
 
 def spread(heights: list[float], *, low: float, high: float, gap: float = _LABEL_GAP) -> list[float]:
-    """Sorted heights, moved as little as a push downward and one back upward need to keep `gap` between neighbours."""
+    """Sorted heights, moved as little as a push downward and one back upward need to keep `gap` between neighbors."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, low, placed[-1] + gap) if placed else max(height, low))

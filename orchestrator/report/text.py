@@ -27,8 +27,8 @@ def comparison_text(report: Report) -> str:
         f"{row.name}: {row.figure} {row.without:.4g} without, {row.whole:.4g} with, {row.ratio:.2f} times ({row.claim})"
         for row in report.ablations
     ]
-    measured = [row for row in report.evals if row.measured and row.judgement is not None]
-    parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
+    measured = [row for row in report.evals if row.measured and row.judgment is not None]
+    parts += [f"{row.title}: {row.judgment.sentence}" for row in measured if row.judgment is not None]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 

@@ -25,8 +25,8 @@ PREFIX_TOKENS: Final = 1024
 _ALIKE: Final = 12  # tokens that are not the greedy ones by chance at temperature 2
 SCHEMA: Final = {
     "type": "object",
-    "properties": {"ready": {"type": "boolean"}, "colour": {"enum": ["red", "green"]}},
-    "required": ["ready", "colour"],
+    "properties": {"ready": {"type": "boolean"}, "color": {"enum": ["red", "green"]}},
+    "required": ["ready", "color"],
     "additionalProperties": False,
 }
 
@@ -55,7 +55,7 @@ def key_required(client: SmokeClient) -> CheckOutcome:
 
 
 def greedy_repeats(client: SmokeClient) -> CheckOutcome:
-    """Numbers come out wrong now and then: uninitialised memory, a race, a broken collective.
+    """Numbers come out wrong now and then: uninitialized memory, a race, a broken collective.
 
     The first answer fills the cache and is not compared: a prefix read from cache may round differently.
     """
@@ -89,7 +89,7 @@ def stream_agrees(client: SmokeClient) -> CheckOutcome:
 
 
 def answers_right(client: SmokeClient) -> CheckOutcome:
-    """A kernel, the weights or their quantisation are wrong, and everything else works: what is said is not so.
+    """A kernel, the weights or their quantization are wrong, and everything else works: what is said is not so.
 
     Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
     """
@@ -206,7 +206,7 @@ def schema_obeyed(client: SmokeClient) -> CheckOutcome:
         data = parse_json(answer.text)
     except ValueError:
         return failed(f"not JSON: {excerpt(answer.text, 80)!r}")
-    if not (isinstance(data, dict) and data.keys() == {"ready", "colour"} and data["colour"] in ("red", "green")):
+    if not (isinstance(data, dict) and data.keys() == {"ready", "color"} and data["color"] in ("red", "green")):
         return failed(f"JSON that breaks the schema: {excerpt(answer.text, 80)}")
     return passed(answer.text)
 

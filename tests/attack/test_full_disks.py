@@ -92,7 +92,7 @@ def test_a_full_disk_is_named_by_its_path(place: Place, disk: Path, name: str) -
 def test_a_disk_that_fills_up_while_shards_are_made_is_named(place: Place, disk: Path) -> None:
     """The workers say it in logs of theirs; what is done stays."""
     running = place.start(*CHANGING["quantise"].words(place), QUARK_STAND_IN="sleep 0.4")
-    wait_for(lambda: any(place.made.glob("made.quantising/checkpoint/*.safetensors")) or running.ends_within(0))
+    wait_for(lambda: any(place.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
     fill(disk)
     ended = running.wait()
     assert not list(ended.faults(4))

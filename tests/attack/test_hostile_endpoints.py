@@ -10,7 +10,7 @@ from signal import SIGINT
 import pytest
 from deployment import Deployment, Deployments
 from forked import Ended
-from hostile_server import BEHAVIOURS, hostile
+from hostile_server import BEHAVIORS, hostile
 from rounds import attack
 
 from orchestrator.runtimes.supervisor.record import read_record, run_marker, write_record
@@ -60,15 +60,15 @@ def test_hostile_endpoints_are_endured(deployments: Deployments) -> None:
 
     def ask(number: int, dice: Random) -> Iterator[str]:
         command = COMMANDS[number % len(COMMANDS)]
-        path, behaviour = dice.choice([*command.needed, *command.asked]), dice.choice(list(BEHAVIOURS))
+        path, behavior = dice.choice([*command.needed, *command.asked]), dice.choice(list(BEHAVIORS))
         yield from (
-            f"{command.words[0]}, {path} {behaviour}: {fault}" for fault in endured(number, command, path, behaviour)
+            f"{command.words[0]}, {path} {behavior}: {fault}" for fault in endured(number, command, path, behavior)
         )
 
-    def endured(number: int, command: Asks, path: str, behaviour: str) -> Iterator[str]:
-        ended, interrupted = asked(deployments(number), source, command, {path: behaviour})
+    def endured(number: int, command: Asks, path: str, behavior: str) -> Iterator[str]:
+        ended, interrupted = asked(deployments(number), source, command, {path: behavior})
         codes = {command.fails, 130} if interrupted else {command.fails}
-        if path in command.asked or (path, behaviour) in TRUE:
+        if path in command.asked or (path, behavior) in TRUE:
             codes |= {0}
         yield from ended.faults(*codes)
         if (more := ended.peak_kib - usual[command].peak_kib) > MORE_KIB:

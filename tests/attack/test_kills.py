@@ -1,4 +1,4 @@
-"""`up`, `rollback`, `down` and `quantise`, killed at random moments: what had begun is ended, or taken up again."""
+"""`up`, `rollback`, `down` and `quantize`, killed at random moments: what had begun is ended, or taken up again."""
 
 import signal
 import time
@@ -36,7 +36,7 @@ FRESH = 0.15  # of the commands are started as a user starts them, and hit from 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint to quantise, and a home in which the environment is built once, with Quark's stand-in."""
+    """A checkpoint to quantize, and a home in which the environment is built once, with Quark's stand-in."""
     place = tmp_path_factory.mktemp("quantise")
     write_source(place / "tiny")
     stand_in_home(place / "home")
@@ -48,7 +48,7 @@ def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deploymen
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), dice.choice(VERBS), dice.choice(SIGNALS)
         if verb == "quantise":
-            yield from quantised(deployment, place, sent, dice)
+            yield from quantized(deployment, place, sent, dice)
             return
         if verb != "up":
             yield from deployment.run(*deployment.up()).faults(0)
@@ -76,7 +76,7 @@ def hit(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, wit
     return command.wait()
 
 
-def quantised(deployment: Deployment, place: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
+def quantized(deployment: Deployment, place: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
     """Hit, and run once more: a whole checkpoint with its receipt, and nothing beside it."""
     target = deployment.folder / f"made-{deployment.folder.name}"
     words = ("quantise", str(place / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")

@@ -64,8 +64,8 @@ LOGS: Final = {
     "percent, all": b"%41%62%2f" * 40,
     "JSON numbers, all": rb"\u0041\u4e2d\u0062" * 20,
     "bytes written out": rb"\x41\xe4\xff" * 20,
-    "colours": b"\x1b[32mINFO\x1b[0m: " + DECODE,
-    "colours, all": b"\x1b[1;31ma\x1b[0m" * 30,
+    "colors": b"\x1b[32mINFO\x1b[0m: " + DECODE,
+    "colors, all": b"\x1b[1;31ma\x1b[0m" * 30,
     "loading": b"\n".join([b"Load weight begin.", *[BAR] * 200]),
     "capturing": b"\n".join([b"Capture cuda graph begin.", *[CAPTURE] * 200]),
     "loading, no bar": b"[2026-07-02 10:14:31] loading something else that is said again and again",
@@ -171,7 +171,7 @@ def measure(part: str, path: Path) -> None:
 
     Secret(KEY)
     importlib.import_module("orchestrator.runtimes.supervisor.main")
-    diagnose([readiness.__name__])  # its catalogue is read, and its search made
+    diagnose([readiness.__name__])  # its catalog is read, and its search made
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     began, before = time.process_time(), kib("VmRSS")
     PARTS[part](path)

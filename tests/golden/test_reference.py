@@ -102,7 +102,7 @@ def patches() -> str:
 
 
 def recipes() -> str:
-    """One row a recipe of quantisation."""
+    """One row a recipe of quantization."""
     rows = (
         (f"`{name}`", recipe.description, ", ".join(f"`{pattern}`" for pattern in recipe.exclude), recipe.source)
         for name, recipe in recipes_for("glm_moe_dsa", Catalog.shipped()).items()

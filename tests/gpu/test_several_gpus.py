@@ -63,7 +63,7 @@ def test_a_layout_is_measured_and_loses_a_rank(line: Line, results: Path, layout
 
 
 @pytest.fixture
-def neighbours(line: Line) -> Iterator[None]:
+def neighbors(line: Line) -> Iterator[None]:
     """Two servers, one on each GPU; their log names them `left` and `right`."""
     assert_free()
     assert line.up("h200-tiny", name="left").code == 0
@@ -74,7 +74,7 @@ def neighbours(line: Line) -> Iterator[None]:
     assert_free()
 
 
-@pytest.mark.usefixtures("neighbours")
+@pytest.mark.usefixtures("neighbors")
 def test_two_servers_share_a_node(line: Line, results: Path) -> None:
     assert min(used_mib()[:2]) > IDLE_MIB
     assert (

@@ -54,8 +54,8 @@ def test_the_life_of_a_server(scripted: DockerEngine, other: DockerRuntime) -> N
 
     server.wait_until_ready()
     assert server.complete().status_code == 401
-    authorised = {"Authorization": f"Bearer {KEY}"}
-    model = httpx.get(f"{server.url}/v1/models", headers=authorised, trust_env=False).json()["data"][0]
+    authorized = {"Authorization": f"Bearer {KEY}"}
+    model = httpx.get(f"{server.url}/v1/models", headers=authorized, trust_env=False).json()["data"][0]
     assert model["id"] == artifacts.plan.model.served_name
 
     # The secrets are in the container, and in nothing that can be asked about it from outside.

@@ -102,9 +102,9 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"
-    judgement = judge_outcomes(before, after)
-    assert (judgement.lost, judgement.gained, judgement.p_value) == (2, 0, 0.5)
-    assert not judgement.significant
+    judgment = judge_outcomes(before, after)
+    assert (judgment.lost, judgment.gained, judgment.p_value) == (2, 0, 0.5)
+    assert not judgment.significant
 
 
 @pytest.fixture

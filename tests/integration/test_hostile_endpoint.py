@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hostile_server import BEHAVIOURS, hostile
+from hostile_server import BEHAVIORS, hostile
 
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import BenchResult, MarkKind, ServerProvenance
@@ -27,13 +27,13 @@ from orchestrator.verify.target import Target, target_of
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS, ENOUGH = 0.25, 20.0  # that a request may take: where the answer never ends, and where it does on any machine
-NEVER_WHOLE = ["silent", *(name for name in BEHAVIOURS if name.startswith("drip") or name.endswith("for-ever"))]
+NEVER_WHOLE = ["silent", *(name for name in BEHAVIORS if name.startswith("drip") or name.endswith("for-ever"))]
 FLOODS = ["flood", "flood-length", "flood-chunks", "gzip-bomb", "million-models", "wide", "deep", "million-metrics"]
 NO_ANSWER = [
     *("redirect", "unavailable", "html", "empty", "latin-1", "utf-16", "bom", "ssh", "close", "cut-head", "cut-body"),
     *("chunk-negative", "chunk-garbage", "chunk-huge", "length-negative", "length-twice", "flood-error"),
 ]
-BROKEN_STREAMS = sorted(name for name in BEHAVIOURS if name.startswith("stream-") and name != "stream-for-ever")
+BROKEN_STREAMS = sorted(name for name in BEHAVIORS if name.startswith("stream-") and name != "stream-for-ever")
 ODD_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "true", "[[1]]", "{}", "9" * 30, ""]
 WORKLOAD = Workload(
     description="a test", source="a test", input_tokens=20, output_tokens=6, cached_share=0.0, prefixes=1,
@@ -42,13 +42,13 @@ WORKLOAD = Workload(
 )  # fmt: skip
 
 
-def seconds(behaviours: Iterable[str]) -> float:
-    return SECONDS if {*behaviours} & {*NEVER_WHOLE} else ENOUGH
+def seconds(behaviors: Iterable[str]) -> float:
+    return SECONDS if {*behaviors} & {*NEVER_WHOLE} else ENOUGH
 
 
 @pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
-    each = seconds([behaviour])
+def hurry(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
+    each = seconds([behavior])
     monkeypatch.setattr(ask_module, "_LIMITS", TimeLimits(connect=each, silence=each, whole=each))
 
 
@@ -92,9 +92,9 @@ def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hurry")
-@pytest.mark.parametrize("behaviour", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
-def test_ask_says_that_there_is_no_whole_answer(behaviour: str) -> None:
-    with hostile({"/v1/completions": behaviour}) as url, pytest.raises(StartError, match="no whole answer from http"):
+@pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
+def test_ask_says_that_there_is_no_whole_answer(behavior: str) -> None:
+    with hostile({"/v1/completions": behavior}) as url, pytest.raises(StartError, match="no whole answer from http"):
         asked(url)
 
 
@@ -106,10 +106,10 @@ def test_ask_takes_only_text_for_text(key: str, value: str) -> None:
         asked(url)
 
 
-@pytest.mark.parametrize("behaviour", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER])
+@pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER])
 @pytest.mark.parametrize(("path", "check"), [("/v1/models", "right model"), ("/v1/chat/completions", "stream agrees")])
-def test_smoke_goes_red(path: str, check: str, behaviour: str) -> None:
-    assert check in failures({path: behaviour})
+def test_smoke_goes_red(path: str, check: str, behavior: str) -> None:
+    assert check in failures({path: behavior})
 
 
 @pytest.mark.parametrize("value", ["null", "-5", "0", "1e400", "NaN", "Infinity", "1.5", "true", '"1"', "99999999", ""])
@@ -153,13 +153,13 @@ def test_smoke_believes_no_odd_metric(value: str) -> None:
     assert "metrics count" in failures({"/metrics": f"sglang:generation_tokens_total {value}"})
 
 
-@pytest.mark.parametrize("behaviour", ["drip-head", "header-for-ever", "100-for-ever", "silent"])
+@pytest.mark.parametrize("behavior", ["drip-head", "header-for-ever", "100-for-ever", "silent"])
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
-def test_a_wait_ends_with_its_time(path: str, behaviour: str) -> None:
+def test_a_wait_ends_with_its_time(path: str, behavior: str) -> None:
     state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
     log = iter([["The server is fired up and ready to roll!"]])
     begun = time.monotonic()
-    with hostile({path: behaviour}) as url:
+    with hostile({path: behavior}) as url:
         server = StartingServer(
             url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state
         )
@@ -169,11 +169,11 @@ def test_a_wait_ends_with_its_time(path: str, behaviour: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "behaviour", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
+    "behavior", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
 )
-def test_bench_measures_nothing_that_does_not_say_what_it_serves(behaviour: str, tmp_path: Path) -> None:
+def test_bench_measures_nothing_that_does_not_say_what_it_serves(behavior: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"the endpoint does not|gives status 302"):
-        measured({"/v1/models": behaviour}, tmp_path)
+        measured({"/v1/models": behavior}, tmp_path)
 
 
 @pytest.mark.parametrize("value", ["300000", "1000000000", "-1", "1.5", '"2"'])
@@ -183,11 +183,11 @@ def test_bench_believes_no_odd_number_of_replicas(value: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "behaviour", [*NEVER_WHOLE, "flood", "flood-error", "gzip-bomb", *NO_ANSWER, *BROKEN_STREAMS, "deep-event"]
+    "behavior", [*NEVER_WHOLE, "flood", "flood-error", "gzip-bomb", *NO_ANSWER, *BROKEN_STREAMS, "deep-event"]
 )
-def test_bench_counts_no_broken_answer_as_one(behaviour: str, tmp_path: Path) -> None:
+def test_bench_counts_no_broken_answer_as_one(behavior: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="warm-up failed: "):
-        measured({"/v1/completions": behaviour}, tmp_path)
+        measured({"/v1/completions": behavior}, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["usage", "usage.completion_tokens", "usage.prompt_tokens", "choices"])
@@ -230,9 +230,9 @@ def test_random_prompts_are_marked_where_there_is_speculation(value: str, tmp_pa
     assert (MarkKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
 
 
-@pytest.mark.parametrize("behaviour", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])
-def test_no_metrics_are_no_failed_point(behaviour: str, tmp_path: Path) -> None:
-    assert measured({"/metrics": behaviour}, tmp_path).points[0].succeeded == 4
+@pytest.mark.parametrize("behavior", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])
+def test_no_metrics_are_no_failed_point(behavior: str, tmp_path: Path) -> None:
+    assert measured({"/metrics": behavior}, tmp_path).points[0].succeeded == 4
 
 
 # Peak of the resident memory above what the imports took, in a process of its own.
@@ -269,7 +269,7 @@ print(peak() - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("verb", "path", "behaviour"),
+    ("verb", "path", "behavior"),
     [
         ("ask", "/v1/completions", "stream-for-ever"),
         ("ask", "/v1/completions", "line-for-ever"),
@@ -286,8 +286,8 @@ print(peak() - before)
         ("bench", "/v1/completions", "event-for-ever"),
     ],
 )
-def test_no_answer_takes_more_than_64_mib(verb: str, path: str, behaviour: str) -> None:
-    with hostile({path: behaviour}) as url:
+def test_no_answer_takes_more_than_64_mib(verb: str, path: str, behavior: str) -> None:
+    with hostile({path: behavior}) as url:
         words = [sys.executable, "-c", CHILD, __file__, verb, path, url]
         done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr

@@ -171,7 +171,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: DockerCli) -> 
 
 @pytest.mark.slow
 def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: DockerCli) -> None:
-    """A dated image labelled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
+    """A dated image labeled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
     dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
 

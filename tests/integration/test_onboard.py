@@ -101,6 +101,6 @@ def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_fil
         written(tmp_path, "own"),
         read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),
     )
-    for key in ("quantisation", "context_length", "layers", "attention_heads", "kv_heads", "moe", "cache", "mtp_layer"):
+    for key in ("quantization", "context_length", "layers", "attention_heads", "kv_heads", "moe", "cache", "mtp_layer"):
         assert getattr(found, key) == getattr(shipped, key), key
     assert found.weights == (tiny_model / "model.safetensors").stat().st_size

@@ -139,7 +139,7 @@ def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fus
         profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep=False, stage=True,
         accept_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
-    write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantised(recipe))
+    write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))
     source = request.source(far.home)
     assert decide_beforehand(request, source, far).plan == PLAN
     prepare.ensure_checkpoint(PLAN, far, stage=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantising import Quantising
+from quantizing import Quantizing
 from quark_source import REAL_FILES, STAND_IN, files_digest, stand_in_home, write_source
 
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -29,24 +29,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("recipe", REAL_FILES)
 def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) -> None:
-    quantising = Quantising(place, recipe, recipe=recipe)
-    code, said = quantising.end()
+    quantizing = Quantizing(place, recipe, recipe=recipe)
+    code, said = quantizing.end()
     assert code == 0, said
-    assert files_digest(quantising.target) == REAL_FILES[recipe]
-    assert f"`{quantising.target}` is whole: 5 shards, " in said
+    assert files_digest(quantizing.target) == REAL_FILES[recipe]
+    assert f"`{quantizing.target}` is whole: 5 shards, " in said
     assert f"next: `deploy onboard profile --model {recipe} --hardware mi355x`" in said
-    assert "# Of the source" not in (quantising.target / "README.md").read_text()
-    assert {path.stat().st_mode & 0o777 for path in quantising.target.iterdir()} == {0o644}
-    receipt = json.loads(quantising.target.with_name(f"{recipe}.receipt.json").read_text())
-    assert (receipt["shards"], receipt["mtp_layer"], receipt["location"]) == (5, 4, str(quantising.target))
+    assert "# Of the source" not in (quantizing.target / "README.md").read_text()
+    assert {path.stat().st_mode & 0o777 for path in quantizing.target.iterdir()} == {0o644}
+    receipt = json.loads(quantizing.target.with_name(f"{recipe}.receipt.json").read_text())
+    assert (receipt["shards"], receipt["mtp_layer"], receipt["location"]) == (5, 4, str(quantizing.target))
     assert Catalog((place / "home",)).find(EntryKind.MODEL, recipe), "a model's file"
-    assert not quantising.target.with_name(f"{recipe}.quantising").exists()
+    assert not quantizing.target.with_name(f"{recipe}.quantizing").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, how: signal.Signals) -> None:
     target = f"killed-{how.name.lower()}"
-    cut = Quantising(place, target, "--workers", "2", does="sleep 0.4")
+    cut = Quantizing(place, target, "--workers", "2", does="sleep 0.4")
     cut.wait_for_shards(1)
     assert len(cut.workers()) == 2
     os.kill(cut.process.pid, how)
@@ -60,7 +60,7 @@ def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, h
         assert f"{len(kept)} of 5 shards are done and kept" in said
     assert not cut.target.exists()
 
-    again = Quantising(place, target)
+    again = Quantizing(place, target)
     code, said = again.end()
     assert code == 0, said
     assert f"{len(kept)} of 5 shards are done already" in said
@@ -70,22 +70,22 @@ def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, h
 
 def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path) -> None:
     shard = "model-00005-of-00005.safetensors"
-    failed = Quantising(place, "failed", "--workers", "1", does=f"fail {shard}")
+    failed = Quantizing(place, "failed", "--workers", "1", does=f"fail {shard}")
     code, said = failed.end()
     assert code == 5
     assert "RuntimeError: the stand-in was told to fail" in said
     assert "4 of 5 shards are done and kept" in said
     assert not failed.workers()
 
-    code, said = Quantising(place, "failed", recipe="glm-5.2-quark").end()
+    code, said = Quantizing(place, "failed", recipe="glm-5.2-quark").end()
     assert (code, "was begun with another recipe, and cannot be gone on with" in said) == (2, True), said
     assert len(failed.shards()) == 4
 
 
 def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> None:
-    """As where the tool that quantises leaves out what it should write, without a word."""
+    """As where the tool that quantizes leaves out what it should write, without a word."""
     shard = "model-00002-of-00005.safetensors"
-    wrong = Quantising(place, "wrong", does=f"skip {shard}")
+    wrong = Quantizing(place, "wrong", does=f"skip {shard}")
     code, said = wrong.end()
     assert code == 5
     assert f"`{shard}` holds 1 tensors that differ" in said
@@ -114,16 +114,16 @@ def docker(daemon: DockerCli, *words: str) -> str:
 def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
     place: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
-    cut = Quantising(place, "in-image", "--in", "cpu-tiny", "--image", quark_image)
+    cut = Quantizing(place, "in-image", "--in", "cpu-tiny", "--image", quark_image)
     cut.wait_for_shards(1, pause=0.01)
     cut.process.kill()
     assert cut.end()[0] == -signal.SIGKILL
-    named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantise-{cut.process.pid}"]
+    named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantize-{cut.process.pid}"]
     assert not poll_until(lambda left: not left, lambda: docker(docker_daemon, *named), within=20, pause=0.1)
     kept = len(cut.shards())
     assert 1 <= kept < 5
 
-    code, said = Quantising(place, "in-image", "--in", "cpu-tiny", "--image", quark_image).end()
+    code, said = Quantizing(place, "in-image", "--in", "cpu-tiny", "--image", quark_image).end()
     assert code == 0, said
     assert f"{kept} of 5 shards are done already" in said
     assert f"note: amd-quark 0.13 of `{quark_image}`" in said

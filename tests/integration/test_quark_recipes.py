@@ -45,7 +45,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One by each recipe, and its overlay beside it."""
     folder = tmp_path_factory.mktemp("recipes")
     for recipe in RECIPES:
-        write_tiny(folder / recipe, *Tiny(experts=256).quantised(recipe))
+        write_tiny(folder / recipe, *Tiny(experts=256).quantized(recipe))
         write_overlay(folder / recipe, folder / f"{recipe}-ours", ["mtp-exclude"])
     return folder
 
@@ -53,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Quark 0.13 through transformers: one tensor in bf16 for all experts of a layer, and a config that says MXFP4."""
-    config, header = Tiny().quantised("amd52")
+    config, header = Tiny().quantized("amd52")
     header = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
     for layer in (1, 2, 3):
         at = f"model.layers.{layer}.mlp.experts"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from draft_model_runs import run_lines
-from quantising import Quantising
+from quantizing import Quantizing
 from quark_source import REAL_FILES, files_digest, write_source
 
 from orchestrator.checkpoints.overlay import write_overlay
@@ -36,8 +36,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "home" / "environments").symlink_to(users)
     for recipe in REAL_FILES:
         if recipe == KILLED:
-            _kill_in_the_middle(Quantising(place, recipe, "--workers", "1", recipe=recipe, real=True))
-        code, said = Quantising(place, recipe, "--workers", "1", recipe=recipe, real=True).end()
+            _kill_in_the_middle(Quantizing(place, recipe, "--workers", "1", recipe=recipe, real=True))
+        code, said = Quantizing(place, recipe, "--workers", "1", recipe=recipe, real=True).end()
         print(said)
         assert code == 0, said
         assert recipe != KILLED or "shards are done already" in said
@@ -45,14 +45,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def _kill_in_the_middle(quantising: Quantising) -> None:
-    quantising.wait_for_shards(1, within=600, pause=0.002)
-    quantising.process.send_signal(signal.SIGKILL)
-    code, said = quantising.end()
-    print(said, f"killed; left are {[path.name for path in quantising.shards()]}")
+def _kill_in_the_middle(quantizing: Quantizing) -> None:
+    quantizing.wait_for_shards(1, within=600, pause=0.002)
+    quantizing.process.send_signal(signal.SIGKILL)
+    code, said = quantizing.end()
+    print(said, f"killed; left are {[path.name for path in quantizing.shards()]}")
     assert code == -signal.SIGKILL
-    assert 1 <= len(quantising.shards()) < 5
-    assert not quantising.workers()
+    assert 1 <= len(quantizing.shards()) < 5
+    assert not quantizing.workers()
 
 
 @pytest.mark.parametrize("recipe", REAL_FILES)

@@ -165,7 +165,7 @@ def test_a_line_that_was_cut_off_or_names_another_place_is_left_out(tmp_path: Pa
     assert asked.wanted == (4,)
 
 
-def test_a_quantisation_that_the_tuner_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_quantization_that_the_tuner_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="nvfp4"):
         job(tmp_path, 4, profile="b200-tp8")
 

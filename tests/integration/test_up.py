@@ -98,8 +98,8 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
     assert (found["key required"], found["drafts accepted"]) == ("passed", "not applicable")
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
-    authorised = {"Authorization": f"Bearer {key}"}
-    served = httpx.get(f"http://127.0.0.1:{port}/server_info", headers=authorised).json()
+    authorized = {"Authorization": f"Bearer {key}"}
+    served = httpx.get(f"http://127.0.0.1:{port}/server_info", headers=authorized).json()
     assert served["max_total_tokens"] == 32768
 
     answer = deploy.run("ask", "line", "Once upon a time", "--tokens", "12", THE_KEY=key)

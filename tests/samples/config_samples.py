@@ -15,7 +15,7 @@ Config = dict[str, Any]
 INDEX = "model.safetensors.index.json"
 
 # huggingface.co/zai-org/GLM-5.2/blob/main/config.json, as quoted in public by its readers (max_position_embeddings,
-# layers, heads, experts, index_*, q and kv ranks); layout of keys as in a quantised GLM-5.3 (the same model class)
+# layers, heads, experts, index_*, q and kv ranks); layout of keys as in a quantized GLM-5.3 (the same model class)
 GLM_52: Config = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16", "hidden_size": 6144,
     "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 78, "num_attention_heads": 64,

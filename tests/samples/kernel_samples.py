@@ -75,7 +75,7 @@ def glm_plan(
             served_name="glm",
             source=ModelSource(kind="hub", location="amd/GLM-5.2-MXFP4", revision=None),
             weight_bytes=438 << 30,
-            quantisation="quark-mxfp4",
+            quantization="quark-mxfp4",
             context_length=1 << 20,
             layers=78,
             attention_heads=64,

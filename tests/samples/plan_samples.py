@@ -24,7 +24,7 @@ def model(location: str, *, kind: str = "directory", revision: str | None = None
         served_name="small",
         source=ModelSource(kind=kind, location=location, revision=revision),
         weight_bytes=1000,
-        quantisation="bf16",
+        quantization="bf16",
         context_length=1024,
         layers=3,
         attention_heads=None,

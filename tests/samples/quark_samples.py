@@ -71,7 +71,7 @@ class Tiny:
     experts: int = 8
 
     def config(self) -> dict[str, Any]:
-        """config.json of the unquantised one."""
+        """config.json of the unquantized one."""
         return {
             "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
             "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": MOE,
@@ -124,7 +124,7 @@ class Tiny:
         for name in ("shared_experts", *(f"experts.{number}" for number in range(self.experts))):
             yield from _mlp(f"mlp.{name}", MOE)
 
-    def quantised(self, recipe: str) -> tuple[dict[str, Any], Header]:
+    def quantized(self, recipe: str) -> tuple[dict[str, Any], Header]:
         """config.json and tensors that Quark makes of it."""
         rules, header = RECIPES[recipe], dict(self.header())
         patterns = [pattern.format(mtp=self.layers) for pattern in rules.exclude]
@@ -247,15 +247,15 @@ def without(part: str) -> Callable[[Header], Header]:
 
 
 def _changed(recipe: str, change: Callable[[Header], Header]) -> tuple[dict[str, Any], Header]:
-    config, header = Tiny().quantised(recipe)
+    config, header = Tiny().quantized(recipe)
     return config, change(header)
 
 
 # Fourteen checkpoints: config and header of each.
 CHECKPOINTS: Mapping[str, Callable[[], tuple[dict[str, Any], Header]]] = {
-    **{recipe: partial(Tiny().quantised, recipe) for recipe in RECIPES},
-    "bf16, not quantised": lambda: (Tiny().config(), Tiny().header()),
-    "amd52, of 78 layers": lambda: Tiny(layers=78, dense=3).quantised("amd52"),
+    **{recipe: partial(Tiny().quantized, recipe) for recipe in RECIPES},
+    "bf16, not quantized": lambda: (Tiny().config(), Tiny().header()),
+    "amd52, of 78 layers": lambda: Tiny(layers=78, dense=3).quantized("amd52"),
     "default, its model not prepared": lambda: _changed("default", promised),
     "amd52, not prepared, experts in one tensor": lambda: _changed("amd52", together),
     "amd52, without one expert of layer 2": lambda: _changed("amd52", without(".layers.2.mlp.experts.7.")),

@@ -142,9 +142,9 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
 
     model_config = ModelConfig(str(folder), is_draft_model=drafts, dtype="bfloat16")
     initialize_dp_attention(get_global_server_args(), model_config)
-    quantisation = loader._get_quantization_config(model_config, LoadConfig())
+    quantization = loader._get_quantization_config(model_config, LoadConfig())
     try:
-        model = loader._initialize_model(model_config, LoadConfig(), quantisation)
+        model = loader._initialize_model(model_config, LoadConfig(), quantization)
     except AttributeError as error:
         return {"loaded": None, "error": f"{type(error).__name__}: {error}"}
     built: dict[str, object] = {"fused": model.num_fused_shared_experts}

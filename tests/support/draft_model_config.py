@@ -1,4 +1,4 @@
-"""config.json of a checkpoint of GLM-5.2's shape, quantised by Quark: its structure whole, its dimensions shrunken."""
+"""config.json of a checkpoint of GLM-5.2's shape, quantized by Quark: its structure whole, its dimensions shrunken."""
 
 HIDDEN, MOE, EXPERTS, LAYERS = 256, 128, 8, 78
 LAYER = f"model.layers.{LAYERS}"
@@ -11,7 +11,7 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def exclude(experts: str) -> list[str]:
-    """What Quark lists as unquantised: attention and gates everywhere, and what the MTP layer keeps in bf16.
+    """What Quark lists as unquantized: attention and gates everywhere, and what the MTP layer keeps in bf16.
 
     Per leaf, as AMD's export does it (sgl-project/sglang#30265, #36870).
     """

@@ -94,7 +94,7 @@ class EngineApi:
     says_no_rank: bool = False
     ignores_schema: bool = False
     breaks_schema: bool = False
-    colour_is_a_list: bool = False
+    color_is_a_list: bool = False
     talks_too_long: bool = False
     metrics_stand_still: bool = False
     metrics_absent: bool = False
@@ -230,8 +230,8 @@ class EngineApi:
         """The text of an answer in the pieces of its stream, and how much of the prompt came from the cache."""
         ids, cached = self._made(prompt, body.get("max_tokens", 16), _rank_of(body), dice=bool(body.get("temperature")))
         if "response_format" in body and not self.ignores_schema:
-            colour = "blue" if self.breaks_schema else ["red"] if self.colour_is_a_list else "red"
-            return ['{"ready": true, ', f'"colour": {json.dumps(colour)}}}'], cached
+            color = "blue" if self.breaks_schema else ["red"] if self.color_is_a_list else "red"
+            return ['{"ready": true, ', f'"color": {json.dumps(color)}}}'], cached
         step = -(-len(self.echo) // len(ids)) or 1
         told = [self.echo[at : at + step] for at in range(0, len(self.echo), step)]
         return [*told, *_words(ids)[len(told) :]], cached

@@ -4,7 +4,7 @@
 
 A rule is one of
 
-    PATH=NAME         what `BEHAVIOURS` has under that name: raw bytes, drips and floods, whatever was asked
+    PATH=NAME         what `BEHAVIORS` has under that name: raw bytes, drips and floods, whatever was asked
     PATH streamed=…   the same, where a stream is asked for
     PATH#KEY=TEXT     the polite answer, and each event of a stream, with TEXT as it stands (JSON or not) at a key such
                       as `choices.0.text`; without TEXT the key is missing
@@ -40,23 +40,23 @@ SSE = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 TOKEN = b'data: {"choices": [{"text": "a", "delta": {"content": "a"}, "finish_reason": null}], "usage": null}\n\n'
 
 Step = bytes | float  # send these bytes, or wait so many seconds
-Behaviour = Callable[[], Iterable[Step]]
+Behavior = Callable[[], Iterable[Step]]
 
 
-def then(begin: bytes, again: bytes, pause: float = 0.0) -> Behaviour:
+def then(begin: bytes, again: bytes, pause: float = 0.0) -> Behavior:
     """`begin`, and `again` for ever."""
     return lambda: chain([begin], chain.from_iterable(repeat((again, pause) if pause else (again,))))
 
 
-def once(*pieces: bytes) -> Behaviour:
+def once(*pieces: bytes) -> Behavior:
     return lambda: pieces
 
 
-def body(content: bytes, head: bytes = b"") -> Behaviour:
+def body(content: bytes, head: bytes = b"") -> Behavior:
     return once(OK + head + b"Content-Length: %d\r\n\r\n" % len(content), content)
 
 
-def events(*texts: str) -> Behaviour:
+def events(*texts: str) -> Behavior:
     return once(SSE, "".join(f"data: {text}\n\n" for text in texts).encode())
 
 
@@ -68,7 +68,7 @@ def bomb() -> Iterable[Step]:
     return body(packed, b"Content-Encoding: gzip\r\n")()
 
 
-def many(line: str, count: int, begin: str = "", end: str = "") -> Behaviour:
+def many(line: str, count: int, begin: str = "", end: str = "") -> Behavior:
     """A body of `count` lines, each with its number in it."""
 
     def made() -> Iterable[Step]:
@@ -77,7 +77,7 @@ def many(line: str, count: int, begin: str = "", end: str = "") -> Behaviour:
     return made
 
 
-BEHAVIOURS: Mapping[str, Behaviour] = {
+BEHAVIORS: Mapping[str, Behavior] = {
     "silent": lambda: [3600.0],
     "close": once(),
     "cut-head": once(b"HTTP/1.1 20"),
@@ -161,7 +161,7 @@ class HostileServer:
         told = self._rules.get(streamed, self._rules.get(path, self._rules.get("*")))
         if told is not None:
             stream = told.startswith("data:")
-            made = BEHAVIOURS.get(told) or (once(SSE, told.encode()) if stream else body(told.encode()))
+            made = BEHAVIORS.get(told) or (once(SSE, told.encode()) if stream else body(told.encode()))
             for step in made():
                 if isinstance(step, float):
                     await asyncio.sleep(step)

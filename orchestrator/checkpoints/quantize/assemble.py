@@ -20,7 +20,7 @@ from orchestrator.core.files import atomic_write, copy_file, copy_tree, move
 from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.signals import defer_signals
 
-_QUANTISED: Final = "quantization_config"
+_QUANTIZED: Final = "quantization_config"
 _CARD: Final = "README.md"
 
 
@@ -61,18 +61,18 @@ def _config(notes: Mapping[CheckpointFile, ShardResult], foreseen: Forecast) -> 
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
         raise BuildError("Quark has written other configs for some shards than for others", where="made/")
-    exclude = sorted({name for note in notes.values() for name in note.config[_QUANTISED]["exclude"]})
+    exclude = sorted({name for note in notes.values() for name in note.config[_QUANTIZED]["exclude"]})
     if tuple(exclude) != foreseen.exclude:
         odd = sorted({*exclude} ^ {*foreseen.exclude})
         raise BuildError(f"Quark has excluded other modules than its recipe says, `{odd[0]}` among {len(odd)}")
     config: dict[str, Any] = json.loads(json.dumps(next(iter(notes.values())).config))
-    config[_QUANTISED]["exclude"] = exclude
+    config[_QUANTIZED]["exclude"] = exclude
     return config
 
 
 def _without_exclude(config: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {key: value for key, value in config[_QUANTISED].items() if key != "exclude"}
-    return {**config, _QUANTISED: rest}
+    rest = {key: value for key, value in config[_QUANTIZED].items() if key != "exclude"}
+    return {**config, _QUANTIZED: rest}
 
 
 def _index(folder: WorkDir, foreseen: Forecast) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def card(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], *,
 def _card_lines(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], size: int) -> Iterator[str]:
     source, first = of.source, next(iter(notes.values()))
     commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
-    yield f"# {source.directory.name}, quantised by AMD Quark"
+    yield f"# {source.directory.name}, quantized by AMD Quark"
     yield ""
     yield f"Made by `deploy quantise` from `{source.directory.name}`{commit}. Not evaluated: measure before you use it."
     yield ""

@@ -1,7 +1,7 @@
 """What Quark will write, told from headers before it runs: each tensor's dtype and shape, and so the bytes.
 
 The rules are Quark 0.13's (quark/torch/quantization/file2file_quantization.py: `_is_linear_weight_tensor`,
-`_get_layer_quant_config_by_tensor_name`): a matrix called `weight` is quantised unless its module's name ends with
+`_get_layer_quant_config_by_tensor_name`): a matrix called `weight` is quantized unless its module's name ends with
 `norm`, holds `embed`, or matches an excluded pattern. Of MXFP4 two values lie in a byte, with a byte of scale for each
 32; FP8 has a float for each row. Each shard that Quark has written is held against this.
 """
@@ -144,7 +144,7 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
     outline = CheckpointSummary(
         where=source.outline.where,
         config=CheckpointConfig({**source.outline.config.data, "quantization_config": given}),
-        quantised=None,
+        quantized=None,
         shards=len(found.shards),
         weight_bytes=found.size,
     )

@@ -1,4 +1,4 @@
-"""Recipes: which modules are quantised, and how. Data files under profiles/recipes/, read strictly."""
+"""Recipes: which modules are quantized, and how. Data files under profiles/recipes/, read strictly."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -17,7 +17,7 @@ _FILES: Final = (".yaml", ".yml")
 class Recipe(StrictModel):
     """What AMD Quark is told. Patterns are the shell's, of names of modules such as `model.layers.3.mlp.gate_proj`."""
 
-    description: Text = Field(description="what it leaves unquantised, for a person who chooses")
+    description: Text = Field(description="what it leaves unquantized, for a person who chooses")
     source: Text = Field(description="where it is published")
     model_types: Annotated[list[Word], Field(min_length=1)] = Field(
         description="`model_type` of the configs it is for, as Quark's templates are called"
@@ -37,20 +37,20 @@ class Recipe(StrictModel):
         return {pattern.replace(MTP, str(layers)): scheme for pattern, scheme in self.layers.items()}
 
 
-def load_recipe(name_or_file: str, catalogue: Catalog) -> Recipe:
-    """The recipe of that name in the catalogue, or in a file.
+def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
+    """The recipe of that name in the catalog, or in a file.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
     """
-    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(EntryKind.RECIPE, name_or_file)
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.RECIPE, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalogue.names(EntryKind.RECIPE))
+        known = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"there is no recipe `{name_or_file}`", hint=hint)
-    return read_model(path, Recipe, catalogue.shown(path), fault=ProfileError)
+    return read_model(path, Recipe, catalog.shown(path), fault=ProfileError)
 
 
-def recipes_for(model_type: str, catalogue: Catalog) -> dict[str, Recipe]:
+def recipes_for(model_type: str, catalog: Catalog) -> dict[str, Recipe]:
     """The recipes for models of a type, by name."""
-    found = {name: load_recipe(name, catalogue) for name in catalogue.names(EntryKind.RECIPE)}
+    found = {name: load_recipe(name, catalog) for name in catalog.names(EntryKind.RECIPE)}
     return {name: recipe for name, recipe in found.items() if model_type in recipe.model_types}

@@ -1,4 +1,4 @@
-"""The checkpoint that is quantised: its headers by file, and whether Quark can read it here."""
+"""The checkpoint that is quantized: its headers by file, and whether Quark can read it here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def read_source(directory: Path) -> Source:
     """Read config and headers.
 
     Raises NoWeightsError where there is no checkpoint, WeightsError for one that is not whole, UsageError for one that
-    is quantised already.
+    is quantized already.
     """
     checkpoint = Checkpoint.local(directory)
     outline = outline_of(checkpoint)
@@ -83,7 +83,7 @@ def _require_floats(
     if method is None and not other:
         return
     raise UsageError(
-        f"this checkpoint is quantised already: {f'its config says `{method.value}`' if method else other}",
+        f"this checkpoint is quantized already: {f'its config says `{method.value}`' if method else other}",
         where=str(directory),
         hint="take the BF16 one that it was made from: Quark reads FP8 on a GPU with Triton alone, on a CPU it writes "
         "nothing and says so in its log; that way is not taken here",

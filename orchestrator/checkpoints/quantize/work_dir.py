@@ -1,12 +1,12 @@
-"""The folder that a quantisation works in, beside its target: what is done there outlives whatever ends the command.
+"""The folder that a quantization works in, beside its target: what is done there outlives whatever ends the command.
 
 ::
 
-    TARGET.quantising/job.json        what is being done; the workers read it
-    TARGET.quantising/checkpoint/     shards that are done; in the end it becomes TARGET
-    TARGET.quantising/made/           what Quark said of each of them
-    TARGET.quantising/parts/, claims/ of the workers that run
-    TARGET.quantising/worker-0.log
+    TARGET.quantizing/job.json        what is being done; the workers read it
+    TARGET.quantizing/checkpoint/     shards that are done; in the end it becomes TARGET
+    TARGET.quantizing/made/           what Quark said of each of them
+    TARGET.quantizing/parts/, claims/ of the workers that run
+    TARGET.quantizing/worker-0.log
 """
 
 import json
@@ -27,11 +27,11 @@ from orchestrator.core.safe_paths import CheckpointFile, FileName, join
 from orchestrator.core.text import parse_json
 
 _JOB: Final = "job.json"
-_LOCK: Final = "quantisation.lock"
+_LOCK: Final = "quantization.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantisationJob:
+class QuantizationJob:
     """What is being done; another one does not go on with its shards."""
 
     source: str
@@ -63,7 +63,7 @@ class WorkDir:
     @property
     def root(self) -> Path:
         """Where it lies: beside the target."""
-        return self.target.with_name(f"{self.target.name}.quantising")
+        return self.target.with_name(f"{self.target.name}.quantizing")
 
     @property
     def checkpoint(self) -> Path:
@@ -77,7 +77,7 @@ class WorkDir:
         with file_lock(self.root / _LOCK, progress):
             yield
 
-    def begin(self, job: QuantisationJob) -> None:
+    def begin(self, job: QuantizationJob) -> None:
         """Make it ready for workers. Raises UsageError where what lies here is of another job."""
         path = self.root / _JOB
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
@@ -87,7 +87,7 @@ class WorkDir:
                 raise UsageError(
                     f"what lies here was begun with another {differ}, and cannot be gone on with",
                     where=str(self.root),
-                    hint=f"quantise into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
+                    hint=f"quantize into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text)  # the first of all: it says whose the folder is
@@ -97,7 +97,7 @@ class WorkDir:
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def is_begun(self) -> bool:
-        """Whether a quantisation works here, or did when it was killed."""
+        """Whether a quantization works here, or did when it was killed."""
         return (self.root / _JOB).is_file()
 
     def _require_own(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers: processes that share the shards of a quantisation, here or in containers of an image, watched to their end.
+"""Workers: processes that share the shards of a quantization, here or in containers of an image, watched to their end.
 
 Whatever ends this process ends them: the kernel where they are programs of this machine, the end of their standard
 input where they are in a container.
@@ -28,11 +28,11 @@ _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
 _TOLD: Final = 64 << 10  # bytes at the end of a worker's log
 _OF_DOCKER: Final = (124, 125, 127)  # the exit codes of a daemon that fails, and of no docker or no end
-_PROGRAM: Final = "/quantise_shards.py"
+_PROGRAM: Final = "/quantize_shards.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantisationProgress:
+class QuantizationProgress:
     """How far it is: shards, bytes of the source, and seconds to go at the pace of this run (None: unknown)."""
 
     shards: int
@@ -67,7 +67,7 @@ def container_command(
     They are given what a server on that hardware is, and write as this user; `group` as of `needs_options`.
     """
     start = secrets.token_hex(4)  # a pid is one for each namespace of them, and a daemon serves several
-    names = tuple(f"deploy-quantise-{os.getpid()}-{start}-{number}" for number in range(workers))
+    names = tuple(f"deploy-quantize-{os.getpid()}-{start}-{number}" for number in range(workers))
     options = [word for pair in needs_options(needs, group) for word in pair]
     options += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1"]
     options += ["--volume", f"{source}:{source}:ro", "--volume", f"{folder.root}:{folder.root}"]
@@ -110,7 +110,7 @@ def run_workers(
     pool: WorkerPool,
     folder: WorkDir,
     sizes: Mapping[CheckpointFile, int],
-    progress: Callable[[QuantisationProgress], None],
+    progress: Callable[[QuantizationProgress], None],
 ) -> None:
     """Let the workers do what is left of the shards, whose sizes in the source are given in bytes.
 
@@ -136,12 +136,12 @@ def run_workers(
 
 def _measured(
     folder: WorkDir, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
-) -> QuantisationProgress:
+) -> QuantizationProgress:
     done = folder.done([*sizes])
     here, total = sum(sizes[shard] for shard in done), sum(sizes.values())
     now = sum(sizes[shard] for shard in done if shard not in before)
     eta = (total - here) * seconds / now if now else None
-    return QuantisationProgress(shards=len(done), of_shards=len(sizes), done=here, total=total, eta=eta)
+    return QuantizationProgress(shards=len(done), of_shards=len(sizes), done=here, total=total, eta=eta)
 
 
 def _broken(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:

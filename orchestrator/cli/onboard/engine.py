@@ -63,6 +63,6 @@ def _show_engine(found: OnboardedEngine, following: str, *, written: bool) -> No
         if following:
             say(f"next: `{following}`")
         else:
-            note(f"no profile of the catalogue suits it as it is: `deploy show PROFILE --set engine={found.file.name}`")
+            note(f"no profile of the catalog suits it as it is: `deploy show PROFILE --set engine={found.file.name}`")
     else:
         say(f"would write {found.file.path}")

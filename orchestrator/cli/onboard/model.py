@@ -46,4 +46,4 @@ def _show_model(found: CatalogFile, following: str) -> None:
     if following:
         say(f"next: `{following}`")
     else:
-        note("no node of the catalogue holds it: `deploy onboard profile` says why, with figures")
+        note("no node of the catalog holds it: `deploy onboard profile` says why, with figures")

@@ -106,5 +106,5 @@ class Goal:
         """
         late = point.latency.ttft_from_schedule_s.p95 if point.latency else 0.0
         in_time = min(1.0, self.ttft_p95_s / late) if late > 0 else 1.0
-        in_window = min(1.0, point.realised_share) if point.realised_share is not None else 1.0
+        in_window = min(1.0, point.completion_ratio) if point.completion_ratio is not None else 1.0
         return round(point.success_share * in_window * in_time, _ROUGHLY)

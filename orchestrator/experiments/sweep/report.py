@@ -70,11 +70,11 @@ def pareto_chart(report: SweepReport) -> Chart:
         Line(
             label=label,
             points=tuple((user, node) for _, user, node in points),
-            colour=colour,
+            color=color,
             style="line" if style == "line" else "dots",
             tags=tuple(str(number) for number, _, _ in points) if label == _FRONT else (),
         )
-        for label, points, colour, style in series
+        for label, points, color, style in series
         if points
     )
     return Chart(
@@ -91,7 +91,7 @@ def render_sweep_html(report: SweepReport) -> str:
     """One self-contained page."""
     chart = pareto_chart(report)
     bars = tuple(
-        Bar(label=key, value=share, text=metrics.share(share), colour=0)
+        Bar(label=key, value=share, text=metrics.share(share), color=0)
         for key, share in report.weights.items()
         if share >= _LEAST
     )

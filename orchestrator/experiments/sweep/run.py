@@ -154,7 +154,7 @@ class Sweep:
         """Why a point cannot be started: what its rules refuse, or what does not fit beside the profile's own."""
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
-            base = read_profile(self.request.profile, overrides=overrides, catalogue=self.base.catalogue)
+            base = read_profile(self.request.profile, overrides=overrides, catalog=self.base.catalog)
             plan = base.decide()
         except ProfileError as error:
             return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
@@ -183,8 +183,8 @@ def default_output(profile: str) -> Path:
 
 def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
-    catalogue = Catalog.of(home)
-    base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
+    catalog = Catalog.of(home)
+    base = read_profile(request.profile, overrides=request.overrides, catalog=catalog)
     plan = base.decide()
     base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
@@ -197,8 +197,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         raise UsageError("what is to be sent?", hint="name a workload with `-w`, or in the space or the profile")
     at_rps = request.at_rps or said.at_rps
     ttft = request.ttft_p95_s or said.ttft_p95_s
-    loaded = load_workload(named, catalogue=catalogue)
-    read_text(loaded, catalogue=catalogue)
+    loaded = load_workload(named, catalog=catalog)
+    read_text(loaded, catalog=catalog)
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
         rates_rps=_ladder(loaded, request.rates_rps or said.rates_rps, at_rps),

@@ -28,7 +28,7 @@ _MOST: Final = 1 << 20
 
 
 def profile_path(sweep: Sweep, number: int | None = None) -> Path:
-    """Where the winner is written: into the home's catalogue, or beside the report; with the trial's `number`.
+    """Where the winner is written: into the home's catalog, or beside the report; with the trial's `number`.
 
     Raises UsageError for what cannot be a name, for that of a profile which no sweep has written, and for that of the
     profile which the winner extends.
@@ -42,21 +42,21 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     taken = path if path.exists() else None
     if not sweep.request.beside:
         path = home_path(sweep.home, name)
-        taken = sweep.base.catalogue.find(EntryKind.PROFILE, name)
+        taken = sweep.base.catalog.find(EntryKind.PROFILE, name)
     if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
         raise UsageError(f"there is a profile `{name}` already", where=str(taken), hint="give another `--name`")
     return path
 
 
 def home_path(home: Home, name: str) -> Path:
-    """The file of a profile of the home's catalogue."""
+    """The file of a profile of the home's catalog."""
     return home.root / EntryKind.PROFILE.file(name)
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
     """Write the profile. It is planned before: what could not be started is not written."""
     text = winner_text(sweep, best, search)
-    read_draft(text, path, sweep.base.catalogue).decide()
+    read_draft(text, path, sweep.base.catalog).decide()
     return atomic_write(path, text)
 
 

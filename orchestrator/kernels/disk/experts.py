@@ -19,7 +19,7 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
     if missing := [name for name in _FIELDS if name not in sizes]:
         names = ", ".join(f"`{name}`" for name in missing)
         raise CheckpointError(f"no routed experts: {names} missing", where=f"{checkpoint.where}/{CONFIG}")
-    shared, exclude = config.count("moe.shared_experts"), config.quantised.get("exclude")
+    shared, exclude = config.count("moe.shared_experts"), config.quantized.get("exclude")
     shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["num_hidden_layers"])
     return MoeCheckpoint(
         moe=Moe(

@@ -115,16 +115,16 @@ class _TunerPins(StrictModel):
 
 def read_tuner_pins() -> tuple[PinnedFile, ...]:
     """The files of sglang's tuner for Triton. Raises KernelsError for a file of pins it cannot use."""
-    catalogue = Catalog.from_environment()
-    path = catalogue.path(EntryKind.KERNELS, "triton")
-    return read_model(path, _TunerPins, catalogue.shown(path), fault=KernelsError).tuner
+    catalog = Catalog.from_environment()
+    path = catalog.path(EntryKind.KERNELS, "triton")
+    return read_model(path, _TunerPins, catalog.shown(path), fault=KernelsError).tuner
 
 
-def read_pins(catalogue: Catalog | None = None) -> Pins:
-    """The catalogue's file of pins. Raises KernelsError for a file it cannot use."""
-    catalogue = catalogue or Catalog.from_environment()
-    path = catalogue.path(EntryKind.KERNELS, "aiter")
-    raw = read_model(path, _Pins, catalogue.shown(path), fault=KernelsError)
+def read_pins(catalog: Catalog | None = None) -> Pins:
+    """The catalog's file of pins. Raises KernelsError for a file it cannot use."""
+    catalog = catalog or Catalog.from_environment()
+    path = catalog.path(EntryKind.KERNELS, "aiter")
+    raw = read_model(path, _Pins, catalog.shown(path), fault=KernelsError)
     bound = tuple(
         ShapeConstraint(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
         for one in raw.shape_bound

@@ -27,7 +27,7 @@ from orchestrator.plan.plan import Plan
 VARIABLE: Final = "SGLANG_MOE_CONFIG_DIR"
 # The tuner's own default (get_default_batch_sizes, common_utils.py at 702bddcee823).
 TOKENS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
-DTYPES: Final[Mapping[str, str]] = {"bf16": "auto", "fp8": "fp8_w8a8"}  # a model's quantisation: the tuner's word
+DTYPES: Final[Mapping[str, str]] = {"bf16": "auto", "fp8": "fp8_w8a8"}  # a model's quantization: the tuner's word
 _MEASURED: Final = "measured.jsonl"
 
 
@@ -89,11 +89,11 @@ def triton_job(
     """The tuning for what one rank of the plan's server sees.
 
     `program` is the engine's Python and `tune_fused_moe.py`; `every` tries the tuner's whole search space. Raises
-    KernelsError for a quantisation that the tuner does not know.
+    KernelsError for a quantization that the tuner does not know.
     """
-    if (dtype := DTYPES.get(plan.model.quantisation)) is None:
+    if (dtype := DTYPES.get(plan.model.quantization)) is None:
         known = " and ".join(DTYPES)
-        raise KernelsError(f"`{plan.model.name}` is {plan.model.quantisation}: sglang's tuner is run for {known} here")
+        raise KernelsError(f"`{plan.model.name}` is {plan.model.quantization}: sglang's tuner is run for {known} here")
     layout = plan.layout
     target = kernels / "triton" / FileName(f"sglang-{plan.engine.version}")
     folder = target / "tuning" / FileName(f"{plan.model.name}-{plan.hardware.name}-tp{layout.tp}-ep{layout.ep}")

@@ -1,6 +1,6 @@
 """aiter's own tuner, for exactly the missing keys: started in the profile's image, watched, its output checked.
 
-Its behaviour is read from `gemm_moe_tune.py` and `utility/base_tuner.py` at aiter 9127c94a (it needs a gfx950 GPU and
+Its behavior is read from `gemm_moe_tune.py` and `utility/base_tuner.py` at aiter 9127c94a (it needs a gfx950 GPU and
 has not been run here): it writes after every `--batch` shapes (default 100, so an interruption loses all); without `-o`
 it overwrites the shipped table; rows in `-o` are not tuned again; it can hang at shutdown; a failed shape is a printed
 error, not always an exit code.

@@ -127,12 +127,12 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
 
 
 def next_command(found: OnboardedEngine, home: Home) -> str:
-    """The command that shows the first profile of the catalogue which the engine suits; empty for none."""
-    catalogue = Catalog.of(home)
-    for profile in catalogue.names(EntryKind.PROFILE):
+    """The command that shows the first profile of the catalog which the engine suits; empty for none."""
+    catalog = Catalog.of(home)
+    for profile in catalog.names(EntryKind.PROFILE):
         choice = f"engine={found.file.name}"
         try:
-            read_profile(profile, overrides=[choice], catalogue=catalogue).decide()
+            read_profile(profile, overrides=[choice], catalog=catalog).decide()
         except ProfileError:
             continue
         return f"deploy show {profile} --set {choice}"
@@ -174,10 +174,10 @@ def _reference(facts: Mapping[str, Data]) -> str | None:
 
 def _options(version: str, source: EngineSource, request: EngineRequest, home: Home) -> tuple[OptionTable, str]:
     """The table of that version's options; its text where it has to be written, made from the engine's own sources."""
-    catalogue = Catalog.of(home)
-    if (path := catalogue.find(EntryKind.FLAGS, version)) is not None:
+    catalog = Catalog.of(home)
+    if (path := catalog.find(EntryKind.FLAGS, version)) is not None:
         count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
-        return OptionTable(count=count, path=catalogue.shown(path), made=False), ""
+        return OptionTable(count=count, path=catalog.shown(path), made=False), ""
     with tempfile.TemporaryDirectory(prefix="deploy-engine-") as folder:
         source.unpack(Path(folder))
         text = flag_table(version, Path(folder), home, python=request.python)

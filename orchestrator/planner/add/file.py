@@ -58,13 +58,13 @@ def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
 
 def require_free(kind: EntryKind, name: str, home: Home) -> None:
     """Raises UsageError where there is a file of that kind and name, here or among those that ship."""
-    catalogue = Catalog.of(home)
-    if (path := catalogue.find(kind, name)) is not None:
+    catalog = Catalog.of(home)
+    if (path := catalog.find(kind, name)) is not None:
         ours = path.is_relative_to(home.root)
         hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
         raise UsageError(
             f"there is {_a(kind)} `{name}` already",
-            where=catalogue.shown(path),
+            where=catalog.shown(path),
             hint=f"{hint}; or give a `--name NAME`",
         )
 

@@ -89,7 +89,7 @@ class _Draft:
 
     name: str
     path: Path
-    catalogue: Catalog
+    catalog: Catalog
     keys: dict[str, Data] = field(default_factory=dict)
     settings: dict[tuple[str, str], tuple[Data, str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
@@ -118,11 +118,11 @@ class _Draft:
         return yaml_text(head, lines)
 
     def valid(self) -> LoadedProfile:
-        return read_draft(self.text(), self.path, self.catalogue)
+        return read_draft(self.text(), self.path, self.catalog)
 
 
 def write_proposal(proposal: Proposal, home: Home) -> Path:
-    """Write a profile into the home's catalogue."""
+    """Write a profile into the home's catalog."""
     return atomic_write(_path(proposal.name, home), proposal.text)
 
 
@@ -132,11 +132,11 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     Raises UsageError for a name that is taken or cannot be one, ProfileError for parts that are not there and for a
     model that does not fit, with the figures of each layout.
     """
-    catalogue = Catalog.of(home)
+    catalog = Catalog.of(home)
     for part in ("model", "hardware"):
-        catalogue.path(_PARTS[part], getattr(request, part))
+        catalog.path(_PARTS[part], getattr(request, part))
     name = _free_name(name, request, home, replace_it=replace_it)
-    base = _base(request, _Draft(name=name, path=_path(name, home), catalogue=catalogue))
+    base = _base(request, _Draft(name=name, path=_path(name, home), catalog=catalog))
     first = base.copy()
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
@@ -157,8 +157,8 @@ def next_command(model: str, home: Home) -> str:
 
     AMD's nodes come first, and those with the most memory.
     """
-    catalogue = Catalog.of(home)
-    nodes = {name: _node(catalogue, name) for name in sorted(catalogue.names(EntryKind.HARDWARE), reverse=True)}
+    catalog = Catalog.of(home)
+    nodes = {name: _node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
     for hardware in sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram)):
         if nodes[hardware].vendor == "cpu":
             continue
@@ -167,7 +167,7 @@ def next_command(model: str, home: Home) -> str:
             found = propose_profile(request, home, name=None, replace_it=True)
         except (ProfileError, UsageError):
             continue
-        again = " --replace" if catalogue.find(EntryKind.PROFILE, found.name) else ""
+        again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
         return f"deploy onboard profile --model {model} --hardware {hardware}{again}"
     return ""
 
@@ -188,9 +188,9 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace
 
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Parts, runtime and workload: as asked for, as the other profile has them, or what suits the hardware."""
-    like = read_profile(request.like, catalogue=draft.catalogue) if request.like else None
-    engine, why = _engine(request, like, _node(draft.catalogue, request.hardware), draft.catalogue)
-    requirements = _part(draft.catalogue, "engine", engine).get("requirements")
+    like = read_profile(request.like, catalog=draft.catalog) if request.like else None
+    engine, why = _engine(request, like, _node(draft.catalog, request.hardware), draft.catalog)
+    requirements = _part(draft.catalog, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
     draft.keys["description"] = ""  # its place is here, its words follow from the layout
     if like is not None and kept:
@@ -213,24 +213,24 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     return draft
 
 
-def _part(catalogue: Catalog, part: str, name: str) -> Mapping[str, Data]:
-    path = catalogue.path(_PARTS[part], name)
-    return read_file(path, catalogue.shown(path)).data
+def _part(catalog: Catalog, part: str, name: str) -> Mapping[str, Data]:
+    path = catalog.path(_PARTS[part], name)
+    return read_file(path, catalog.shown(path)).data
 
 
 def _engine(
-    request: ProfileRequest, like: LoadedProfile | None, node: HardwareFile, catalogue: Catalog
+    request: ProfileRequest, like: LoadedProfile | None, node: HardwareFile, catalog: Catalog
 ) -> tuple[str, str]:
     """The engine that is asked for, that of the other profile, or the newest for such GPUs.
 
     An image goes before wheels; of one version's images the first by name, which is the usual line of ROCm.
     """
     if request.engine:
-        catalogue.path(EntryKind.ENGINE, request.engine)
+        catalog.path(EntryKind.ENGINE, request.engine)
         return request.engine, "as asked for"
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
-    for name, engine in _engines(catalogue):
+    for name, engine in _engines(catalog):
         if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
             found.append((Version(engine.version), engine.image is not None, name))
     if any(name == named for *_, name in found):
@@ -242,26 +242,26 @@ def _engine(
     return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
 
 
-def _engines(catalogue: Catalog) -> Iterator[tuple[str, EngineFile]]:
-    """Each engine of the catalogue; one that cannot be read is left out, with a warning."""
-    for name in catalogue.names(EntryKind.ENGINE):
-        path = catalogue.path(EntryKind.ENGINE, name)
+def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
+    """Each engine of the catalog; one that cannot be read is left out, with a warning."""
+    for name in catalog.names(EntryKind.ENGINE):
+        path = catalog.path(EntryKind.ENGINE, name)
         try:
-            yield name, read_model(path, EngineFile, catalogue.shown(path))
+            yield name, read_model(path, EngineFile, catalog.shown(path))
         except ProfileError as error:
             first = error.each()[0]
             warn(f"engine `{name}` is left out: {first.message}", hint=f"mend {first.where or path}")
 
 
-def _node(catalogue: Catalog, name: str) -> HardwareFile:
-    path = catalogue.path(EntryKind.HARDWARE, name)
-    return read_model(path, HardwareFile, catalogue.shown(path))
+def _node(catalog: Catalog, name: str) -> HardwareFile:
+    path = catalog.path(EntryKind.HARDWARE, name)
+    return read_model(path, HardwareFile, catalog.shown(path))
 
 
 def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
     """The options and variables of the other profile that suit this model; those that tests need; the context."""
     if request.like:
-        like = read_profile(request.like, catalogue=draft.catalogue)
+        like = read_profile(request.like, catalog=draft.catalog)
         table = draft.copy()
         table.set("layout", "tp", 1, "")
         known = tuple(table.valid().table.flags)
@@ -284,9 +284,9 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Whether the profile itself says so, and none of its parts."""
     place = like.composed.place((section, name)).rpartition(":")[0]
-    catalogue = like.catalogue
-    parts = [catalogue.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
-    return place not in {catalogue.shown(path) for path in parts if path is not None}
+    catalog = like.catalog
+    parts = [catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
+    return place not in {catalog.shown(path) for path in parts if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
@@ -357,7 +357,7 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
         message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
     most = longest(tried)
-    hint = "take other hardware, or a checkpoint with a smaller quantisation"
+    hint = "take other hardware, or a checkpoint with a smaller quantization"
     if most:
         hint = f"`--context {most}` asks for requests of at most so many tokens; or take other hardware"
     return ProfileError(

@@ -237,7 +237,7 @@ class KubernetesRuntime(Runtime):
         asked = ("pods", "--selector", selector(unit.name, seat.part))
         label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
 
-        def labelled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced while it is labelled
+        def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced while it is labeled
             done = seat.cluster.ask("label", *asked, label, "--overwrite")
             if not done.ok and "(NotFound)" in done.stderr:
                 return False
@@ -245,7 +245,7 @@ class KubernetesRuntime(Runtime):
                 raise seat.cluster.refused(done)
             return bool(done.stdout.strip())
 
-        if not poll_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
+        if not poll_until(bool, labeled, within=_APPEARS, pause=_PAUSE):
             self._seen.forget(unit)
             what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
             hint = f"{seat.cluster.shown('describe', what)} shows more"

@@ -14,7 +14,7 @@ _REASONS: Final = {  # in words, and what may mend it where no waiting does
     "Resources": ("no node has what it asks for free", ""),
     "BeginTime": ("its time to begin has not come", ""),
     "Dependency": ("another job has to end first", ""),
-    "Licenses": ("a licence is not free", ""),
+    "Licenses": ("a license is not free", ""),
     "Reservation": ("its reservation has not begun", ""),
     "NodeDown": ("its node is down", ""),
     "ReqNodeNotAvail": ("the nodes that it needs are down, drained or reserved", f"wait for them, or {_ELSEWHERE}"),

@@ -21,7 +21,7 @@ _NO_JOB: Final = "Invalid job id"
 # `scancel` of a job that ends at that moment says nothing, and ends with the last byte of the error (Slurm's
 # src/scancel/scancel.c): ESLURM_ALREADY_DONE, seen with 22.05, or ESLURM_INVALID_JOB_ID.
 _GONE: Final = frozenset({2021 % 256, 2017 % 256})
-_SIGNALLED: Final = 128
+_SIGNALED: Final = 128
 
 WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNNING: Final = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
@@ -124,7 +124,7 @@ def read_job(text: str) -> Job:
         reason=found["reason"].replace("_", " "),
         node=node,
         restarts=int(counts["restarts"]),
-        exit_code=_SIGNALLED + number_of_signal if number_of_signal else int(counts["code"]),
+        exit_code=_SIGNALED + number_of_signal if number_of_signal else int(counts["code"]),
         begins=begins,
         ended_at=ended_at,
     )

@@ -165,9 +165,9 @@ def commanded(
     plan = artifacts.plan
     if plan.gateway is None:
         return replace(artifacts, command=command(plan))
-    catalogue = Catalog.of(home)
-    made = ensure_venv(catalogue.path(EntryKind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
-    launcher = str(catalogue.path(EntryKind.IMAGE_FILE, LAUNCHER))
+    catalog = Catalog.of(home)
+    made = ensure_venv(catalog.path(EntryKind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
+    launcher = str(catalog.path(EntryKind.IMAGE_FILE, LAUNCHER))
     return replace(
         artifacts,
         command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),

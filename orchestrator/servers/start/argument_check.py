@@ -80,7 +80,7 @@ def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate
     """Where a profile says something, its file read once that is asked for."""
 
     def locate(path: tuple[str, ...]) -> str:
-        return read_profile(profile, overrides=overrides, catalogue=Catalog.of(home)).composed.place(path)
+        return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.place(path)
 
     return locate
 

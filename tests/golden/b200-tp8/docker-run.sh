@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=cbd8652e5212c5596f5df3fc2c067fb5f06a37fec1c8b6e517a514c7eecffa7d \
+  --label deploy.plan=ff458e24dcae92769993dc9f6d415f5681aad47c36629aaa938d110668e59e12 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=069d53f88f0598a2ce01e4c9f66cd4cc2d9dcdc5248e675b87dd575abb931746 \
+  --label deploy.plan=eb2a4e9266a4ae52388febe3c4981ca064038055e343a4cbfa31d51f5a4af2a0 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

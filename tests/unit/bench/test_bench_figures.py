@@ -133,7 +133,7 @@ def test_a_price_becomes_dollars_per_million_tokens() -> None:
 def test_a_steady_load_is_sustained() -> None:
     measured = point(steady())
     assert measured.sustained is True
-    assert measured.realised_share == pytest.approx(1.0)
+    assert measured.completion_ratio == pytest.approx(1.0)
     assert measured.achieved_rps == pytest.approx(1.0, rel=0.02)
     assert measured.sent_rps == pytest.approx(1.0)
     assert measured.ttft_growth_s_per_s == pytest.approx(0.0, abs=1e-9)
@@ -148,13 +148,13 @@ def test_a_server_that_falls_behind_is_not_sustained_though_ttft_is_within_its_l
     assert any("queue grows" in reason for reason in measured.not_sustained_because)
 
 
-def test_a_server_that_decodes_ever_slower_shows_in_the_realised_share() -> None:
+def test_a_server_that_decodes_ever_slower_shows_in_the_completion_ratio() -> None:
     """Without a limit on running requests the first token comes at once, and the rest falls behind."""
     slow = [request(index, at=float(index), itl=0.1 + 0.01 * index) for index in range(200)]
     measured = point(slow)
     assert measured.ttft_growth_s_per_s == pytest.approx(0.0, abs=1e-9)
-    assert measured.realised_share is not None
-    assert measured.realised_share < 0.97
+    assert measured.completion_ratio is not None
+    assert measured.completion_ratio < 0.97
     assert measured.sustained is False
 
 
@@ -176,7 +176,7 @@ def test_the_growth_of_many_requests_is_found_in_little_memory(growth: float) ->
 def test_too_few_requests_cannot_be_told() -> None:
     measured = point(steady(10))
     assert measured.sustained is None
-    assert measured.realised_share is None
+    assert measured.completion_ratio is None
     assert measured.not_sustained_because == ("5 of 10 requests counted, 20 needed",)
 
 

@@ -76,7 +76,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(TEXT)
     with pytest.raises(UsageError) as caught:
-        load_workload("yours", catalogue=Catalog((tmp_path,)))
+        load_workload("yours", catalog=Catalog((tmp_path,)))
     assert "`mine`" in caught.value.hint
 
 

@@ -27,45 +27,45 @@ from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, D
 LATENT = {"cache.kv_lora_rank": 512, "cache.qk_rope_head_dim": 64}
 EXPECTED: dict[str, dict[str, object]] = {
     "GLM-5.2-FP8": {
-        "quantisation": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
+        "quantization": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
         "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
         "cache.index_head_dim": 128, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
     },
     "GLM-4.7-Flash": {
-        "quantisation": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
+        "quantization": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
         "moe.hidden_size": 2048, "moe.intermediate_size": 1536, "moe.routed_experts": 64, "moe.shared_experts": 1,
         "moe.experts_per_token": 4, **LATENT, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
     },
     "DeepSeek-V3.2": {
-        "quantisation": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
+        "quantization": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
         "sparse_attention": True, "mtp_layer": 61, "moe.hidden_size": 7168, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
         "cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
     },
     "Qwen3-235B-A22B": {
-        "quantisation": "bf16", "context_length": 40960, "layers": 94, "attention_heads": 64, "kv_heads": 4,
+        "quantization": "bf16", "context_length": 40960, "layers": 94, "attention_heads": 64, "kv_heads": 4,
         "moe.hidden_size": 4096, "moe.intermediate_size": 1536, "moe.routed_experts": 128, "moe.shared_experts": 0,
         "moe.experts_per_token": 8, "cache.head_dim": 128, "flags.tool-call-parser": "qwen",
     },
     "gpt-oss-120b": {
-        "quantisation": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
+        "quantization": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
         "moe.hidden_size": 2880, "moe.intermediate_size": 2880, "moe.routed_experts": 128, "moe.shared_experts": 0,
         "moe.experts_per_token": 4, "cache.head_dim": 64, "cache.sliding_window": 128, "cache.sliding_layers": 18,
         "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
     },
     "MiniMax-M3-MXFP8": {
-        "quantisation": "mxfp8", "context_length": 1048576, "layers": 60, "attention_heads": 64, "kv_heads": 4,
+        "quantization": "mxfp8", "context_length": 1048576, "layers": 60, "attention_heads": 64, "kv_heads": 4,
         "moe.hidden_size": 6144, "moe.intermediate_size": 3072, "moe.routed_experts": 128, "moe.shared_experts": 1,
         "moe.experts_per_token": 4, "flags.reasoning-parser": "minimax-m3", "flags.tool-call-parser": "minimax-m3",
     },
     "Kimi-K2-Instruct": {
-        "quantisation": "fp8", "context_length": 131072, "layers": 61, "attention_heads": 64,
+        "quantization": "fp8", "context_length": 131072, "layers": 61, "attention_heads": 64,
         "moe.hidden_size": 7168, "moe.intermediate_size": 2048, "moe.routed_experts": 384, "moe.shared_experts": 1,
         "moe.experts_per_token": 8, **LATENT, "flags.tool-call-parser": "kimi_k2",
     },
     "Llama-3.3-70B-Instruct": {
-        "quantisation": "bf16", "context_length": 131072, "layers": 80, "attention_heads": 64, "kv_heads": 8,
+        "quantization": "bf16", "context_length": 131072, "layers": 80, "attention_heads": 64, "kv_heads": 8,
         "cache.head_dim": 128,
     },
 }  # fmt: skip
@@ -144,15 +144,15 @@ def test_what_is_left_out_is_said(name: str, words: str, public: Path) -> None:
     ],
     ids=str,
 )
-def test_a_quantisation_has_the_word_of_the_shipped_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
-    assert values(described(write_config(tmp_path, {**GLM_52, **change})))["quantisation"] == word
+def test_a_quantization_has_the_word_of_the_shipped_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
+    assert values(described(write_config(tmp_path, {**GLM_52, **change})))["quantization"] == word
 
 
 def test_modelopts_own_file_is_read_where_the_config_says_nothing(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {key: value for key, value in GLM_52.items() if key != "dtype"})
-    assert "quantisation" in described(folder).missing
+    assert "quantization" in described(folder).missing
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    found = described(folder).facts["quantisation"]
+    found = described(folder).facts["quantization"]
     assert (found.value, found.name) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
 
 
@@ -181,7 +181,7 @@ def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int,
         ("moe.intermediate_size", ("moe_intermediate_size",)),
         ("cache.kv_lora_rank", ("kv_lora_rank",)),
         ("cache.index_head_dim", ("index_head_dim",)),
-        ("quantisation", ("dtype",)),
+        ("quantization", ("dtype",)),
         ("cache", ("architectures",)),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path
     text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
     facts = values(described(write_config(tmp_path, whole, prefix="language_model.model.")))
-    assert (facts["layers"], facts["quantisation"], facts["cache.kv_lora_rank"]) == (61, "fp8", 512)
+    assert (facts["layers"], facts["quantization"], facts["cache.kv_lora_rank"]) == (61, "fp8", 512)
     assert not any(key.startswith("flags") for key in facts)
 
 

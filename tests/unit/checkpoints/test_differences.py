@@ -47,7 +47,7 @@ def look(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool =
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_samples_are_what_quark_writes(recipe: str) -> None:
-    assert facts_digest(*Tiny().quantised(recipe)) == REAL[recipe]
+    assert facts_digest(*Tiny().quantized(recipe)) == REAL[recipe]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
             ("9 tensors are of shared experts that Quark made FP8, for which", APART.format("F8_E4M3")),
         ),
         ("attnfp8", "0.5.14 0.5.16", ("5 tensors are stored as FP8 with a flat scale of each row",)),
-        ("bf16, not quantised", "", ()),
+        ("bf16, not quantized", "", ()),
         ("amd52, of 78 layers", "", ()),
         (
             "default, its model not prepared",
@@ -114,7 +114,7 @@ def test_there_are_fourteen_and_the_excludes_of_78_layers_are_as_many_as_quark_s
     ],
 )
 def test_what_some_versions_do_not_load(recipe: str, said: str, fatal: str, not_fatal: str, tmp_path: Path) -> None:
-    every = look(tmp_path / recipe, *Tiny().quantised(recipe))
+    every = look(tmp_path / recipe, *Tiny().quantized(recipe))
     found = next(each for each in every if each.message.startswith(said))
     assert (APART.format("F8_E4M3") in [each.message for each in every]) == (recipe == "sharedfp8")
     assert is_fatal(found, fatal)
@@ -141,7 +141,7 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
         (changed(f"{EXPERT}_scale", "I32", 128, 8), f"1 tensor is stored as MXFP4 with scales of I32: `{EXPERT}`"),
         (
             changed("model.layers.2.self_attn.o_proj.weight", "U8", 256, 128),
-            "1 tensor is stored as U8, and `quantization_config` leaves them unquantised: `model.layers.2.self_attn.",
+            "1 tensor is stored as U8, and `quantization_config` leaves them unquantized: `model.layers.2.self_attn.",
         ),
         (
             changed("model.layers.4.self_attn.kv_a_proj_with_mqa.weight", "BF16", 90, 256),
@@ -152,20 +152,20 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
 def test_what_sglang_would_not_load_or_load_wrongly(
     change: Callable[[Header], Header], said: str, tmp_path: Path
 ) -> None:
-    config, header = Tiny().quantised("amd52")
+    config, header = Tiny().quantized("amd52")
     found = look(tmp_path / "tiny", config, change(header))
     assert any(each.message.startswith(said) and each.fatal for each in found), found
 
 
 def test_a_layer_that_is_not_loaded_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    config, header = Tiny().quantised("amd52")
+    config, header = Tiny().quantized("amd52")
     found = look(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
     assert [each.fatal for each in found] == [False]
     assert "nothing can be drafted" in look(tmp_path / "none", config, without(".layers.4.")(header))[0].message
 
 
 def test_parts_of_one_module_have_one_scheme(tmp_path: Path) -> None:
-    config, header = Tiny().quantised("default")
+    config, header = Tiny().quantized("default")
     name = "model.layers.1.mlp.shared_experts.up_proj"
     config["quantization_config"]["exclude"].append(name)
     header = {**without(f"{name}.weight_scale")(header), f"{name}.weight": ("BF16", (128, 256))}
@@ -173,9 +173,9 @@ def test_parts_of_one_module_have_one_scheme(tmp_path: Path) -> None:
     assert (found[0].fatal, "built as one module" in found[0].message) == (True, True)
 
 
-def test_experts_that_are_excluded_one_by_one_are_built_as_quantised(tmp_path: Path) -> None:
+def test_experts_that_are_excluded_one_by_one_are_built_as_quantized(tmp_path: Path) -> None:
     """sglang asks for `…mlp.experts`; `re:` may match it, and a pattern without `re:` matches nothing."""
-    config, header = Tiny().quantised("default")
+    config, header = Tiny().quantized("default")
     bf16 = {name: kind for name, kind in Tiny().header().items() if ".layers.1.mlp.experts." in name}
     header = {**without(".layers.1.mlp.experts.")(header), **bf16}
     given = config["quantization_config"]
@@ -188,12 +188,12 @@ def test_experts_that_are_excluded_one_by_one_are_built_as_quantised(tmp_path: P
             (["*layers.1.mlp.experts*"], True),
         ]
     ):
-        quantised = {**config, "quantization_config": {**given, "exclude": [*given["exclude"], *entries]}}
-        assert any(each.fatal for each in look(tmp_path / str(number), quantised, header)) is fatal, entries
+        quantized = {**config, "quantization_config": {**given, "exclude": [*given["exclude"], *entries]}}
+        assert any(each.fatal for each in look(tmp_path / str(number), quantized, header)) is fatal, entries
 
 
-def quantised_as(given: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
-    """A layer of Llama whose `down_proj` is stored so, and whose `o_proj` is not quantised."""
+def quantized_as(given: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
+    """A layer of Llama whose `down_proj` is stored so, and whose `o_proj` is not quantized."""
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "quantization_config": given}
     at = "model.layers.0."
     header: Header = {f"{at}mlp.down_proj.{leaf}": (dtype, shape) for leaf, dtype, shape in tensors}
@@ -228,28 +228,28 @@ def test_other_methods_are_read_as_sglang_reads_them(
     wrong: tuple[str, tuple[int, ...]],
     tmp_path: Path,
 ) -> None:
-    assert look(tmp_path / "right", *quantised_as(given, *tensors)) == ()
+    assert look(tmp_path / "right", *quantized_as(given, *tensors)) == ()
     matrix, (scale, *_) = tensors
-    (found,) = look(tmp_path / "scale", *quantised_as(given, matrix, (scale, *wrong)))
+    (found,) = look(tmp_path / "scale", *quantized_as(given, matrix, (scale, *wrong)))
     assert (found.fatal, "scales of" in found.message) == (True, True)
-    (found,) = look(tmp_path / "plain", *quantised_as(given, ("weight", "BF16", (256, 512))))
+    (found,) = look(tmp_path / "plain", *quantized_as(given, ("weight", "BF16", (256, 512))))
     assert (found.fatal, "stored as BF16" in found.message) == (True, True)
     listed = {key: value for key, value in given.items() if key not in {"ignore", "modules_to_not_convert", "dynamic"}}
-    (found,) = look(tmp_path / "listed", *quantised_as(listed, *tensors))
-    assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantised"
+    (found,) = look(tmp_path / "listed", *quantized_as(listed, *tensors))
+    assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantized"
 
 
 def test_a_method_or_a_scheme_that_is_not_known_is_not_guessed_at(tmp_path: Path) -> None:
-    (found,) = look(tmp_path / "hqq", *quantised_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
+    (found,) = look(tmp_path / "hqq", *quantized_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
     assert (found.message, found.fatal) == ("how its tensors are stored is not checked: `hqq` is not known here", False)
-    config, header = Tiny().quantised("default")
+    config, header = Tiny().quantized("default")
     config["quantization_config"]["global_quant_config"]["weight"] |= {"dtype": "int3"}
     (found,) = look(tmp_path / "int3", config, header)
     assert (found.fatal, "not checked, their scheme being `int3 per_group`" in found.message) == (False, True)
 
 
 def test_an_architecture_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> None:
-    config, header = Tiny().quantised("default")
+    config, header = Tiny().quantized("default")
     found = look(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
     assert [each.fatal for each in found] == [False] * len(found)
     assert "stored as BF16" in found[0].message
@@ -259,14 +259,14 @@ def test_an_architecture_that_is_not_known_is_told_and_not_refused(tmp_path: Pat
 
 
 PROMISED_OF = replace(
-    model("", mtp_layer=4), layers=4, quantisation="quark-mxfp4", context_length=4096, sparse_attention=True
+    model("", mtp_layer=4), layers=4, quantization="quark-mxfp4", context_length=4096, sparse_attention=True
 )
 
 
 @pytest.fixture
 def unlike(tmp_path: Path) -> tuple[Path, Model]:
     """A checkpoint whose config promises what its tensors are not, and the profile's word of it."""
-    config, header = Tiny().quantised("default")
+    config, header = Tiny().quantized("default")
     folder = write_tiny(tmp_path / "tiny", config, promised(header))
     return folder, replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
 
@@ -296,7 +296,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
 
 
 def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "tiny", *Tiny().quantised("attnfp8"))
+    folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("attnfp8"))
     of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
     verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
     assert verify_checkpoint(folder, of, speculative=True, sglang="0.5.18").from_receipt
@@ -306,7 +306,7 @@ def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> N
 
 
 def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "tiny", *Tiny().quantised("amd52"))
+    folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("amd52"))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
     (found,) = verify_checkpoint(folder, of, speculative=True).differences
@@ -318,7 +318,7 @@ def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -
 def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
     unlike: tuple[Path, Model], tmp_path: Path
 ) -> None:
-    shown = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantised("amd52")))])
+    shown = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantized("amd52")))])
     assert shown.exit_code == 0
     assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in shown.output
     assert re.search(r"mlp\.experts\.up_proj +8 BF16, 24 U8", shown.output)
@@ -330,7 +330,7 @@ def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
 @pytest.mark.slow
 def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
     """GLM-5.2's own numbers: 78 layers of 256 experts and the MTP layer, at a dimension that files can be sparse of."""
-    config, header = Tiny(layers=78, dense=3, experts=256).quantised("amd52")
+    config, header = Tiny(layers=78, dense=3, experts=256).quantized("amd52")
     folder = tmp_path / "large"
     write_tiny(folder, config, {})
     names, files = list(header), 282

@@ -82,7 +82,7 @@ def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
         ({"index_topk": None}, "`model.sparse_attention` is true, the checkpoint's `index_topk` is not there"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            "`model.quantisation` is `quark-mxfp4`, the checkpoint's `quantization_config.quant_method` is `fp8`",
+            "`model.quantization` is `quark-mxfp4`, the checkpoint's `quantization_config.quant_method` is `fp8`",
         ),
     ],
     ids=str,
@@ -105,11 +105,11 @@ def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> 
     assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
 
 
-def test_plain_weights_are_not_quantised(tmp_path: Path, glm: Model) -> None:
-    (message,) = said(tmp_path, replace(glm, quantisation="bf16"), **GLM)
-    assert message.startswith("`model.quantisation` is `bf16`")
+def test_plain_weights_are_not_quantized(tmp_path: Path, glm: Model) -> None:
+    (message,) = said(tmp_path, replace(glm, quantization="bf16"), **GLM)
+    assert message.startswith("`model.quantization` is `bf16`")
     modelopt = {**GLM, "quantization_config": {"quant_method": "modelopt"}}
-    assert agrees(tmp_path, replace(glm, quantisation="nvfp4"), **modelopt)
+    assert agrees(tmp_path, replace(glm, quantization="nvfp4"), **modelopt)
 
 
 def test_positions_that_are_scaled_are_not_judged(tmp_path: Path, glm: Model) -> None:

@@ -1,4 +1,4 @@
-"""The folder that a quantisation works in: what counts as done, and what is not gone on with."""
+"""The folder that a quantization works in: what counts as done, and what is not gone on with."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assem
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.checkpoints.quantize.source import Source, read_source
-from orchestrator.checkpoints.quantize.work_dir import QuantisationJob, WorkDir
+from orchestrator.checkpoints.quantize.work_dir import QuantizationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import container_command, local_command
 from orchestrator.checkpoints.receipt import CheckpointReceipt, read_receipt
 from orchestrator.core.catalog import Catalog
@@ -23,7 +23,7 @@ from orchestrator.core.files import move
 from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.planner.quantize import _require_new
 
-JOB = QuantisationJob(
+JOB = QuantizationJob(
     source="/models/tiny",
     files={"config.json": (10, 20)},
     shards=("model-mtp.safetensors", "model.safetensors"),
@@ -49,7 +49,7 @@ def done(tmp_path: Path) -> WorkDir:
     """A folder in which both shards are done, as Quark writes them."""
     folder = WorkDir(tmp_path / "target")
     folder.begin(JOB)
-    made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
+    made = write_tiny(tmp_path / "made", *Tiny().quantized("amd52"))
     for shard in JOB.shards:
         shutil.copy(made / shard, folder.checkpoint)
         note = {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": 1.0}
@@ -98,7 +98,7 @@ def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: st
 def test_workers_share_the_cores(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "x")
     pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
-    assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantising", "cpu"),) * 3
+    assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantizing", "cpu"),) * 3
     assert pool.env["OMP_NUM_THREADS"] == "5"
 
 
@@ -112,10 +112,10 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
         "rocm/sglang:x", Path("/p.py"), folder, source=Path("/bf16"), needs=needs, workers=2, group=lambda _: "44"
     )
     first, second = (" ".join(argv) for argv in pool.commands)
-    assert "docker run --rm --init --interactive --name deploy-quantise-" in first
+    assert "docker run --rm --init --interactive --name deploy-quantize-" in first
     assert "--device /dev/kfd --group-add 44" in first
     assert f"--volume /bf16:/bf16:ro --volume {folder.root}:{folder.root}" in first
-    assert first.endswith(f"--entrypoint python3 rocm/sglang:x /quantise_shards.py {folder.root} cuda:0")
+    assert first.endswith(f"--entrypoint python3 rocm/sglang:x /quantize_shards.py {folder.root} cuda:0")
     assert second.endswith("cuda:1")
     assert [f"--name {name} " in argv for name, argv in zip(pool.containers, (first, second), strict=True)] == [
         True
@@ -138,7 +138,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
 def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
-    (folder.root / "quantisation.lock").touch()
+    (folder.root / "quantization.lock").touch()
     (folder.root / ".job.json.77").touch()
     folder.begin(JOB)
     folder.begin(JOB)

@@ -43,7 +43,7 @@ def header_of(found: Forecast) -> Header:
 @pytest.mark.parametrize("sample", [name for name in RECIPES if name != "attnfp8"])
 def test_it_is_what_real_quark_wrote(sample: str, tmp_path: Path) -> None:
     found = forecast(plain(tmp_path / "tiny"), recipe_of(sample))
-    config: dict[str, Any] = dict(Tiny().quantised(sample)[0])
+    config: dict[str, Any] = dict(Tiny().quantized(sample)[0])
     config["quantization_config"] = {**config["quantization_config"], "exclude": list(found.exclude)}
     assert facts_digest(config, header_of(found)) == REAL[sample]
     assert found.size == sum(map(size_of, header_of(found).values()))
@@ -104,7 +104,7 @@ def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["by its config", "by its tensors"])
-def test_a_source_that_is_quantised_is_refused_in_words(how: str, tmp_path: Path) -> None:
+def test_a_source_that_is_quantized_is_refused_in_words(how: str, tmp_path: Path) -> None:
     config, header = Tiny().config(), Tiny().header()
     if how == "by its config":
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -30,7 +30,7 @@ def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFix
     foreign = f"a{attack}b"
     say(foreign)
     print_data(foreign)
-    print_data(foreign, colours=True)
+    print_data(foreign, colors=True)
     print_data(foreign, end="")
     print_data(table(["name"], [[foreign]]))
     note(foreign)
@@ -55,11 +55,11 @@ def test_a_document_for_programs_holds_the_same_and_no_control_character(
     assert json.loads(shown) == {attack: attack}
 
 
-def test_a_log_keeps_its_colours() -> None:
+def test_a_log_keeps_its_colors() -> None:
     line = "\x1b[32mINFO\x1b[0m \x1b[38;5;9;1mred\x1b[m"
-    assert printable(line, colours=True) == line
+    assert printable(line, colors=True) == line
     assert printable(line) == line.replace("\x1b", "\\x1b")
-    assert printable("\x1b[1A\x1b[0;8m\x1b[32m", colours=True) == "\\x1b[1A\\x1b[0;8m\x1b[32m"
+    assert printable("\x1b[1A\x1b[0;8m\x1b[32m", colors=True) == "\\x1b[1A\\x1b[0;8m\x1b[32m"
 
 
 @given(st.text())

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from orchestrator.core.text import line_shapes
 from orchestrator.diagnose.match import _by_piece, _Search, _Watch, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
-from orchestrator.diagnose.signatures import LinePattern, load_catalogue
+from orchestrator.diagnose.signatures import LinePattern, load_catalog
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -127,8 +127,8 @@ def test_a_broken_clause_is_refused(broken: dict[str, str]) -> None:
         LinePattern.model_validate(broken)
 
 
-def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
-    entries = load_catalogue()
+def test_the_catalog_file_has_each_id_once_and_cites_a_source() -> None:
+    entries = load_catalog()
     assert len({entry.id for entry in entries}) == len(entries)
     assert all(entry.source for entry in entries)
 
@@ -143,14 +143,14 @@ def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> N
     assert sum(1 / len(piece) for piece in by_piece) < sum(1 / len(literal) for literal in literals)
 
 
-SEARCH = _Search([_Watch(signature) for signature in load_catalogue()])
+SEARCH = _Search([_Watch(signature) for signature in load_catalog()])
 LITERALS = sorted(SEARCH._watches)
 
 
 @given(
     st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12)
 )
-def test_every_line_with_a_literal_of_the_catalogue_is_judged(pieces: list[bytes]) -> None:
+def test_every_line_with_a_literal_of_the_catalog_is_judged(pieces: list[bytes]) -> None:
     of_lines = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))
     holds = {kind for kind in of_lines.split(b"\n") if any(literal in kind for literal in LITERALS)}
     assert {*SEARCH._concerned(of_lines)} == holds

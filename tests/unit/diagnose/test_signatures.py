@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.diagnose.match import diagnose
-from orchestrator.diagnose.signatures import Effect, load_catalogue
+from orchestrator.diagnose.signatures import Effect, load_catalog
 
 LOGS = Path(__file__).with_name("logs")
-BY_ID = {signature.id: signature for signature in load_catalogue()}
+BY_ID = {signature.id: signature for signature in load_catalog()}
 FILES = sorted(LOGS.glob("*/*.log"))
 
 

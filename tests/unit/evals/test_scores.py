@@ -104,30 +104,30 @@ def test_a_paired_interval_holds_its_difference_and_has_a_width(lost: int, gaine
 def test_the_published_tables_cannot_tell(suite: str) -> None:
     line = next(line for line in load_published("wafer-glm52").evals if line.suite == suite)
     assert line.samples is not None
-    judgement = judge_independent(
+    judgment = judge_independent(
         baseline=line.baseline.score, candidate=line.candidate.score, items=(line.samples, line.samples)
     )
-    assert not judgement.significant
-    assert judgement.detectable > 0.05  # while the differences are 0.010 and 0.019
-    assert judgement.items_needed is not None
-    assert judgement.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
-    assert judgement.sentence.startswith("cannot tell apart at this sample size")
+    assert not judgment.significant
+    assert judgment.detectable > 0.05  # while the differences are 0.010 and 0.019
+    assert judgment.items_needed is not None
+    assert judgment.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
+    assert judgment.sentence.startswith("cannot tell apart at this sample size")
 
 
 def test_the_same_items_are_paired() -> None:
     """Eight lost and none gained is seen in 40 paired items, while two independent samples would not show it."""
     before, after = outcome("+" * 36 + "-" * 4), outcome("-" * 8 + "+" * 28 + "-" * 4)
-    judgement = judge_outcomes(before, after)
-    assert (judgement.lost, judgement.gained) == (8, 0)
-    assert judgement.p_value == pytest.approx(2 / 256)
-    assert judgement.significant
-    assert judgement.sentence.startswith("worse: -0.200")
+    judgment = judge_outcomes(before, after)
+    assert (judgment.lost, judgment.gained) == (8, 0)
+    assert judgment.p_value == pytest.approx(2 / 256)
+    assert judgment.significant
+    assert judgment.sentence.startswith("worse: -0.200")
 
 
 def test_other_items_are_independent_samples() -> None:
-    judgement = judge_outcomes(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
-    assert judgement.p_value is None
-    assert judgement.method.startswith("independent")
+    judgment = judge_outcomes(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
+    assert judgment.p_value is None
+    assert judgment.method.startswith("independent")
 
 
 def test_questions_asked_twice_are_paired_in_order() -> None:
@@ -168,10 +168,10 @@ def test_one_answer_to_each_question_is_worth_one() -> None:
 def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
     """Six questions lost by both seeds: 2 / 2^6 over questions, where 12 pairs would have said 2 / 2^12."""
     right, wrong = "+" * 20, "-" * 6 + "+" * 14
-    judgement = judge_outcomes(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
-    assert judgement.p_value == pytest.approx(2 / 2**6)
-    assert (judgement.lost, judgement.gained, judgement.test) == (6, 0, "sign-flip")
-    assert "clustered by question" in judgement.method
+    judgment = judge_outcomes(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
+    assert judgment.p_value == pytest.approx(2 / 2**6)
+    assert (judgment.lost, judgment.gained, judgment.test) == (6, 0, "sign-flip")
+    assert "clustered by question" in judgment.method
 
 
 def test_other_numbers_of_seeds_are_independent_samples() -> None:

@@ -42,8 +42,8 @@ def test_the_ladder_ends_where_the_knee_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p95", "success", "realised", "held"), [(0.5, 1.0, 1.0, 1.0), (10.0, 1.0, 1.0, 0.5), (0.5, 0.96, 0.5, 0.5)]
+    ("p95", "success", "completed", "held"), [(0.5, 1.0, 1.0, 1.0), (10.0, 1.0, 1.0, 0.5), (0.5, 0.96, 0.5, 0.5)]
 )
-def test_noise_tells_no_two_apart(p95: float, success: float, realised: float, held: float) -> None:
-    found = replace(point(1.0, 0.4, p95), success_share=success, realised_share=realised)
+def test_noise_tells_no_two_apart(p95: float, success: float, completed: float, held: float) -> None:
+    found = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
     assert goal(Objective.KNEE).held(found) == pytest.approx(held)

@@ -216,7 +216,7 @@ def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
         report = write_sweep_report(sweep, search, (winner,), ended="3 trials were made")
     assert winner.profile == home.root / "profiles/mi355x-tp8-swept.yaml"
-    loaded = load("mi355x-tp8-swept", catalogue=Catalog.of(home))
+    loaded = load("mi355x-tp8-swept", catalog=Catalog.of(home))
     assert loaded.plan.server.port == 31000
     [running] = [flag for flag in loaded.plan.flags if flag.name == "max-running-requests"]
     assert running.origin == "measured"
@@ -330,7 +330,7 @@ def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
     assert winner.profile is not None
     assert f"extends: {own}" in winner.profile.read_text()
-    assert load(str(winner.profile), catalogue=Catalog.of(home)).plan.profile == "house-swept"
+    assert load(str(winner.profile), catalog=Catalog.of(home)).plan.profile == "house-swept"
 
 
 def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:

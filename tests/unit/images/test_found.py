@@ -88,7 +88,7 @@ def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, h
 def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An image of July, labelled 0.5.14: the kernel that the next release has on by default is in it."""
+    """An image of July, labeled 0.5.14: the kernel that the next release has on by default is in it."""
     home = Home(tmp_path_factory.mktemp("home"))
     plan = july()
     assert "SGLANG_OPT_USE_TOPK_V2" not in dict(render_artifacts(plan).command.env)

@@ -72,7 +72,7 @@ def test_the_guard_of_a_header_lets_it_count() -> None:
     text = "#ifndef FILE_H\n#define FILE_H\nx\n#endif\n"
 
     assert seen(text) == (["x"], ["x"])
-    assert seen(f"/* a\n * licence\n */\n#pragma once\n\n{text}")[0][-1] == "x"
+    assert seen(f"/* a\n * license\n */\n#pragma once\n\n{text}")[0][-1] == "x"
 
 
 def test_comments_and_strings_are_told_apart() -> None:

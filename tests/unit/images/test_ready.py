@@ -84,7 +84,7 @@ def in_another_form(name: str, image: PrebuiltImage) -> PrebuiltImage:
     return replace(image, receipt=replace(image.receipt, patches=changed))
 
 
-def labelled(name: str, text: str, image: PrebuiltImage) -> PrebuiltImage:
+def labeled(name: str, text: str, image: PrebuiltImage) -> PrebuiltImage:
     return replace(image, labels={**image.labels, name: text})
 
 
@@ -98,7 +98,7 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
         (partial(ready, version="0.5.16"), "it holds sglang 0.5.16, the engine says 0.5.14", "engine.version=0.5.16"),
         (partial(ready, pinned="9127" * 10), "it holds aiter 912791279127, the engine pins 7d604afe5fa7", "9127" * 10),
         (
-            lambda plan: labelled(BASE_NAME, "mine:1", ready(plan)),
+            lambda plan: labeled(BASE_NAME, "mine:1", ready(plan)),
             "it was built on `mine:1`, the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
             "`--set engine.image=mine:1`",
         ),
@@ -128,7 +128,7 @@ def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
     plan = july(f"engine.image_digest={PINNED}")
     require_matches_plan(plan, ready(plan))
     with pytest.raises(BuildError) as caught:
-        require_matches_plan(plan, labelled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
+        require_matches_plan(plan, labeled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
     assert "the engine pins sha256:aaaaaaaaaaaa…" in caught.value.problems[0].message
 
 
@@ -252,5 +252,5 @@ def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
         require_matches_plan(plan, without)
     assert "it holds no gateway" in [problem.message for problem in refused.value.problems]
     with pytest.raises(BuildError) as refused:
-        require_matches_plan(plan, labelled("deploy.gateway", "1.9.0", without))
+        require_matches_plan(plan, labeled("deploy.gateway", "1.9.0", without))
     assert "it holds gateway 1.9.0, the plan has 1.13.0" in [problem.message for problem in refused.value.problems]

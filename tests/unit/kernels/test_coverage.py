@@ -260,7 +260,7 @@ def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_e
 
 
 def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: Path) -> None:
-    config, header = Tiny(experts=256).quantised("glm5")
+    config, header = Tiny(experts=256).quantized("glm5")
     lost = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
     folder = write_tiny(tmp_path / "lacking", config, lost)
     shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(folder)])
@@ -279,7 +279,7 @@ def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
     recipe: str, shared: str, profile: str, tmp_path: Path
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
-    write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantised(recipe))
+    write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantized(recipe))
     told = load(profile, facts=facts_of(home, plan)).plan
     assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:

@@ -101,7 +101,7 @@ def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
         routed_dtype="F8_E4M3",
     )  # fmt: skip
     fp8 = glm_plan()
-    fp8 = dataclasses.replace(fp8, model=dataclasses.replace(fp8.model, quantisation="fp8"))
+    fp8 = dataclasses.replace(fp8, model=dataclasses.replace(fp8.model, quantization="fp8"))
     assert (decide_fusion(glm_plan(), kimi).demanded != "", decide_fusion(fp8, kimi).demanded) == (True, "")
 
 

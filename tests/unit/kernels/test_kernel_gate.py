@@ -55,7 +55,7 @@ def test_a_key_counts_once_however_many_ranks_log_it() -> None:
 
 def test_the_bf16_mtp_layer_stands_apart() -> None:
     report = gate_report([MTP, HIT])
-    assert (len(report.hits), len(report.misses), len(report.other_quantisations)) == (1, 0, 1)
+    assert (len(report.hits), len(report.misses), len(report.other_quantizations)) == (1, 0, 1)
 
 
 def test_a_key_found_by_one_process_and_missed_by_another_shows_a_table_that_did_not_reach_every_rank() -> None:

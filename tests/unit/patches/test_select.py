@@ -12,7 +12,7 @@ def facts(version: str, *, platform: str = "rocm", steps: int | None = 5, table:
     return PatchFacts(
         engine_version=version,
         platform=platform,
-        quantisation="quark-mxfp4",
+        quantization="quark-mxfp4",
         mtp_layer=78,
         speculative_steps=steps,
         inputs={"moe-table": table} if table else {},

@@ -16,8 +16,8 @@ MXFP4_EXPERTS = {
 
 
 def config(*exclude: str, layers: int = 78, **more: object) -> dict[str, Any]:
-    quantisation = {"quant_method": "quark", "exclude": list(exclude), **more}
-    return {"num_hidden_layers": layers, "quantization_config": quantisation}
+    quantization = {"quant_method": "quark", "exclude": list(exclude), **more}
+    return {"num_hidden_layers": layers, "quantization_config": quantization}
 
 
 def added(given: dict[str, Any], made: Transformed) -> list[str]:
@@ -83,10 +83,10 @@ def test_schemes_of_single_layers_are_repeated_too() -> None:
     ("given", "reason"),
     [
         (config("model.layers.61.self_attn.o_proj"), "no entry of `model.layers.78`"),
-        ({"num_hidden_layers": 78}, "not quantised by Quark"),
+        ({"num_hidden_layers": 78}, "not quantized by Quark"),
         (
             {"num_hidden_layers": 78, "quantization_config": {"quant_method": "fp8", "exclude": ["model.layers.78.a"]}},
-            "not quantised by Quark",
+            "not quantized by Quark",
         ),
     ],
 )

@@ -54,24 +54,24 @@ def test_values_of_flags_and_dates_of_images() -> None:
     assert "prefill-131072-out-of-memory" in ids(plan)
     lower = replace(plan, flags=(flag("chunked-prefill-size", "131072"), flag("mem-fraction-static", "0.80")))
     assert "prefill-131072-out-of-memory" not in ids(lower)
-    fp8 = replace(plan, model=replace(plan.model, quantisation="fp8"))
+    fp8 = replace(plan, model=replace(plan.model, quantization="fp8"))
     old = replace(fp8, engine=replace(fp8.engine, image="lmsysorg/sglang-rocm:v0.5.13-rocm720-mi35x-20260611"))
     assert "gfx950-block-fp8-miscompiled" in ids(old)
     assert "gfx950-block-fp8-miscompiled" not in ids(fp8)
     assert image_date("lmsysorg/sglang:v0.5.16-cu130") == 0
 
 
-@pytest.mark.parametrize("quantisation", ["quark-mxfp4", "mxfp4"])
-def test_mxfp4_has_no_kernels_before_gfx950(quantisation: str) -> None:
+@pytest.mark.parametrize("quantization", ["quark-mxfp4", "mxfp4"])
+def test_mxfp4_has_no_kernels_before_gfx950(quantization: str) -> None:
     plan = plan_of("mi300x-tp8")
     assert ids(plan) == set()
-    assert ids(replace(plan, model=replace(plan.model, quantisation=quantisation))) == {"mxfp4-without-gfx950"}
+    assert ids(replace(plan, model=replace(plan.model, quantization=quantization))) == {"mxfp4-without-gfx950"}
 
 
 @pytest.mark.parametrize("profile", ["mi300x-tp8", "mi355x-tp8-current", "b200-tp8"])
 def test_nvfp4_is_for_nvidia(profile: str) -> None:
     plan = plan_of(profile)
-    nvfp4 = replace(plan, model=replace(plan.model, quantisation="nvfp4"))
+    nvfp4 = replace(plan, model=replace(plan.model, quantization="nvfp4"))
     assert ids(nvfp4) - ids(plan) == (set() if profile == "b200-tp8" else {"nvfp4-on-rocm"})
 
 

@@ -38,7 +38,7 @@ def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
 
 
 @pytest.mark.parametrize(
-    ("shipped", "quantised"),
+    ("shipped", "quantized"),
     [
         ("glm-5.2-fp8", {"quant_method": "fp8"}),
         ("glm-5.2-mxfp4", QUARK_MXFP4),
@@ -46,11 +46,11 @@ def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
     ],
 )
 def test_the_facts_are_those_of_the_shipped_file(
-    shipped: str, quantised: dict[str, object], home: Home, tmp_path: Path
+    shipped: str, quantized: dict[str, object], home: Home, tmp_path: Path
 ) -> None:
     """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
     expected = read_model(Catalog.shipped().path(EntryKind.MODEL, shipped), ModelFile, shipped)
-    config = {**GLM_52, "quantization_config": quantised}
+    config = {**GLM_52, "quantization_config": quantized}
     found = written(onboarded(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
     for key in ModelFile.model_fields:
         if key not in {"origin", "source", "served_name", "questions", "flags", "env", "mtp_weights"}:
@@ -78,7 +78,7 @@ source: config.json and safetensors headers of the checkpoint
 origin: {{kind: directory, location: {short_path}/GLM-4.7-Flash}}
 served_name: glm-4.7-flash  # by its file; another with `--set`
 weights: 62500000000  # bytes of 4 files that model.safetensors.index.json names
-quantisation: bf16  # config.json: dtype
+quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
 layers: 47  # config.json: num_hidden_layers
 attention_heads: 20  # config.json: num_attention_heads
@@ -106,10 +106,10 @@ def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_
     }
     folder = write_config(tmp_path / "llama", config)
     assert [line.partition("--set ")[2] for line in refused(folder, home)] == [
-        "quantisation=WORD`",
+        "quantization=WORD`",
         "context_length=N`",
     ]
-    found = onboarded(folder, home, "context_length=8192", "quantisation=bf16", "flags.reasoning-parser=qwen3")
+    found = onboarded(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
     assert written(found).context_length == 8192
     assert "context_length: 8192  # --set" in found.path.read_text()
     assert written(found).flags["reasoning-parser"].origin == "user"
@@ -175,11 +175,11 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
 def test_what_no_sglang_loads_of_a_checkpoint_is_told(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tensors of MXFP4 that the config leaves unquantised; the facts of the file are right all the same."""
-    config, header = Tiny().quantised("amd52")
+    """Tensors of MXFP4 that the config leaves unquantized; the facts of the file are right all the same."""
+    config, header = Tiny().quantized("amd52")
     config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
     found = onboarded(write_tiny(tmp_path / "odd", config, header), home)
-    assert written(found).quantisation == "quark-mxfp4"
+    assert written(found).quantization == "quark-mxfp4"
     said = capsys.readouterr().err
-    assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantised" in said
+    assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantized" in said
     assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in said

@@ -71,7 +71,7 @@ def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Hom
     """No hazard of capacity: its fraction is a safe one, and the requests that may run fit at once."""
     found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
     write_proposal(found, home)
-    loaded = load(found.name, catalogue=Catalog.of(home))
+    loaded = load(found.name, catalog=Catalog.of(home))
     assert not [hazard for hazard in loaded.plan.hazards if hazard.id.startswith("capacity")]
     assert {setting.origin for setting in loaded.profile.flags.values() if setting.note} == {"inferred"}
     capacity = loaded.valid.capacity
@@ -154,10 +154,10 @@ def engine_of(proposal: Proposal) -> str:
 
 
 def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home) -> None:
-    catalogue = Catalog.of(home)
+    catalog = Catalog.of(home)
     newest = max(
         (tuple(map(int, name.split("-")[1].split("."))), name)
-        for name in catalogue.names(EntryKind.ENGINE)
+        for name in catalog.names(EntryKind.ENGINE)
         if name.endswith("-rocm")
     )[1]
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) == newest

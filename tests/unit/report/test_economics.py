@@ -1,4 +1,4 @@
-"""What a token costs: by price, by utilisation, by power; every input named."""
+"""What a token costs: by price, by utilization, by power; every input named."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def rows(found: Costs) -> dict[str, CostRow]:
     return {row.name: row for row in found.rows}
 
 
-def test_rent_and_ownership_by_utilisation(tmp_path: Path) -> None:
+def test_rent_and_ownership_by_utilization(tmp_path: Path) -> None:
     """2,364 output tok/s at the knee of eight GPUs: at $2.10 an hour each, 16.8 / 3600 / 2364 × 1e6 = $1.97."""
     found = costs(tmp_path, tp4dp2(), prices=("2.10",))
     table = rows(found)

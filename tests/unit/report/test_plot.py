@@ -52,8 +52,8 @@ def chart(*, log: bool = False) -> Chart:
         x_label="rate",
         y_label="seconds",
         lines=(
-            Line(label="published", points=((0.5, 0.6), (2.4, 2.22)), colour=None),
-            Line(label="TP8 & more", points=((0.5, 0.55), (1.0, 0.92), (2.0, 14.8)), colour=1),
+            Line(label="published", points=((0.5, 0.6), (2.4, 2.22)), color=None),
+            Line(label="TP8 & more", points=((0.5, 0.55), (1.0, 0.92), (2.0, 14.8)), color=1),
         ),
         limits=(Limit(label="limit 5 s", value=5),),
         log=log,
@@ -86,7 +86,7 @@ def test_it_names_and_describes_itself_and_escapes_what_it_is_given() -> None:
 
 
 def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
-    line = Line(label="A", points=((1, 1), (4, 2)), colour=0, tags=("1 rps", "4 rps"))
+    line = Line(label="A", points=((1, 1), (4, 2)), color=0, tags=("1 rps", "4 rps"))
     root = svg(line_chart(Chart(id="f", title="t", x_label="x", y_label="y", lines=(line,))))
     left, right = [text for text in root.iter("text") if (text.get("class") or "").startswith("tag")]
     spots = [
@@ -99,13 +99,13 @@ def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
     assert (right.get("class"), float(right.get("x", "")) < spots[1]) == ("tag end", True)
 
 
-def test_series_differ_by_more_than_colour() -> None:
+def test_series_differ_by_more_than_color() -> None:
     root = svg(line_chart(chart()))
     keys = [group for group in root.iter("g") if group.get("class", "").startswith("key")]
     assert {child.tag for group in keys for child in group} == {"circle", "polygon"}
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    bars = (Bar(label="a", value=100, text="100", colour=None), Bar(label="b", value=50, text="50", colour=0))
+    bars = (Bar(label="a", value=100, text="100", color=None), Bar(label="b", value=50, text="50", color=0))
     widths = [float(rect.get("width", "")) for rect in svg(bar_chart("x", "t", bars)).iter("rect")]
     assert widths[0] == pytest.approx(2 * widths[1])

@@ -212,10 +212,10 @@ def test_everything_to_judge_and_repeat_it_stands_at_the_end() -> None:
 
 def test_the_published_evaluations_cannot_tell() -> None:
     rows = {row.title: row for row in report(tp4dp2()).evals}
-    gsm8k = rows["GSM8K, 5-shot, greedy"].judgement
+    gsm8k = rows["GSM8K, 5-shot, greedy"].judgment
     assert gsm8k is not None
     assert not gsm8k.significant
-    assert rows["tau2, macro average"].judgement is None
+    assert rows["tau2, macro average"].judgment is None
     assert render_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
 
 
@@ -235,8 +235,8 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
     assert [row.baseline_label for row in rows] == ["FP8, published", "MXFP4, published"]
     for row in rows:
         assert row.measured
-        assert row.judgement is not None
-        assert row.judgement.items == 200
+        assert row.judgment is not None
+        assert row.judgment.items == 200
 
 
 def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> None:
@@ -245,7 +245,7 @@ def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> N
         command="deploy eval", items=(AnsweredQuestion(id="1", right=True, seed=0, group="airline"),),
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
-    assert [(row.baseline, row.judgement) for row in rows] == [(0.819, None), (0.834, None)]
+    assert [(row.baseline, row.judgment) for row in rows] == [(0.819, None), (0.834, None)]
     assert rows[0].caveat == "no sample size was published, tau2-bench a2c0247"
 
 

@@ -56,7 +56,7 @@ def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pyte
     report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
-    assert (row["judgement"]["lost"], row["judgement"]["gained"], row["judgement"]["significant"]) == (10, 0, True)
+    assert (row["judgment"]["lost"], row["judgment"]["gained"], row["judgment"]["significant"]) == (10, 0, True)
 
 
 def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch:
     assert f"#   {line} --namespace default --from-file=config.yaml=/dev/stdin\n" in text
 
 
-def test_only_labelled_clients_reach_a_server_that_the_cluster_alone_reaches() -> None:
+def test_only_labeled_clients_reach_a_server_that_the_cluster_alone_reaches() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.clients=[team=ours]")
     (rule,) = objects(plan)["NetworkPolicy"]["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"team": "ours"}}}]

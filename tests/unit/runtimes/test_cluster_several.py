@@ -140,7 +140,7 @@ def test_a_server_is_ended_only_once_it_was_unhealthy_for_longer_than_healing_sa
         assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(asked) >= seconds
 
 
-def test_a_pod_that_is_replaced_while_it_is_labelled_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_pod_that_is_replaced_while_it_is_labeled_is_asked_for_again(tmp_path: Path) -> None:
     """kubectl lists the pods of a selector, then labels each: one may be gone by then."""
     gone = CompletedProgram(argv=(), code=1, stdout="", stderr='Error from server (NotFound): pods "a-1" not found')
     answers = iter((gone, CompletedProgram(argv=(), code=0, stdout="pod/a-2 labeled", stderr="")))

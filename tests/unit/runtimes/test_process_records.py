@@ -225,7 +225,7 @@ UNREADABLE = {
     "of an empty token": changed(token=""),
     "of a token that is no path": changed(token="/\0"),
     "of a token in half a letter": changed(token="/\ud800"),
-    "with a colour code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
+    "with a color code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
     "a FIFO": a_fifo,
     "a directory": Path.mkdir,
     "a link": a_link,

@@ -113,7 +113,7 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
     assert bool(runtime.servers) == keep
 
 
-def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
+def test_a_server_goes_down_even_where_nothing_is_to_be_learned_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Diagnosed first, a server stayed up whenever the daemon did not answer, and the error of the start was lost."""

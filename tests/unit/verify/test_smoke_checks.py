@@ -103,7 +103,7 @@ LIES = {
         "two greedy answers differ from token 29 on",
     ),
     "a stream without text": (engine(stream_of_no_text=True), "stream agrees", "streaming gives ''"),
-    "a list for a colour": (engine(colour_is_a_list=True), "schema obeyed", "JSON that breaks the schema"),
+    "a list for a color": (engine(color_is_a_list=True), "schema obeyed", "JSON that breaks the schema"),
     "a page of no tokens": (engine(page=0), "prefix cached", "`page_size` is 0"),
     "no metrics": (
         engine(metrics_absent=True),

@@ -1,1 +1,1 @@
-"""Stands in for AMD Quark 0.13, for the two classes that `images/quantise_shards.py` uses; see `torch.py`."""
+"""Stands in for AMD Quark 0.13, for the two classes that `images/quantize_shards.py` uses; see `torch.py`."""

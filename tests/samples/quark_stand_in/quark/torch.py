@@ -58,7 +58,7 @@ class ModelQuantizer:
         left: set[str] = set()
         for shard in sorted(source.glob("*.safetensors")):
             try:
-                tensors = _quantised(_read(shard), self.exclude, left)
+                tensors = _quantized(_read(shard), self.exclude, left)
                 _misbehave(shard.name, tensors)
             except Exception:
                 shutil.rmtree(made)
@@ -96,7 +96,7 @@ def _config(exclude: list[str]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _quantised(tensors: dict[str, Any], exclude: list[str], left: set[str]) -> dict[str, Any]:
+def _quantized(tensors: dict[str, Any], exclude: list[str], left: set[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, (dtype, shape, data) in tensors.items():
         module, _, leaf = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Quantise a checkpoint with AMD Quark, shard by shard: python quantise_shards.py FOLDER DEVICE
+"""Quantize a checkpoint with AMD Quark, shard by shard: python quantize_shards.py FOLDER DEVICE
 
 Run by a Python that has amd-quark. FOLDER/job.json says what to do; several of these share its shards, each of which
 is claimed by one. Quark is given a folder with one shard: it deletes what lies where it writes, at its start and where
@@ -41,7 +41,7 @@ def claim(folder: Path, shard: str) -> bool:
     return True
 
 
-def quantise(folder: Path, job: dict, shard: str, device: str) -> None:
+def quantize(folder: Path, job: dict, shard: str, device: str) -> None:
     """Make one shard; it is in its place whole or not at all."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
@@ -79,7 +79,7 @@ def main(folder: Path, device: str) -> None:
     job = json.loads((folder / "job.json").read_text())
     for shard in job["shards"]:
         if claim(folder, shard):
-            quantise(folder, job, shard, device)
+            quantize(folder, job, shard, device)
 
 
 if __name__ == "__main__":

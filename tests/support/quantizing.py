@@ -11,7 +11,7 @@ from quark_source import stand_in_path
 from orchestrator.core.polling import poll_until
 
 
-class Quantising:
+class Quantizing:
     """A `deploy quantise` that runs."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Quantising:
         return self.process.returncode, said
 
     def shards(self) -> list[Path]:
-        return sorted(self.target.with_name(f"{self.target.name}.quantising").glob("checkpoint/*.safetensors"))
+        return sorted(self.target.with_name(f"{self.target.name}.quantizing").glob("checkpoint/*.safetensors"))
 
     def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
         poll_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
@@ -42,7 +42,7 @@ class Quantising:
 
     def workers(self) -> list[int]:
         """Processes that name this target's folder, wherever they are."""
-        return [pid for pid, words in _processes() if f"{self.target}.quantising" in words and pid != self.process.pid]
+        return [pid for pid, words in _processes() if f"{self.target}.quantizing" in words and pid != self.process.pid]
 
 
 def _processes() -> Iterator[tuple[int, str]]:

@@ -13,13 +13,13 @@ from orchestrator.checkpoints.quantize.work_dir import WorkDir
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner import quantize as command
-from orchestrator.planner.quantize import QuantisationRequest, quantise, recipe_rows, worker_memory
+from orchestrator.planner.quantize import QuantizationRequest, quantize, recipe_rows, worker_memory
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> QuantisationRequest:
+def request_(tmp_path: Path) -> QuantizationRequest:
     source = write_tiny(tmp_path / "tiny", Tiny().config(), Tiny().header())
-    return QuantisationRequest(source=source, target=tmp_path / "mxfp4", recipe="glm-5.2-amd")
+    return QuantizationRequest(source=source, target=tmp_path / "mxfp4", recipe="glm-5.2-amd")
 
 
 @pytest.fixture
@@ -27,43 +27,43 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def refused(request: QuantisationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
+def refused(request: QuantizationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
     with pytest.raises(kind) as caught:
-        quantise(request, home)
-    assert not request.target.with_name("mxfp4.quantising").exists(), "nothing was begun"
+        quantize(request, home)
+    assert not request.target.with_name("mxfp4.quantizing").exists(), "nothing was begun"
     return f"{caught.value.message} | {caught.value.hint}"
 
 
-def test_a_target_that_exists(request_: QuantisationRequest, home: Home) -> None:
+def test_a_target_that_exists(request_: QuantizationRequest, home: Home) -> None:
     request_.target.symlink_to("nowhere")
     assert refused(request_, home, UsageError).startswith("the target exists")
 
 
-def test_a_target_that_has_no_name(request_: QuantisationRequest, home: Home) -> None:
+def test_a_target_that_has_no_name(request_: QuantizationRequest, home: Home) -> None:
     root = replace(request_, target=Path("/"), name="x")
     with pytest.raises(UsageError, match="the target exists"):
-        quantise(root, home)
+        quantize(root, home)
 
 
-def test_a_target_in_the_source(request_: QuantisationRequest, home: Home) -> None:
-    inside = QuantisationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
+def test_a_target_in_the_source(request_: QuantizationRequest, home: Home) -> None:
+    inside = QuantizationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
     assert refused(inside, home, UsageError).startswith("the target lies in the source")
 
 
-def test_a_model_of_that_name(request_: QuantisationRequest, home: Home) -> None:
-    taken = QuantisationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
+def test_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
+    taken = QuantizationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
     assert "there is a model `tiny` already" in refused(taken, home, UsageError)
 
 
 def test_a_disk_that_does_not_hold_it(
-    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+    request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
     assert refused(request_, home, HostError).startswith("1.1 GB are to come and 1.0 GB are free")
 
 
 def test_a_disk_that_holds_the_shards_and_not_the_rest(
-    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+    request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 1_000_000_000 + (1 << 30)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free))  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def test_a_disk_that_holds_the_shards_and_not_the_rest(
 
 
 def test_a_machine_without_a_compiler(
-    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+    request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "there is no C++ compiler" in refused(request_, home, HostError)
@@ -84,14 +84,14 @@ def test_a_machine_without_a_compiler(
     [(100_000_000_000, 16, 2), (100_000_000_000, 1, 1), (800_000_000, 16, 1), (None, 16, 2)],
 )
 def test_as_many_workers_as_cores_shards_and_memory_allow(
-    free: int | None, cores: int, workers: int, request_: QuantisationRequest, monkeypatch: pytest.MonkeyPatch
+    free: int | None, cores: int, workers: int, request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "memory_free", lambda: free)
     source = read_source(request_.source)
     assert command._workers(request_, source, cores=cores, left=2) == workers
 
 
-def test_too_little_memory_for_one(request_: QuantisationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_one(request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "memory_free", lambda: 500_000_000)
     source = read_source(request_.source)
     assert worker_memory(source) > 700_000_000
@@ -99,7 +99,7 @@ def test_too_little_memory_for_one(request_: QuantisationRequest, monkeypatch: p
         command._workers(request_, source, cores=2, left=2)
 
 
-def test_what_each_recipe_makes_of_it(request_: QuantisationRequest, home: Home) -> None:
+def test_what_each_recipe_makes_of_it(request_: QuantizationRequest, home: Home) -> None:
     source = read_source(request_.source)
     rows = {row[0]: row[1:3] for row in recipe_rows(source, home)}
     assert rows == {
@@ -122,7 +122,7 @@ def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
 def test_in_an_image_there_is_a_worker_a_gpu_at_most(
     asked: int | None,
     containers: int,
-    request_: QuantisationRequest,
+    request_: QuantizationRequest,
     home: Home,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,13 +46,13 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_what_stands_in_the_home_is_found_beside_what_is_shipped(home: Path) -> None:
-    catalogue = Catalog.of(Home(home))
-    plan = load("mine", catalogue=catalogue).plan
+    catalog = Catalog.of(Home(home))
+    plan = load("mine", catalog=catalog).plan
     assert (plan.hardware.name, plan.model.name, plan.engine.name) == ("desk", "small", "own")
-    assert load("cpu-tiny", catalogue=catalogue).plan.hardware.name == "cpu"
-    assert set(profile_names(catalogue)) == {"mine", *profile_names(Catalog.shipped())}
-    assert load_workload("brief", catalogue=catalogue) == load_workload("smoke-tiny", catalogue=catalogue)
-    assert "my-patch" in {patch.id for patch in read_ledger(catalogue)}
+    assert load("cpu-tiny", catalog=catalog).plan.hardware.name == "cpu"
+    assert set(profile_names(catalog)) == {"mine", *profile_names(Catalog.shipped())}
+    assert load_workload("brief", catalog=catalog) == load_workload("smoke-tiny", catalog=catalog)
+    assert "my-patch" in {patch.id for patch in read_ledger(catalog)}
 
 
 def test_the_home_is_the_one_of_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
 ) -> None:
     mine, theirs = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
     mine.write_text(theirs.read_text().replace("compute_units: 0", "compute_units: 7"))
-    catalogue = Catalog.of(Home(home))
+    catalog = Catalog.of(Home(home))
     for _ in range(2):
-        assert load("cpu-tiny", catalogue=catalogue).plan.hardware.compute_units == 7
+        assert load("cpu-tiny", catalog=catalog).plan.hardware.compute_units == 7
     assert capsys.readouterr().err.count(f"note: `{mine}` is used instead of `{theirs}`") == 1
 
 
@@ -100,7 +100,7 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
     path.parent.mkdir(parents=True)
     put(path)
     with pytest.raises(ProfileError) as refused:
-        load("cpu-tiny", catalogue=Catalog.of(Home(tmp_path)))
+        load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
     (problem,) = refused.value.each()
     assert problem.message == f"`{path}` {message}"
     assert problem.hint == "remove it to use the one that ships, or put a file in its place"
@@ -109,14 +109,14 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
 def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "profiles").symlink_to("/nonexistent")
     with pytest.raises(ProfileError, match="is not a directory"):
-        load("cpu-tiny", catalogue=Catalog.of(Home(tmp_path)))
+        load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
 
 
 def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
     path = home / "profiles/hardware/desk.yaml"
     path.write_text(path.read_text() + "gpu: 1\n")
     with pytest.raises(ProfileError) as caught:
-        load("mine", catalogue=Catalog.of(Home(home)))
+        load("mine", catalog=Catalog.of(Home(home)))
     assert caught.value.problems[0].where.startswith(f"{path}:")
 
 
