@@ -1,6 +1,5 @@
 """The command `deploy render`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,21 +15,19 @@ from orchestrator.cli.options import (
     runtime_names,
 )
 from orchestrator.cli.overrides import overridden
+from orchestrator.cli.rendered import print_rendered, rendered_dicts, write_rendered
 from orchestrator.core.command_hints import set_invocation
-from orchestrator.core.console import print_data, print_json, say
+from orchestrator.core.console import print_json
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.safe_paths import RelativePath
 from orchestrator.images.sources import input_digests, read_inputs
 from orchestrator.kernels.plan_coverage import report_coverage
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
+from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import load, render_artifacts, rendered_files
 from orchestrator.planner.prebuilt import require_image
-from orchestrator.render.artifacts import RenderedFile
 from orchestrator.render.cloud.launchers import LAUNCHERS
-from orchestrator.runs.run_dir import write_files
 
 
 def command(
@@ -78,24 +75,11 @@ def command(
             require_image(plan.runtime, image)
         files = rendered_files(render_artifacts(plan, inputs))
     report_coverage(plan, home)
-    _hand_over(plan, files, output, json=json)
-
-
-def _hand_over(plan: Plan, files: Sequence[RenderedFile], output: Path | None, *, json: bool) -> None:
-    """Write rendered files, or print them; for programs, both."""
+    report_warnings(plan)
     if output is not None:
-        write_files(output, files)
-        for file in files:
-            say(f"wrote {output / RelativePath(file.path)}")
+        write_rendered(output, files)
     if json:
-        shown = [
-            {"path": str(output / RelativePath(file.path)) if output else file.path, **_content(file)} for file in files
-        ]
+        shown = rendered_dicts(files, output)
         print_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
     elif output is None:
-        for file in files:
-            print_data(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")
-
-
-def _content(file: RenderedFile) -> dict[str, object]:
-    return {"executable": file.executable, "content": file.content.decode(errors="replace")}
+        print_rendered(files)

@@ -11,7 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.kernels.plan_coverage import report_coverage
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import explained, explained_table
-from orchestrator.planner.image_env import note_environment
+from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.planning import load
 
 
@@ -39,7 +39,7 @@ def command(
             print_data(capacity_table(found))
         return
     report_coverage(loaded.plan, home := Home.from_environment())
-    note_environment(loaded.plan, home)
+    note_environment(loaded.plan, image_config(loaded.plan, home))
     if not loaded.plan.model.questions:
         note(
             f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"

@@ -1,5 +1,6 @@
 """The command `deploy up`."""
 
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -17,12 +18,15 @@ from orchestrator.cli.options import (
     run_names,
 )
 from orchestrator.cli.overrides import overridden
+from orchestrator.cli.rendered import rendered_dicts, write_rendered
 from orchestrator.cli.up_result import show_up
-from orchestrator.core.console import print_data, say
+from orchestrator.core.console import print_data, print_json
+from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.servers.rollback import decided_before
+from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.up import preview, up
+from orchestrator.servers.start.up import up
 
 ReplaceOption: TypeAlias = Annotated[
     bool, typer.Option("--replace", help="stop a server of that name first; several replicas one by one")
@@ -53,7 +57,10 @@ def command(
         bool, typer.Option("--locked", help="what PROFILE.lock.yaml, or the lock given as PROFILE, holds; or nothing")
     ] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the steps and warnings; start nothing")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="with `--dry-run`, write all files to a folder")
+    ] = None,
     replace: ReplaceOption = False,
     only: OnlyOption = None,
     least_gsm8k: LeastGsm8kOption = None,
@@ -86,10 +93,23 @@ def command(
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
+    if output is not None and not dry_run:
+        raise UsageError("`--output` is for `--dry-run`", hint="a start keeps its files in its run directory")
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
-        would = preview(request, home)
-        print_data(would.files)
-        say(would.steps)
+        _show_preview(preview(request, home), output, json=json)
         return
     show_up(up(request, home), json=json)
+
+
+def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
+    """Print the steps, then the warnings; files only as JSON, or into the folder `output`."""
+    if json:
+        if output is not None:
+            write_rendered(output, found.files)
+        print_json({**found.to_dict(), "files": rendered_dicts(found.files, output)})
+        return
+    print_data(found.to_table())
+    found.report()
+    if output is not None:
+        write_rendered(output, found.files)

@@ -1,7 +1,6 @@
 """What an `up` would do before its server serves, how long that may take, what it downloads; nothing is done."""
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,15 +66,14 @@ def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
     return (checkpoint, *table, *image, _start(plan))
 
 
-def steps_text(artifacts: Artifacts, place: HostRef) -> str:
-    """The steps as a table."""
-    steps = steps_of(artifacts, place)
+def steps_table(steps: Sequence[UpStep]) -> str:
+    """The steps as a table, with their total."""
     rows = [(step.name, step.what, format_duration(step.about) if step.about else "done") for step in steps]
     total = sum(step.about for step in steps)
     return table(
         ("step", "what", "about"),
         [*rows, ("total", "estimates, not promises", format_duration(total))],
-        width=terminal_width(sys.stderr),
+        width=terminal_width(),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.console import note, warn
+from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_private, write_cache
 from orchestrator.core.paths import Home
@@ -90,19 +90,22 @@ def image_hazards(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
     return tuple(hazard for hazard in found if hazard.id not in known)
 
 
-def note_environment(plan: Plan, home: Home) -> None:
-    """Say what the server gets from its image, as far as that is known here; nothing for a plan without one."""
+def image_config(plan: Plan, home: Home) -> ImageConfig | None:
+    """Return what is known without a network of the image that a plan's server starts in; None for no image."""
+    image = image_of(plan)
+    return known_config(image, home) if image is not None else None
+
+
+def note_environment(plan: Plan, config: ImageConfig | None) -> None:
+    """Say what the server gets from its image, as far as that is known; nothing for a plan without one."""
     image = image_of(plan)
     if image is None:
         return
-    config = known_config(image, home)
     if config is None:
         note(f"the environment of `{image}` is not known here; `deploy inspect {image}` asks its registry")
         return
     variables = [str(variable) for variable in image_variables(plan, config)]
     note(f"`{image}` sets {', '.join(variables) or 'no variable of its engine'}")
-    for hazard in image_hazards(plan, config):
-        warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
 def _kept(image: str, home: Home) -> Path:

@@ -161,7 +161,7 @@ def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, pa
     before = (package / MARKED).read_bytes()
     argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}"]
     argv += ["--set", "waiting.grace=2", "--json"]
-    shown = marked.run(*argv[:-1], "--dry-run")
+    shown = marked.run(*argv, "--dry-run")
     assert "#   marked" in shown.stdout
 
     done = marked.run(*argv)

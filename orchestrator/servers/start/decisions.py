@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from orchestrator.core.console import note, warn
+from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
@@ -14,8 +14,9 @@ from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import NOTHING_GIVEN, RowSources, report_coverage, require_covered
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.fusion import inferred_fusion_flag, might_fuse
+from orchestrator.plan.fusion import might_fuse
 from orchestrator.plan.plan import Plan
+from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
 from orchestrator.planner.source import PlanSource, ProfileSource
@@ -92,18 +93,6 @@ def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> Prebui
     return known_image(source.image, docker, pulled_here=pulled_here)
 
 
-def tell_decision(plan: Plan, before: Plan | None = None) -> None:
-    """Say what was inferred, and what is known of plans like this one; what was said of `before` is not repeated."""
-    if before is not None and before == plan:
-        return
-    flag = inferred_fusion_flag(plan)
-    if flag is not None and (before is None or flag not in before.flags):
-        note(f"`{flag.name}` is set: {flag.source}")
-    for hazard in plan.hazards:
-        if before is None or hazard not in before.hazards:
-            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
-
-
 def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: HostRef) -> PreparedRun:
     """Bring checkpoint, tables and engine into place, and decide finally with what they turned out to be.
 
@@ -126,7 +115,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     if not source.decided and plan.ready_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
     final = _decide(source, place, image)
-    tell_decision(final.plan, before=plan)
+    report_warnings(final.plan, before=plan)
     if not request.accept_untuned:
         require_covered(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
     if early is None or final.artifacts != first.artifacts:

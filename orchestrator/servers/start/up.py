@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from orchestrator.core.console import note, warn
+from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
@@ -12,11 +12,8 @@ from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import ignore_signals
 from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.capacity import note_capacity
-from orchestrator.planner.estimate import steps_text
-from orchestrator.planner.image_env import image_hazards, note_environment
+from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import rendered_files
-from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
@@ -24,7 +21,6 @@ from orchestrator.runs.run_dir import (
     name_lock,
     open_run,
     read_plan,
-    require_name,
     require_room,
     require_version,
 )
@@ -34,38 +30,11 @@ from orchestrator.servers.exit_record import HEALING, stop_server
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
-from orchestrator.servers.start.decisions import decide_beforehand, look_at_coverage, prepare_start, tell_decision
+from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import host_ref, require_host, require_ready_host
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preview:
-    """What `up` would do: its steps, and the files it would start the server from."""
-
-    steps: str
-    files: str
-
-
-def preview(request: UpRequest, home: Home) -> Preview:
-    """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
-    if request.name:
-        require_name(request.name)
-    source = request.source(home)
-    home, place = source.home, host_ref(source.runtime, source.home, request.host)
-    decision = decide_beforehand(request, source, place, offline=True)
-    plan, artifacts = decision.plan, decision.artifacts
-    tell_decision(plan)
-    shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
-    files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
-    note_environment(plan, home)
-    if isinstance(source, ProfileSource) and not source.decided:
-        note_capacity(plan, source.valid.capacity)
-    if not plan.ready_image:
-        look_at_coverage(request, plan, place)
-    return Preview(steps=steps_text(artifacts, place), files=files)
 
 
 def up(
@@ -88,22 +57,16 @@ def up(
     plan = first.plan
     name = request.name or plan.profile
     key = api_key(plan.server.api_key_env)
-    if plan.server.answers_everyone:
-        hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
-        warn(
-            f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
-        )
+    report_warnings(plan, name=name)
     with open_servers(home, request.host) as servers, name_lock(home, name):
         claimed(servers)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
         standing = _replaced_one_by_one(servers, name, plan=plan, request=request)
-        tell_decision(plan)
         before = require_host(plan, servers, name, place, stage=request.stage)
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
-        for hazard in image_hazards(made.plan, prepared.image) if prepared.image else ():
-            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
+        report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
         if servers.find(name):
             _require_writable(home, name, made)
         request = replace(request, image=made.plan.ready_image) if source.image else request

@@ -1,5 +1,6 @@
 """`deploy build`: the image it makes is the one that `deploy up` starts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,9 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
     for _ in range(2):
         build("mi355x-tp8")
         tags.append(capsys.readouterr().out.strip())
-        up(profile="mi355x-tp8", dry_run=True, accept_untuned=True)
-        assert f" {tags[-1]} " in capsys.readouterr().out.replace("\n", " ")
+        up(profile="mi355x-tp8", dry_run=True, accept_untuned=True, json=True)
+        files = {file["path"]: file["content"] for file in json.loads(capsys.readouterr().out)["files"]}
+        assert f" {tags[-1]} " in files["docker-run.sh"].replace("\n", " ")
         plan = load("mi355x-tp8").plan
         Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
     assert tags[0] != tags[1]

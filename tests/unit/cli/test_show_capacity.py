@@ -11,8 +11,8 @@ from orchestrator.cli.show import command as show
 from orchestrator.core.paths import Home
 from orchestrator.planner.capacity import capacity_table, note_capacity
 from orchestrator.planner.planning import load, read_profile
+from orchestrator.servers.start.preview import preview
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.up import preview
 
 
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_a_dry_run_says_it_in_one_line(
         host=None, image=None, replace=False,
         keep=False, stage=True, accept_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
-    preview(request, Home(tmp_path))
+    preview(request, Home(tmp_path)).report()
     said = capsys.readouterr().err
     assert said.count("requests of `random-4k-256` at once need") == len(settings)
     (line,) = [line for line in said.splitlines() if "capacity of" in line]

@@ -9,7 +9,7 @@ from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import image_env
-from orchestrator.planner.image_env import image_hazards, image_variables, keep_config, note_environment
+from orchestrator.planner.image_env import image_config, image_hazards, image_variables, keep_config, note_environment
 from orchestrator.planner.planning import load
 
 CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
@@ -35,7 +35,7 @@ def test_what_the_image_sets_is_shown_with_what_the_plan_sets_instead(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_config(config(), Home(tmp_path))
-    note_environment(plan_of(), Home(tmp_path))
+    note_environment(plan_of(), image_config(plan_of(), Home(tmp_path)))
     said = capsys.readouterr().err
     assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in said
     assert f"{CAST}=0 (the image says 1; sgl-project/sglang#40084)" in said
@@ -49,13 +49,13 @@ def test_without_a_network_it_is_said_that_it_is_not_known_and_at_once(
 ) -> None:
     """Unit tests open no connection: whoever asks one fails."""
     began = time.perf_counter()
-    note_environment(plan_of(), Home(tmp_path))
+    note_environment(plan_of(), image_config(plan_of(), Home(tmp_path)))
     assert time.perf_counter() - began < 0.5
     assert f"the environment of `{IMAGE}` is not known here; `deploy inspect {IMAGE}`" in capsys.readouterr().err
 
 
-def test_a_process_has_no_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    note_environment(load("cpu-tiny").plan, Home(tmp_path))
+def test_a_process_has_no_image(capsys: pytest.CaptureFixture[str]) -> None:
+    note_environment(load("cpu-tiny").plan, None)
     assert capsys.readouterr().err == ""
 
 
@@ -64,7 +64,7 @@ def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: py
     keep_config(config(), home)
     [kept] = home.images.iterdir()
     kept.write_text("{")
-    note_environment(plan_of(), home)
+    note_environment(plan_of(), image_config(plan_of(), home))
     assert "is not known here" in capsys.readouterr().err
 
 

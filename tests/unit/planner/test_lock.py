@@ -35,7 +35,7 @@ from orchestrator.planner.lock import (
 from orchestrator.planner.planning import load
 from orchestrator.report.diff import diff, diff_text, resolve_side
 from orchestrator.servers.rollback import decided_before
-from orchestrator.servers.start.up import preview
+from orchestrator.servers.start.preview import preview
 
 GLM = "mi355x-tp8"
 COMMIT = "c0ffee" + "0" * 34
@@ -151,7 +151,8 @@ def test_what_is_locked_is_started(home: Home) -> None:
     assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
     asked = decided_before(request_of(profile=str(path)), home, run=None, locked=True)
     assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
-    assert "--port 31000" in preview(asked, home).files
+    script = next(file for file in preview(asked, home).files if file.path == "server.sh")
+    assert b"--port 31000" in script.content
     assert asked.command("owl") == f"deploy up --locked {path} --name owl"
 
 

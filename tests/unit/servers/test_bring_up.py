@@ -369,4 +369,4 @@ def test_a_server_that_answers_everyone_is_said_aloud(
     monkeypatch.setattr("orchestrator.servers.start.up.open_servers", far_enough)
     with pytest.raises(HostError, match="far enough"):
         up.up(request_of(*overrides), Home(tmp_path))
-    assert ("without an API key: it answers everyone who reaches it" in capsys.readouterr().err) is said
+    assert ("without an API key; anyone who can reach it can use it" in capsys.readouterr().err) is said

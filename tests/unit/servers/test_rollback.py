@@ -26,8 +26,8 @@ from orchestrator.servers import restart as restart_command
 from orchestrator.servers import rollback as command
 from orchestrator.servers.rollback import named_run, request_from, rollback
 from orchestrator.servers.start import decisions
+from orchestrator.servers.start.preview import preview
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.up import preview
 
 
 @pytest.fixture
@@ -82,11 +82,10 @@ def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
     asked = run.read("up.json")
     run.save("up.json", {**asked, "request": {**asked["request"], "overrides": []}})  # type: ignore[dict-item]
 
-    shown = preview(request_from(run), home).files
+    files = {file.path: file.content.decode() for file in preview(request_from(run), home).files}
 
-    assert "--max-total-tokens 32768" in shown
-    plan = json.loads(shown.partition("plan.json <==\n")[2].partition("==>")[0])
-    assert plan == run.read("plan.json")
+    assert "--max-total-tokens 32768" in files["server.sh"]
+    assert json.loads(files["plan.json"]) == run.read("plan.json")
 
 
 def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
@@ -210,4 +209,4 @@ def test_a_run_has_its_profile_and_is_started_without_another(home: Home, monkey
         ended = CliRunner().invoke(app, ["up", *words, "--from", run.path.name])
         assert isinstance(ended.exception, UsageError)
     shown = CliRunner().invoke(app, ["up", "--from", run.path.name, "--dry-run"])
-    assert "==> plan.json <==" in shown.stdout
+    assert shown.stdout.startswith("step ")

@@ -1,0 +1,38 @@
+"""How rendered files reach the user: written to a folder, printed, or as JSON."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.core.console import print_data, say
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.render.artifacts import RenderedFile
+from orchestrator.runs.run_dir import write_files
+
+
+def write_rendered(folder: Path, files: Sequence[RenderedFile]) -> None:
+    """Write the files into a folder and name each."""
+    write_files(folder, files)
+    for file in files:
+        say(f"wrote {folder / RelativePath(file.path)}")
+
+
+def print_rendered(files: Sequence[RenderedFile]) -> None:
+    """Print the files, each after a line with its path."""
+    for file in files:
+        print_data(f"==> {file.path} <==\n{_text(file)}")
+
+
+def rendered_dicts(files: Sequence[RenderedFile], folder: Path | None) -> list[dict[str, object]]:
+    """Return the files as JSON-able data, with the path in the folder where they were written to one."""
+    return [
+        {
+            "path": str(folder / RelativePath(file.path)) if folder else file.path,
+            "executable": file.executable,
+            "content": _text(file),
+        }
+        for file in files
+    ]
+
+
+def _text(file: RenderedFile) -> str:
+    return file.content.decode(errors="replace")

@@ -1,0 +1,43 @@
+"""The known issues and warnings of a plan, as `up`, its dry run, `render` and `show` report them."""
+
+from orchestrator.core.console import note, warn
+from orchestrator.images.config import ImageConfig
+from orchestrator.plan.fusion import inferred_fusion_flag
+from orchestrator.plan.plan import Plan, PlanWarning
+from orchestrator.planner.image_env import image_hazards
+
+
+def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | None = None) -> tuple[PlanWarning, ...]:
+    """Return what a user should know before a server of that name starts, by default the profile's name.
+
+    First comes a server that needs no key. Known issues that match the plan follow, then those that only match with
+    the variables of its `image`.
+    """
+    hazards = image_hazards(plan, image) if image is not None else ()
+    return (*_open_server(plan, name or plan.profile), *plan.hazards, *hazards)
+
+
+def report_warnings(
+    plan: Plan, *, name: str | None = None, image: ImageConfig | None = None, before: Plan | None = None
+) -> None:
+    """Print the warnings of a plan and the flag that was inferred for it; what was printed of `before` is left out."""
+    flag = inferred_fusion_flag(plan)
+    if flag is not None and (before is None or flag not in before.flags):
+        note(f"`{flag.name}` is set: {flag.source}")
+    printed = () if before is None else plan_warnings(before, name=name)
+    for warning in plan_warnings(plan, name=name, image=image):
+        if warning not in printed:
+            warn(warning_text(warning), hint=warning.hint)
+
+
+def warning_text(warning: PlanWarning) -> str:
+    """Return a warning with its source."""
+    return f"{warning.what} ({warning.source})" if warning.source else warning.what
+
+
+def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:
+    if not plan.server.answers_everyone:
+        return ()
+    what = f"`{name}` listens on {plan.server.host} without an API key; anyone who can reach it can use it"
+    hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
+    return (PlanWarning(id="open-server", what=what, source="", hint=hint),)

@@ -1,0 +1,80 @@
+"""`deploy up --dry-run`: the steps, the files and the warnings of a start; nothing is started or written."""
+
+from dataclasses import asdict, dataclass
+
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.kernels.plan_coverage import report_coverage, require_covered
+from orchestrator.plan.capacity import Capacity
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.capacity import note_capacity
+from orchestrator.planner.estimate import UpStep, steps_of, steps_table
+from orchestrator.planner.image_env import image_config, note_environment
+from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
+from orchestrator.planner.planning import rendered_files
+from orchestrator.planner.source import ProfileSource
+from orchestrator.render.artifacts import RenderedFile
+from orchestrator.runs.run_dir import require_name
+from orchestrator.servers.start.decisions import decide_beforehand
+from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.request import UpRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What `up` would do: its steps, and the files from which it would start the server `name`."""
+
+    plan: Plan
+    name: str
+    home: Home
+    steps: tuple[UpStep, ...]
+    files: tuple[RenderedFile, ...]
+    capacity: Capacity | None  # None for a plan that was decided before
+    image: ImageConfig | None  # None where nothing is known of it here
+
+    def to_table(self) -> str:
+        """The steps as a table, with estimated durations."""
+        return steps_table(self.steps)
+
+    def to_dict(self) -> dict[str, object]:
+        """Steps, warnings and plan as JSON-able data; the files are not in it."""
+        warnings = plan_warnings(self.plan, name=self.name, image=self.image)
+        return {
+            "name": self.name,
+            "profile": self.plan.profile,
+            "digest": self.plan.digest,
+            "steps": [asdict(step) for step in self.steps],
+            "warnings": [asdict(warning) for warning in warnings],
+            "plan": self.plan.to_dict(),
+        }
+
+    def report(self) -> None:
+        """Print what is known of kernels, image and capacity, then the warnings."""
+        if not self.plan.ready_image:
+            report_coverage(self.plan, self.home)
+        note_environment(self.plan, self.image)
+        if self.capacity is not None:
+            note_capacity(self.plan, self.capacity)
+        report_warnings(self.plan, name=self.name, image=self.image)
+
+
+def preview(request: UpRequest, home: Home) -> Preview:
+    """Return what `up` would do and start. Raises a DeployError for what it would refuse."""
+    if request.name:
+        require_name(request.name)
+    source = request.source(home)
+    home, place = source.home, host_ref(source.runtime, source.home, request.host)
+    decision = decide_beforehand(request, source, place, offline=True)
+    plan, artifacts = decision.plan, decision.artifacts
+    if not plan.ready_image and not request.accept_untuned:
+        require_covered(plan, home)
+    capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
+    return Preview(
+        plan=plan,
+        name=request.name or plan.profile,
+        home=home,
+        steps=steps_of(artifacts, place),
+        files=rendered_files(artifacts, request.name),
+        capacity=capacity,
+        image=image_config(plan, home),
+    )

@@ -1,0 +1,52 @@
+"""What is known of a plan is said by one function: by `up`, its dry run and `render` alike."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.images.config import ImageConfig
+from orchestrator.planner import estimate, image_env
+from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
+from orchestrator.planner.planning import load
+
+OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_public=true")
+KNOWN = "every request is decoded greedily while drafts are verified"
+NO_KEY = "`{}` listens on 0.0.0.0 without an API key; anyone who can reach it can use it"
+
+
+@pytest.fixture(autouse=True)
+def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (image_env, estimate):
+        monkeypatch.setattr(module, "local_config", lambda _: None)
+
+
+def invoke(home: Path, *words: str) -> tuple[str, str]:
+    done = CliRunner().invoke(app, list(words), env={"DEPLOY_HOME": str(home)})
+    assert done.exit_code == 0, done.output
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("verb", [("render",), ("up", "--dry-run"), ("up", "--dry-run", "--name", "owl")])
+def test_a_dry_run_and_render_say_the_same(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    _, stderr = invoke(tmp_path, *verb, "--profile", "mi355x-tp8", *OPEN)
+    assert f"warning: {NO_KEY.format('owl' if 'owl' in verb else 'mi355x-tp8')}\nhint: `--set server.api_key" in stderr
+    assert stderr.count(f"warning: {KNOWN}") == 1
+
+
+def test_known_issues_of_the_images_variables_follow_those_of_the_plan() -> None:
+    plan = load("mi355x-tp8", overrides=["env.ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=1"]).plan
+    image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
+    assert [warning.id for warning in plan_warnings(plan, image=image)] == [
+        *(warning.id for warning in plan.hazards),
+        "quick-reduce-cast",
+    ]
+
+
+def test_what_was_said_of_an_earlier_plan_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    before = load("mi355x-tp8").plan
+    after = load("mi355x-tp8", overrides=["flags.max-running-requests=512"]).plan
+    report_warnings(after, before=before)
+    said = capsys.readouterr().err
+    assert (KNOWN in said, "512 requests" in said) == (False, True)

@@ -1,0 +1,60 @@
+"""`deploy up --dry-run`: the steps, then the warnings; files are written or printed where that is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import UsageError
+from orchestrator.planner import estimate, image_env
+from orchestrator.planner.planning import load, profile_names
+
+
+@pytest.fixture(autouse=True)
+def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (image_env, estimate):
+        monkeypatch.setattr(module, "local_config", lambda _: None)
+
+
+def dry_run(home: Path, profile: str, *more: str) -> Result:
+    words = ["up", profile, "--dry-run", *more]
+    return CliRunner().invoke(app, words, env={"DEPLOY_HOME": str(home / "home")})
+
+
+@pytest.mark.parametrize("profile", [name for name in profile_names() if not name.endswith("-july")])
+def test_steps_come_first_and_then_warnings(tmp_path: Path, profile: str) -> None:
+    done = dry_run(tmp_path, profile)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].split() == ["step", "what", "about"]
+    total = next(at for at, line in enumerate(lines) if line.startswith("total "))
+    assert not [line for line in lines[: total + 1] if line.startswith(("note:", "warning:", "hint:"))]
+    assert len(lines) <= 60
+
+
+def test_all_files_are_written_to_a_folder(tmp_path: Path) -> None:
+    done = dry_run(tmp_path, "mi355x-tp8", "--output", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {"plan.json", "server.sh", "image/Dockerfile"} <= written
+    assert json.loads((tmp_path / "out/plan.json").read_text())["profile"] == "mi355x-tp8"
+
+
+def test_a_program_gets_the_plan_its_steps_and_its_files(tmp_path: Path) -> None:
+    found = json.loads(dry_run(tmp_path, "mi355x-tp8", "--json").stdout)
+    plan = load("mi355x-tp8").plan
+    assert (found["name"], found["digest"], found["plan"]["engine"]["name"]) == (
+        *("mi355x-tp8", plan.digest, "sglang-0.5.16-rocm"),
+    )
+    assert [step["name"] for step in found["steps"]] == ["image", "checkpoint", "table", "start"]
+    assert all(step["about"] > 0 for step in found["steps"])
+    assert [warning["id"] for warning in found["warnings"]] == [warning.id for warning in plan.hazards]
+    assert "server.sh" in {file["path"] for file in found["files"]}
+
+
+def test_only_a_dry_run_writes_files_to_a_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["up", "cpu-tiny", "--output", str(tmp_path)])
+    assert isinstance(done.exception, UsageError)
