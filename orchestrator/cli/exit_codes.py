@@ -15,6 +15,7 @@ from typing import Final, NoReturn, TypeAlias, TypeGuard
 
 from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.secrets import redact
 from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_signals
@@ -107,10 +108,20 @@ def _of_the_machine(error: OSError) -> HostError:
             hint="free disk space there, or set TMPDIR to a directory where you may write",
         )
     place = str(error.filename2 or error.filename or "")
-    hint = "free disk space, or set DEPLOY_HOME to where you may write" if place else ""
+    hint = f"free disk space, or set {_variable_for(place)} to where you may write" if place else ""
     if error.errno in _IN_THE_WAY:
-        hint = "move what is there away, or set DEPLOY_HOME to another directory"
+        hint = f"move what is there away, or set {_variable_for(place)} to another directory"
     return HostError(error.strerror or str(error), where=place, hint=hint)
+
+
+def _variable_for(place: str) -> str:
+    """The variable that moves a file elsewhere: temporary files lie below TMPDIR, all others below the home."""
+    path = Path(os.path.realpath(place))
+    with suppress(HostError, OSError):  # no home can be used, or no temporary directory
+        home, temporary = Home.from_environment().root, tempfile.gettempdir()
+        if path.is_relative_to(os.path.realpath(temporary)) and not path.is_relative_to(os.path.realpath(home)):
+            return "TMPDIR"
+    return "DEPLOY_HOME"
 
 
 def _of_this_tool(error: Exception) -> DeployError:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from orchestrator.bench.workload import Workload
 from orchestrator.checkpoints.quantize.recipe import Recipe
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import atomic_write_all
 from orchestrator.core.safe_paths import FileName
 from orchestrator.experiments.sweep.space import SpaceFile
 from orchestrator.profiles.json_schema import KINDS, json_schema
@@ -23,6 +23,6 @@ def schema_file(kind: str) -> FileName:
 
 def write_schemas(directory: Path) -> tuple[Path, ...]:
     """Write the schema of every kind of file into a directory. Raises OSError."""
-    return tuple(
-        atomic_write(directory / schema_file(kind), json_schema(kind, model)) for kind, model in SCHEMAS.items()
-    )
+    texts = {directory / schema_file(kind): json_schema(kind, model) for kind, model in SCHEMAS.items()}
+    atomic_write_all((path, text, 0o644) for path, text in texts.items())
+    return tuple(texts)

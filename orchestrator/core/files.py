@@ -38,6 +38,12 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path
     return safe_paths.atomic_write(path, content, mode=mode)
 
 
+def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
+    """Write a set of files, each with its mode: all or none. SIGPIPE no longer ends the command. Raises OSError."""
+    ignore_sigpipe()
+    safe_paths.atomic_write_all(files)
+
+
 def write_cache(path: Path, content: str | bytes) -> Path:
     """Write a file that the next command would make again; SIGPIPE may still end this one. Raises OSError."""
     return safe_paths.atomic_write(path, content)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Self
 
 _SHOWN = 80  # characters of a refused value in a message
@@ -277,24 +277,49 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path
 
     No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
     """
-    data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    atomic_write_all([(path, content, mode)])
+    return path
+
+
+def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
+    """Write a set of files, each with its mode, as `atomic_write` does. A full disk leaves all of them as they were.
+
+    Every file is complete on disk before the first one gets its name. Raises OSError that names the file.
+    """
+    complete: dict[Path, Path] = {}
     # A second Ctrl-C would otherwise interrupt the removal that follows the first.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
-        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(mode)  # whatever the umask took away
-        beside.replace(path)
-    except OSError as error:  # a write that fails names no file, and one beside this is not the user's
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        for path, content, mode in files:
+            # A write that fails names no file, and a file beside this one is not the user's.
+            with _naming_only(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                beside = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")
+                _write_durably(beside, content.encode() if isinstance(content, str) else content, mode)
+        for path, beside in complete.items():
+            with _naming_only(path):
+                beside.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        for beside in complete.values():
+            beside.unlink(missing_ok=True)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return path
+
+
+def _write_durably(path: Path, data: bytes, mode: int) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    path.chmod(mode)  # whatever the umask took away
+
+
+@contextmanager
+def _naming_only(path: Path) -> Iterator[None]:
+    """Let an OSError name `path`, whichever file it is about."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def move(source: Path, target: Path) -> Path:

@@ -16,8 +16,7 @@ from orchestrator.bench.requests import RequestTimes, requests_file
 from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
 from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
-from orchestrator.core.files import atomic_write
-from orchestrator.core.safe_paths import FileName
+from orchestrator.core.files import atomic_write_all
 from orchestrator.evals.eval_result import BASELINE_FOLDER, EvalResult
 from orchestrator.evals.result_files import load_outcome
 from orchestrator.report.compare import mismatch_reasons
@@ -122,10 +121,11 @@ def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Publish
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
-    """Write report.html, report.md and report.json, each whole or not at all; the HTML's path comes first."""
+    """Write report.html, report.md and report.json, all of them or none; the HTML's path comes first."""
     texts = {
-        "report.html": render_html(report),
-        "report.md": render_markdown(report),
-        "report.json": render_json(report),
+        directory / "report.html": render_html(report),
+        directory / "report.md": render_markdown(report),
+        directory / "report.json": render_json(report),
     }
-    return tuple(atomic_write(directory / FileName(name), text) for name, text in texts.items())
+    atomic_write_all((path, text, 0o644) for path, text in texts.items())
+    return tuple(texts)

@@ -24,7 +24,7 @@ from orchestrator import __version__
 from orchestrator.core.command_hints import set_profile
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
-from orchestrator.core.files import atomic_write, read_file, read_private
+from orchestrator.core.files import atomic_write, atomic_write_all, read_file, read_private, remove_tree
 from orchestrator.core.locks import LockHeldError, hold, is_held
 from orchestrator.core.paths import Home
 from orchestrator.core.record_version import version_problem
@@ -44,6 +44,7 @@ FILES_FILE: Final = "files.json"  # the names of the files that were rendered fo
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
+_RESERVED: Final = ".reserved-"
 _FILES: Final = 16  # that a start writes for itself, and for each replica, and a few more
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
@@ -83,7 +84,7 @@ class RunDir:
         return version_problem(record) if record else ""
 
     def write(self, files: Iterable[RenderedFile]) -> None:
-        """Write rendered files, each whole or not at all."""
+        """Write rendered files, all of them or none."""
         write_files(self.path, files)
 
     def read(self, name: str) -> dict[str, object]:
@@ -112,17 +113,17 @@ class RunDir:
 
 
 def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
-    """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
-    for file in files:
-        path = folder / RelativePath(file.path)
-        try:
-            atomic_write(path, file.content, mode=0o755 if file.executable else 0o644)
-        except OSError as error:
-            raise HostError(
-                f"cannot write below `{folder}`: {error.strerror}",
-                where=str(path),
-                hint="free disk space, or name a directory elsewhere",
-            ) from error
+    """Write files below `folder`, all of them or none. Raises HostError where the disk does not take them."""
+    try:
+        atomic_write_all(
+            (folder / RelativePath(file.path), file.content, 0o755 if file.executable else 0o644) for file in files
+        )
+    except OSError as error:
+        raise HostError(
+            f"cannot write below `{folder}`: {error.strerror}",
+            where=str(error.filename or folder),
+            hint="free disk space, or name a directory elsewhere",
+        ) from error
 
 
 def require_name(name: str) -> None:
@@ -168,21 +169,29 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         raise write_error(home, error) from error
 
 
-def require_room(home: Home, name: str, *, replicas: int = 1) -> None:
-    """Find a disk without room for what a start writes before its server runs. Raises HostError.
+@contextlib.contextmanager
+def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]:
+    """Hold the disk space and the files that a start needs before its server runs, for as long as the block lasts.
 
-    The free space that a file system reports leaves out quotas and inodes, so the room is tried, with bytes that cannot
-    be compressed.
+    The free space that a file system reports leaves out quotas and inodes, so files are written, with bytes that cannot
+    be compressed. Raises HostError where the disk does not take them. The caller holds the lock of the name.
     """
+    folder = home.runs / FileName(name)
+    for left in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
+        remove_tree(left, within=folder)
     try:
-        with TemporaryDirectory(prefix=".room-", dir=home.make_runs(name)) as room:
+        room = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
+        with contextlib.ExitStack() as failed:
+            failed.enter_context(room)
             for number in range(_FILES * (1 + replicas)):
-                atomic_write(Path(room) / FileName(str(number)), os.urandom(_ROOM // _FILES // 2))
+                atomic_write(Path(room.name) / FileName(str(number)), os.urandom(_ROOM // _FILES // 2))
+            failed.pop_all()
     except OSError as error:
-        folder = home.runs / FileName(name)
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
         ) from error
+    with room:
+        yield
 
 
 def _make_folder(first: Path) -> Path:
@@ -216,7 +225,7 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     folder = home.runs / FileName(name)
     if folder.is_symlink():
         return ()
-    found = (path for path in folder.glob("*-*") if path.is_dir() and not path.is_symlink())
+    found = (path for path in folder.glob("[!.]*-*") if path.is_dir() and not path.is_symlink())
     return tuple(map(RunDir, sorted(found, reverse=True)))
 
 

@@ -5,6 +5,7 @@ The disk is a file system of its own, which is made as small as what it holds.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -120,6 +121,30 @@ def test_a_nearly_full_disk_stops_no_server_for_another_one(
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
     assert not list(place.start("status", server.name).wait().faults(0))
+
+
+def test_a_disk_that_fills_up_while_the_old_server_stops_has_room_for_the_new_one(place: Place, disk: Path) -> None:
+    """The room is reserved until the old server has stopped, which takes its grace of two seconds."""
+    server = place.deployment
+    assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
+    running = place.start("restart", server.name)
+    wait_for(lambda: "to replace it" in running.stderr or running.ends_within(0))
+    fill(disk)
+    assert not list(running.wait().faults(0))
+    assert not list(place.start("status", server.name).wait().faults(0))
+    assert not list(place.home.glob("runs/*/.reserved-*"))
+
+
+def test_room_that_a_killed_command_reserved_is_given_back(place: Place) -> None:
+    server = place.deployment
+    assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
+    running = place.start("restart", server.name)
+    wait_for(lambda: "to replace it" in running.stderr or running.ends_within(0))
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert list(place.home.glob("runs/*/.reserved-*"))
+    assert not list(place.start(*server.up("--replace")).wait().faults(0))
+    assert not list(place.home.glob("runs/*/.reserved-*"))
 
 
 def test_a_server_that_was_stopped_on_a_full_disk_is_known_to_be_stopped(place: Place, disk: Path) -> None:

@@ -89,6 +89,11 @@ class Command:
         """What it has printed so far."""
         return (self._output / "stdout").read_text(errors="replace")
 
+    @property
+    def stderr(self) -> str:
+        """What it has said so far."""
+        return (self._output / "stderr").read_text(errors="replace")
+
     def send(self, number: signal.Signals) -> None:
         """A signal, where it still runs."""
         with suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.console import format_duration
 from orchestrator.core.errors import BenchError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import atomic_write_all
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.experiments.sweep.confirm import confirmed, confirmed_words
 from orchestrator.experiments.sweep.report import (
@@ -69,12 +69,16 @@ def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
 
 
 def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...] = (), *, ended: str = "") -> Path:
-    """Write sweep.html, sweep.md and sweep.json, each whole or not at all."""
+    """Write sweep.html, sweep.md and sweep.json, all of them or none; return the path of the first."""
     report = _report(sweep, search, winners, ended)
     folder = sweep.request.output
-    atomic_write(folder / "sweep.md", render_sweep_markdown(report))
-    atomic_write(folder / "sweep.json", render_sweep_json(report))
-    return atomic_write(folder / REPORT, render_sweep_html(report))
+    texts = {
+        folder / REPORT: render_sweep_html(report),
+        folder / "sweep.md": render_sweep_markdown(report),
+        folder / "sweep.json": render_sweep_json(report),
+    }
+    atomic_write_all((path, text, 0o644) for path, text in texts.items())
+    return folder / REPORT
 
 
 def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.core.files import atomic_write
+from orchestrator.core.files import atomic_write_all
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.kernels.disk.files import companion, read_tables
@@ -111,5 +111,4 @@ class Store:
         return path
 
     def _write(self, path: Path, rows: Sequence[TunedRow]) -> None:
-        atomic_write(companion(path), write_origins(rows))
-        atomic_write(path, write_table(rows))
+        atomic_write_all([(companion(path), write_origins(rows), 0o644), (path, write_table(rows), 0o644)])

@@ -1,7 +1,7 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from orchestrator.core.console import note
@@ -21,8 +21,8 @@ from orchestrator.runs.run_dir import (
     name_lock,
     open_run,
     read_plan,
-    require_room,
     require_version,
+    reserved_room,
 )
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
@@ -67,14 +67,15 @@ def up(
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
-        if servers.find(name):
-            _require_writable(home, name, made)
         request = replace(request, image=made.plan.ready_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
         if standing is not None:
+            with _room_for(home, name, made):
+                pass
             return rolling_update(start, servers, standing, place)
         with _way_back(servers, name, again):
-            _make_room(servers, name, why=HEALING if request.healing else "replaced")
+            with _room_for(home, name, made) if servers.find(name) else nullcontext():
+                _make_room(servers, name, why=HEALING if request.healing else "replaced")
             machine = require_ready_host(made.plan, place, before)
             start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
             return bring_up(start, servers)
@@ -151,14 +152,16 @@ def _way_on(handle: RunningServer, name: str, *, request: UpRequest) -> str:
     return f"`{request.command(name)} --replace` {first}"
 
 
-def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
-    """Find a disk that takes no run before anything is stopped for one. Raises HostError."""
-    require_room(home, name, replicas=artifacts.plan.replicas)
-    run = open_run(home, name, artifacts.plan)
-    try:
-        run.write(rendered_files(artifacts, name))
-    finally:
-        remove_tree(run.path, within=home.runs)
+@contextmanager
+def _room_for(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
+    """Hold the disk space that a start needs while the old server is stopped. Raises HostError before that."""
+    with reserved_room(home, name, replicas=artifacts.plan.replicas):
+        run = open_run(home, name, artifacts.plan)
+        try:
+            run.write(rendered_files(artifacts, name))
+        finally:
+            remove_tree(run.path, within=home.runs)
+        yield
 
 
 @contextmanager

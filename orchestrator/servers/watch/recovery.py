@@ -26,7 +26,7 @@ from orchestrator.runs.run_dir import (
     not_started,
     read_plan,
     require_name,
-    require_room,
+    reserved_room,
     runs_of,
 )
 from orchestrator.runtimes import runtime_class
@@ -152,10 +152,10 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
 def _disk_full(home: Home, name: str) -> str:
     """Why a start of `name` has no room for its files; "" where it has."""
     try:
-        require_room(home, name)
+        with reserved_room(home, name):
+            return ""
     except HostError as error:
         return error.message
-    return ""
 
 
 def _forget_attempt(home: Home, name: str, dead: str) -> None:

@@ -1,10 +1,12 @@
 """Exit codes follow the class of a mistake, whichever command meets it."""
 
+import errno
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.main import app
 from orchestrator.cli.preflight import command as preflight
 from orchestrator.core.errors import DeployError, HostError, UsageError
@@ -134,3 +136,17 @@ def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(l
     ended = CliRunner().invoke(app, [*line.split(), image])
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message.startswith(f"`{image}` is not the name of an image")
+
+
+@pytest.mark.parametrize(("folder", "variable"), [("home/runs", "DEPLOY_HOME"), ("temporary", "TMPDIR")])
+def test_a_full_disk_is_answered_with_the_variable_that_moves_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, variable: str
+) -> None:
+    def command() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / folder / "file"))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(SystemExit) as ended:
+        run_and_exit(command)
+    assert ended.value.code == HOST
+    assert f"set {variable} to where you may write" in capsys.readouterr().err

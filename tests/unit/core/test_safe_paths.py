@@ -15,6 +15,7 @@ from orchestrator.core.safe_paths import (
     RelativePath,
     RepositoryId,
     UnsafeValueError,
+    atomic_write_all,
     byte_count,
     join,
     move,
@@ -249,3 +250,15 @@ def test_an_image_is_named_as_docker_names_it(text: str, host: str | None, path:
 def test_what_docker_takes_for_no_image_is_refused(text: str) -> None:
     with pytest.raises(UnsafeValueError, match="is not the name of an image"):
         ImageReference(text)
+
+
+def test_a_set_of_files_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    old, new, blocked = tmp_path / "old", tmp_path / "new", tmp_path / "file" / "inside"
+    old.write_text("before")
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="inside"):
+        atomic_write_all([(old, "after", 0o644), (new, "new", 0o755), (blocked, "", 0o644)])
+    assert old.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "old"]
+    atomic_write_all([(old, "after", 0o644), (new, "new", 0o755)])
+    assert (old.read_text(), new.read_text(), new.stat().st_mode & 0o777) == ("after", "new", 0o755)
