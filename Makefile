@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
-WORKERS ?= 2# processes that share the tests; 0: none but pytest itself
+WORKERS ?= 3# processes that share the tests; 0: none but pytest itself
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 
-.PHONY: demo test test-all check unit integration golden attack gpu kubernetes quark down clean
+.PHONY: demo test test-all test-failed check unit integration golden attack gpu kubernetes quark down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
@@ -19,10 +19,14 @@ test: check ## format, lint, types, unit, golden and the main line on real parts
 test-all: check ## the same, and every test marked `slow`
 	.ci/services $(PYTEST) tests --fail-on-needless-skips
 
+test-failed: $(VENV)/ready ## the tests that failed in the last run, one at a time
+	.ci/services $(VENV)/bin/python -m pytest tests --last-failed --last-failed-no-failures none --fail-on-needless-skips
+
 check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --config-file tests/mypy.ini
 
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(PYTEST) tests/$@

@@ -109,7 +109,9 @@ def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
     """The outcome of the attacks, as a table, and the last lines; the tests of all workers count."""
     reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     rows = {value[0]: value for each in reports for name, value in each.user_properties if name == "attack"}
@@ -118,13 +120,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("\n".join(attack_table(rows.values())))
     terminalreporter.section("this run")
     seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
-    record_run(reports)
+    option = config.option
+    if config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or option.lf):
+        record_run(reports)
+    skipped = needless(terminalreporter.stats.get("skipped", []))
     if hasattr(config, "cache"):  # not where pytest has no cache
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and not skipped:
+            config.cache.set("tests/failed", sorted({each.nodeid for each in reports if each.failed}))
         config.cache.set("tests/seconds", {group: round(taken, 1) for group, taken in slowest_groups(reports)})
     for line in last_lines(terminalreporter, seconds=seconds, real_servers=servers):
         terminalreporter.write_line(line)
     if config.getoption("--fail-on-needless-skips"):
-        for test in needless(terminalreporter.stats.get("skipped", [])):
+        for test in skipped:
             terminalreporter.write_line(f"FAILED: skipped, and could have run on this machine: {test}")
 
 

@@ -37,7 +37,7 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 def exit_codes() -> str:
     """One row a code, from the class that brings it."""
     classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(each)]
-    rows = sorted((each.exit_code, (each.__doc__ or "").partition("\n")[0]) for each in classes)
+    rows = sorted((each.exit_code, (each.__doc__ or "").partition("\n")[0]) for each in classes)  # type: ignore[attr-defined]
     return table(("code", "when"), ((str(code), text) for code, text in rows))
 
 

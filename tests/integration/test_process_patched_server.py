@@ -140,7 +140,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
     text = (package / MARKED).read_text()
     assert text.count(BEFORE) == 1
     lines = (part.splitlines(keepends=True) for part in (text, text.replace(BEFORE, BEFORE + SAYS)))
-    diff = "".join(difflib.unified_diff(*lines, f"a/{MARKED}", f"b/{MARKED}"))
+    diff = "".join(difflib.unified_diff(*lines, f"a/{MARKED}", f"b/{MARKED}"))  # type: ignore[call-arg]
     for name, files in {
         "marked": {"patch.yaml": PATCH_YAML, "marked.patch": diff},
         "table": {"patch.yaml": TABLE_YAML},

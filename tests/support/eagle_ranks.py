@@ -57,7 +57,7 @@ def verify_on_both(packages: str, folder: Path) -> None:
     sys.path.insert(0, packages)
     stub("xgrammar")
     kernels = sys.modules["sgl_kernel"] = ModuleType("sgl_kernel")
-    kernels.verify_tree_greedy = verify_tree_greedy
+    kernels.verify_tree_greedy = verify_tree_greedy  # type: ignore[attr-defined]
     from sglang.srt.speculative import eagle_utils
 
     assert Path(eagle_utils.__file__).is_relative_to(packages)

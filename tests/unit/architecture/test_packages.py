@@ -167,7 +167,7 @@ def test_pure_packages_touch_nothing() -> None:
 def texts(nodes: Nodes) -> Iterator[str]:
     """Every string in the code that is not a docstring, the fixed parts of f-strings and bytes among them."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and _has_doc(node)}
+    docstrings = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and _has_doc(node)}  # type: ignore[attr-defined]
     for node in nodes:
         if isinstance(node, ast.Constant) and id(node) not in docstrings:
             if isinstance(node.value, str):

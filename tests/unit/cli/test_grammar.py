@@ -136,7 +136,7 @@ def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
         shown = CliRunner().invoke(app, [], env=asked, prog_name="deploy").stdout.split()
         assert offered in shown, line
     assert all(
-        "may be repeated" in (each.help or "")
+        "may be repeated" in (each.help or "")  # type: ignore[attr-defined]
         for words in EVERY
         for each in command(words).params
         if getattr(each, "multiple", False)

@@ -42,7 +42,7 @@ class Looked:
 
 
 def silent(look: Looked, kept: Path) -> list[int]:
-    return sorted(unresponsive_ranks(look, kept))  # type: ignore[arg-type] - what a look is asked
+    return sorted(unresponsive_ranks(look, kept))  # type: ignore[arg-type]  # what a look is asked
 
 
 def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:

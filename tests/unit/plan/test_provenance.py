@@ -15,7 +15,7 @@ PARTS = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlay
 
 
 def setting(plan: Plan, name: str) -> Flag | EnvVar:
-    return next(item for item in (*plan.flags, *plan.env) if item.name == name)
+    return next(item for item in (*plan.flags, *plan.env) if item.name == name)  # type: ignore[attr-defined]
 
 
 def row(profile: str, key: str, *overrides: str) -> Explained:

@@ -24,8 +24,8 @@ def test_every_shipped_profile_plans(name: str) -> None:
 @pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
 def test_no_shipped_value_is_without_an_origin(name: str) -> None:
     plan = load(name).plan
-    assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))
-    assert all(item.source for item in (*plan.flags, *plan.env) if item.origin is not Origin.INFERRED)
+    assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))  # type: ignore[attr-defined]
+    assert all(item.source for item in (*plan.flags, *plan.env) if item.origin is not Origin.INFERRED)  # type: ignore[attr-defined]
 
 
 def test_only_what_was_published_is_called_published() -> None:

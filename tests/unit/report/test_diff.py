@@ -52,8 +52,8 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
         "outcome.smoke.failed": ("outcome", "", "1"),
         "outcome.smoke.passed": ("outcome", "2", "1"),
     }
-    assert found.unknown == ()
-    assert [area for area, _ in found.differences] == [
+    assert found.unknown == ()  # type: ignore[attr-defined]
+    assert [area for area, _ in found.differences] == [  # type: ignore[attr-defined]
         *("configuration", "configuration", "image", "image", "weights", "host", "outcome", "outcome", "outcome")
     ]
 

@@ -69,7 +69,7 @@ def on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "on_paper").mkdir()
     (tmp_path / "on_paper/runtime.py").write_text(FOLDER)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(REGISTRY, "on-paper", "on_paper.runtime:OnPaper")  # type: ignore[arg-type] - a table to read
+    monkeypatch.setitem(REGISTRY, "on-paper", "on_paper.runtime:OnPaper")  # type: ignore[arg-type]  # a table to read
     monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {"on-paper": REGISTRY["on-paper"]})  # no other asked
     return "on-paper"
 

@@ -1,0 +1,73 @@
+"""`.ci/run`: failed tests run once more, alone; everything else that fails ends the run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import data_root
+
+TESTS = data_root() / "tests"
+FAILING = """
+def test_fails():
+    assert False
+
+def test_passes():
+    pass
+"""
+
+
+def ci_run(tmp_path: Path, *, whole: str, again: str = "exit 9") -> subprocess.CompletedProcess[str]:
+    """Run a copy of the script with a `make` whose targets are these shell lines."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy2(data_root() / ".ci" / "run", tmp_path / ".ci" / "run")
+    programs = {
+        tmp_path / ".ci" / "packages": "exit 0",
+        tmp_path / "bin" / "make": f"case $1 in test-all) {whole};; test-failed) {again};; *) exit 8;; esac",
+    }
+    for path, line in programs.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    return subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environ, check=False)
+
+
+FAILED = """mkdir -p .pytest_cache/v/tests; echo '["one::test"]' >.pytest_cache/v/tests/failed; exit 2"""
+
+
+@pytest.mark.parametrize(
+    ("whole", "again", "code", "last"),
+    [
+        ("exit 0", "exit 9", 0, ""),
+        ("exit 2", "exit 0", 2, ""),
+        (FAILED, "exit 0", 0, 'FLAKY, failed in the whole run and passed alone: ["one::test"]'),
+        (FAILED, "exit 2", 1, 'FAILED twice, in the whole run and alone; the whole run: ["one::test"]'),
+    ],
+    ids=["passed", "no test failed", "flaky", "failed twice"],
+)
+def test_only_failed_tests_run_once_more(tmp_path: Path, whole: str, again: str, code: int, last: str) -> None:
+    ended = ci_run(tmp_path, whole=whole, again=again)
+    assert (ended.returncode, ended.stdout.strip()) == (code, last)
+
+
+def test_the_list_of_an_earlier_run_is_not_taken(tmp_path: Path) -> None:
+    failed = tmp_path / ".pytest_cache" / "v" / "tests" / "failed"
+    failed.parent.mkdir(parents=True)
+    failed.write_text("[]")
+    assert ci_run(tmp_path, whole="exit 2", again="exit 0").returncode == 2
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_lists_the_tests_that_failed(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "test_one.py").write_text(FAILING)
+    argv = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    argv += ["-o", f"cache_dir={tmp_path / 'cache'}", "--numprocesses", workers, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'support'}"}
+    ended = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert json.loads((tmp_path / "cache" / "v" / "tests" / "failed").read_text()) == ["test_one.py::test_fails"]
