@@ -121,7 +121,7 @@ def test_without_the_program_uv_the_command_that_installs_it_is_named(
 
 def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> None:
     class Interrupting(Progress):
-        def update(self, text: str, *, transient: str = "") -> None:  # noqa: ARG002 - as in the class above
+        def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - as in the class above
             if "installing" in text:
                 raise KeyboardInterrupt
 
