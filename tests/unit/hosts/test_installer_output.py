@@ -26,7 +26,7 @@ class Recording(Progress):
         self.lines: list[str] = []
         self.beside: list[str] = []
 
-    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:
+    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - recorded alone
         if text not in self.lines:
             self.lines.append(text)
         self.beside.append(transient)
