@@ -40,7 +40,7 @@ attack: $(VENV)/ready ## ten times the random faults of test-all; ATTACK_SEED=â€
 kubernetes: ## a real Kubernetes for the tests, built once from Debian's sources: as root, ten minutes and more
 	.ci/kubernetes
 
-quark: $(VENV)/ready ## `deploy quantise` with AMD Quark itself, built once (1.5 GB), and what sglang loads of it: minutes
+quark: $(VENV)/ready ## `deploy quantize` with AMD Quark itself, built once (1.5 GB), and what sglang loads of it: minutes
 	QUARK=1 $(VENV)/bin/python -m pytest tests/integration/test_real_quark.py -v -s
 
 down: ## stop every server of this checkout

@@ -19,7 +19,7 @@ def command(
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="at most this many tokens")] = 64,
     host: HostOption = None,
 ) -> None:
-    """Stream one greedy completion of a running server."""
+    """Send one prompt and stream the completion. Sampling is greedy."""
     with open_servers(Home.from_environment(), host) as servers:
         answer, pieces = StreamRedactor(), ask_server(servers, name, prompt, tokens=tokens)
         try:

@@ -97,7 +97,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Measure a served model: throughput, latency and the knee."""
+    """Measure throughput and latency. The knee is the highest rate that the server sustains."""
     _check(api, arrivals)
     options = BenchOptions(
         workload=workload,

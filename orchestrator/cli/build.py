@@ -65,9 +65,9 @@ def command(
     at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     json: Json = False,
 ) -> None:
-    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
+    """Build a patched image. Prints the name of the image, which `up` starts.
 
-    The table of tuned kernels is made before, as `up` would, and the sglang in the image checks the arguments after.
+    The kernel table is built first, as by `up`. Then the image's own sglang checks the arguments.
     """
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")

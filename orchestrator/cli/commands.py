@@ -1,7 +1,7 @@
 """The table of all commands: what `deploy --help` lists, without importing any of them.
 
 The command `kernels tune` is the function `command` in `orchestrator/cli/kernels/tune.py`, which is imported when its
-words are given. The text is the first sentence of its docstring, a test compares the two. `kernels` is a group: it has
+words are given. The text is the first sentence of its docstring; a test compares the two. `kernels` is a group: it has
 no module, and the text is all of its help.
 """
 
@@ -12,70 +12,76 @@ PROGRAM: Final = "deploy"
 
 # By section of the help, in its order.
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Prepare": {
-        "render": "Render what would be started; needs no GPU, Docker or network.",
-        "flags": "Make the table of options that a version of sglang knows.",
-        "lock": (
-            "Resolve everything of a profile that could move, for `up --locked`: image, checkpoint, patches, "
-            "tables, options."
-        ),
-        "preflight": "Check whether a machine is ready for a profile.",
-        "stage": "Download a profile's checkpoint and verify all of it.",
-        "build": "Build a profile's image and prove the patches in it.",
-        "matrix": (
-            "Print the profiles with an image as a GitHub Actions matrix, with the disk space of each build in GiB."
-        ),
-        "quantise": "Quantise a checkpoint with AMD Quark, shard by shard.",
-        "onboard": "Add a model from its checkpoint, an engine from its image, and a profile that fits.",
-        "onboard model": "Write a model's file from its checkpoint.",
-        "onboard engine": "Write an engine's file, and the table of its options.",
-        "onboard profile": "Propose a profile for a model on a node.",
-        "kernels": "Tuned MoE kernels: coverage, tables, tuning, use.",
-        "kernels coverage": "Show whether a tuned kernel answers each bucket of tokens.",
-        "kernels table": "Build the merged table that the server gets, and print its path.",
-        "kernels tune": "Run the engine's own tuner for what is missing: aiter's, or sglang's for Triton on CUDA.",
-        "kernels log": "Show which keys a log says were found in the tuned table.",
+    "Common commands": {
+        "up": "Start a server from a profile and verify it",
+        "down": "Stop a server and free its GPUs",
+        "status": "List servers and their health (alias: ps)",
+        "logs": "Show or follow the log of a server",
+        "smoke": "Run the smoke test against a server",
+        "bench": "Measure throughput and latency",
     },
-    "Serve": {
-        "up": "Bring a profile's server up: stage, build, start, wait, prove.",
-        "restart": "Start a server again as it last came up.",
-        "rollback": "Bring back the last proven start, with its own plan.",
-        "status": "Show what runs.",
-        "top": "Watch what a server does: load, latencies, cache, kernels, GPUs.",
-        "ask": "Stream one greedy completion of a running server.",
-        "logs": "Show a server's log, secrets removed.",
-        "smoke": "Prove a running server with the smoke test of `up`.",
-        "down": "Stop a server with everything it started.",
-        "watch": "Look after servers: start again what has died or hangs, as its profile says.",
-        "history": "Show every start: its plan, how it was proven, its best figures, how it ended.",
-        "diff": "Set two profiles, locks, runs or results side by side: configuration, image, weights, host, figures.",
-        "prune": "Remove old run directories, or caches.",
-        "metrics": "Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard.",
-        "diagnose": "Name the first known cause of a failure, with its log lines.",
+    "Server commands": {
+        "restart": "Restart a server with its last plan",
+        "rollback": "Return a server to its last known good run",
+        "watch": "Restart servers that die or hang",
+        "top": "Show load, latency, cache and GPU use live",
+        "ask": "Send one prompt and stream the completion",
+        "diagnose": "Find the cause of a failure in a log",
+        "history": "List past runs and their results",
+        "prune": "Remove old run directories or caches",
     },
-    "Measure": {
-        "bench": "Measure a served model: throughput, latency and the knee.",
-        "probe": "Compare a server's log-probabilities with a reference.",
-        "eval": "Score a served model with lm-evaluation-harness.",
-        "compare": "Set measurements side by side: what differs, and by how much.",
-        "report": "Write report.html, report.md and report.json.",
-        "reproduce": (
-            "Repeat a published measurement: for each of its layouts from preflight to report, as far as it is needed."
-        ),
-        "sweep": "Find a better configuration by measuring.",
+    "Preparation commands": {
+        "profiles": "List profiles, hardware, models and engines",
+        "show": "Show the plan that a profile resolves to",
+        "diff": "Compare two profiles, locks, runs or results",
+        "lock": "Pin image, checkpoint, patches and tables",
+        "render": "Write the files that `up` would start",
+        "preflight": "Check that a host is ready for a profile",
+        "stage": "Download and verify a checkpoint",
+        "build": "Build a patched image",
+        "inspect": "Show what an image or a checkpoint contains",
     },
-    "Look up": {
-        "profiles": "List profiles, and the hardware, models and engines they name.",
-        "show": "Show what a profile decides.",
-        "schema": "Print the JSON Schema of a profile, or of another kind of file, for editors.",
-        "inspect": "Show what an image or a checkpoint holds.",
-        "patches": "The ledger of patches, and which of them sources need.",
-        "patches list": "List every patch: what it repairs, and where the fix comes from.",
-        "patches check": "Tell from their content which patches sources need.",
+    "Measurement commands": {
+        "eval": "Score a server on an evaluation suite",
+        "logprobs": "Compare log-probabilities with a reference",
+        "sweep": "Search for a better configuration",
+        "reproduce": "Repeat a published measurement",
+        "compare": "Compare results",
+        "report": "Write an HTML, Markdown and JSON report",
+    },
+    "Management commands": {
+        "add": "Add a model, an engine or a profile",
+        "add model": "Write a model's catalog entry from its checkpoint",
+        "add engine": "Write an engine's catalog entry from a wheel or an image",
+        "add profile": "Propose a profile for a model on a node",
+        "kernels": "Inspect, build and tune MoE kernel tables",
+        "kernels coverage": "Show which token counts have a tuned kernel",
+        "kernels build": "Build a profile's merged kernel table",
+        "kernels tune": "Run the engine's tuner for missing kernels",
+        "kernels check": "Find untuned kernels in a log",
+        "monitoring": "Write Prometheus rules and a Grafana dashboard",
+        "patches": "List patches and check which ones sources need",
+        "patches ls": "List patches and their upstream fixes",
+        "patches check": "Check which patches sources need",
+        "quantize": "Quantize a checkpoint with AMD Quark",
+        "schema": "Print the JSON Schema of a file",
     },
 }
+HIDDEN: Final = frozenset({"schema"})  # neither listed nor completed
+ALIASES: Final[Mapping[str, str]] = {"ps": "status"}
 # The words of a command that was renamed, and its words now.
-RENAMED: Final[Mapping[str, str]] = {"cache": "prune --caches"}
+RENAMED: Final[Mapping[str, str]] = {
+    "cache": "prune --caches",
+    "flags": "add engine VERSION --flags-only",
+    "kernels log": "kernels check",
+    "kernels table": "kernels build",
+    "matrix": "profiles --format github-matrix",
+    "metrics": "monitoring",
+    "onboard": "add",
+    "patches list": "patches ls",
+    "probe": "logprobs",
+    "quantise": "quantize",
+}
 
 
 def commands_below(group: str) -> Iterator[tuple[str, str, str]]:
@@ -91,3 +97,8 @@ def group_text(words: str) -> str | None:
     """The help of a group of commands; None for a command."""
     found = (commands[words] for commands in COMMANDS.values() if words in commands)
     return next(found, None) if any(commands_below(words)) else None
+
+
+def listed_below(group: str) -> Iterator[tuple[str, str, str]]:
+    """The commands of a group that its help lists and a shell completes."""
+    return (each for each in commands_below(group) if f"{group} {each[1]}".lstrip() not in HIDDEN)

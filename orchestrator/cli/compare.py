@@ -23,7 +23,7 @@ def command(
     price: PriceOption = None,
     json: Json = False,
 ) -> None:
-    """Set measurements side by side: what differs, and by how much."""
+    """Compare results. Shows what differs, and by how much."""
     made = make_report(find_results(results), published=published or "none", prices=price or ())
     if json:
         print_json(parse_json(render_json(made)))

@@ -37,7 +37,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
+    """Find the cause of a failure in a log. Only known causes are named, with their log lines."""
     home = Home.from_environment()
     subject = subject or _last_started(home)
     try:

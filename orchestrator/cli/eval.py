@@ -75,11 +75,11 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Score a served model with lm-evaluation-harness. Says what a difference from a baseline can tell.
+    """Score a server on an evaluation suite. Shows whether a difference from a baseline is significant.
 
-    `published` is all that was published: as many questions and seeds, one report. For `gsm8k` the data file is the
-    test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for `gpqa-diamond` it is
-    `gpqa_diamond.csv`. `tau2` is asked by its own program: without --simulations its commands are printed.
+    `published` runs all published suites, with the published numbers of questions and seeds, into one report. The data
+    file of `gsm8k` is the test split (`test.jsonl`, with `train.jsonl` for the five examples), that of `gpqa-diamond`
+    is `gpqa_diamond.csv`. `tau2` is run by its own program: without `--simulations` its commands are printed.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])

@@ -27,10 +27,10 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show what an image or a checkpoint holds. An image need not have been pulled.
+    """Show what an image or a checkpoint contains. An image need not be pulled first.
 
-    Of an image its environment, which every container of it starts with, its sources and the state of each patch, with
-    evidence and hashes. Of a checkpoint how its tensors are stored, and whether its config says so: exit code 4 if not.
+    For an image: its environment, its sources and the state of each patch, with evidence and hashes. For a checkpoint:
+    how its tensors are stored. Exits with 4 if they do not match its `config.json`.
     """
     if Path(image).is_dir():
         _inspect_checkpoint(Path(image), json=json)

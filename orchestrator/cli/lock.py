@@ -22,9 +22,9 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Resolve everything of a profile that could move, for `up --locked`: image, checkpoint, patches, tables, options.
+    """Pin image, checkpoint, patches and tables. `up --locked` starts exactly what the lockfile pins.
 
-    The hub and the image's registry are asked. What nobody answers for is unknown in the lock, with the reason.
+    The hub and the image's registry are asked. A value that neither knows is `unknown`, with the reason.
     """
     path = lock_output(output, profile)
     found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())

@@ -22,7 +22,7 @@ def command(
     ] = None,
     host: HostOption = None,
 ) -> None:
-    """Show a server's log, secrets removed. If the server is gone, its last one."""
+    """Show or follow the log of a server. Secrets are removed; a stopped server's last log is shown."""
     moment = parse_since(since, datetime.now().astimezone()) if since is not None else None
     shown = False
     with open_servers(Home.from_environment(), host) as servers:

@@ -33,7 +33,7 @@ def root(
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Deploy and prove sglang servers on ROCm."""
+    """Deploy sglang servers and verify what was deployed."""
 
 
 def main() -> None:

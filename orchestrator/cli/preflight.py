@@ -18,7 +18,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
+    """Check that a host is ready for a profile. Exits with 4 if it is not."""
     plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
     place = host_ref(plan.runtime, home, host)
     report_coverage(plan, home)

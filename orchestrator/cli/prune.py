@@ -32,7 +32,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Remove old run directories, or caches. What runs, or may have to be brought back, stays.
+    """Remove old run directories or caches. Running servers and the last known good runs stay.
 
     With --caches remove what starts have made for later ones, such as a truncated kernel or a stale lock, unless a
     server uses it. The next start makes it again.

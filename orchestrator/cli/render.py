@@ -53,11 +53,11 @@ def command(
     give: GiveOption = None,
     json: Json = False,
 ) -> None:
-    """Render what would be started; needs no GPU, Docker or network.
+    """Write the files that `up` would start. Needs no GPU, Docker or network.
 
-    That is the plan, the server's command, and what its runtime takes: a build context and the `docker run` line, say,
-    or manifests. They follow from the profile and the options alone: a table that this machine holds is
-    named with `--give`, and an `--image` is taken at its word.
+    The files are the plan, the server's command and the input of its runtime, such as a build context and the `docker
+    run` line, or manifests. They depend on the profile and the options only: name a kernel table of this host with
+    `--give`. An `--image` is not inspected.
     """
     given, home = named_files("--give", give), Home.from_environment()
     if tool is not None and on not in LAUNCHERS:

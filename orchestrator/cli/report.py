@@ -39,7 +39,7 @@ def command(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
 ) -> None:
-    """Write report.html, report.md and report.json. The page is self-contained; the others say the same."""
+    """Write an HTML, Markdown and JSON report. The HTML page is self-contained; all three have the same content."""
     evals = find_evals(directory, baseline or ())
     results = find_results([directory], wanted=not evals)
     details = Details(

@@ -92,9 +92,9 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Repeat a published measurement: for each of its layouts from preflight to report, as far as it is needed.
+    """Repeat a published measurement. Each layout runs from preflight to report; finished steps are skipped.
 
-    The same command goes on where the last call ended.
+    The same command resumes an interrupted measurement.
     """
     published = load_published(name)
     directory = output or Path("results") / FileName(published.name)

@@ -7,5 +7,5 @@ from orchestrator.servers.restart import restart
 
 
 def command(name: NameArgument, *, json: Json = False) -> None:
-    """Start a server again as it last came up. One that runs is stopped first."""
+    """Restart a server with its last plan. A running server is stopped first."""
     show_up(restart(name, Home.from_environment()), json=json)

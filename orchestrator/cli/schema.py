@@ -21,7 +21,7 @@ def command(
         Path | None, typer.Option("--output", metavar="DIR", help="write the schemas of all kinds there instead")
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a profile, or of another kind of file, for editors."""
+    """Print the JSON Schema of a file. Editors use it for profiles and catalog entries."""
     if kind not in SCHEMAS:
         raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))
     if output:

@@ -28,7 +28,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Show what a profile decides."""
+    """Show the plan that a profile resolves to."""
     loaded = load(profile, overrides=overridden(set_, on=on))
     if capacity:
         found = loaded.valid.capacity

@@ -32,7 +32,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Prove a running server with the smoke test of `up`. A missing feature turns a check red."""
+    """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
         target, url=is_url(target), of_url={"--against": against, "--api-key-env": api_key_env}, of_server=ours

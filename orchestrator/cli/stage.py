@@ -33,9 +33,9 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Download a profile's checkpoint and verify all of it. Resumes where it was cut; a local one is only verified.
+    """Download and verify a checkpoint. An interrupted download resumes; a local checkpoint is only verified.
 
-    With `--host` it is staged on that machine, which needs Python 3.8 and nothing else.
+    With `--host` that host downloads it. The host needs Python 3.8 and nothing else.
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := host_ref(plan.runtime, home, host).far) is not None:

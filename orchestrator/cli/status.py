@@ -21,7 +21,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show what runs. A named server must also be healthy; with --health, all are asked."""
+    """List servers and their health (alias: ps). With a name or `--health`, each must generate a token."""
     with open_servers(Home.from_environment(), host) as servers:
         if name is not None:
             servers.open(name)

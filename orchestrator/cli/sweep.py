@@ -95,9 +95,9 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Find a better configuration by measuring. The best is written as a profile, beside a report.
+    """Search for a better configuration. The best one is written as a profile, with a report.
 
-    Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
+    Each trial is an `up`, a `bench` and a `down` of the sweep's own server.
     """
     request = SweepRequest(
         profile=profile,

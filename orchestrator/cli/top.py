@@ -21,7 +21,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Watch what a server does: load, latencies, cache, kernels, GPUs. Ctrl-C ends it."""
+    """Show load, latency, cache and GPU use live. Ctrl-C ends it."""
 
     def show(frame: Frame) -> None:
         if json:

@@ -14,7 +14,7 @@ from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from orchestrator.cli.commands import PROGRAM, RENAMED, commands_below, group_text
+from orchestrator.cli.commands import ALIASES, PROGRAM, RENAMED, commands_below, group_text, listed_below
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import set_invocation
@@ -123,7 +123,8 @@ class LazyCommands(Mapping[str, "Command"]):
 def load_command(words: str) -> "Command":
     """Import a command of the table, or make a group of it."""
     if (text := group_text(words)) is not None:
-        return get_group(typer.Typer(name=words, cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text))
+        group = typer.Typer(name=words, cls=Group, no_args_is_help=True, rich_markup_mode=None, help=f"{text}.")
+        return get_group(group)
     module = import_module(f"orchestrator.cli.{words.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(words.rpartition(" ")[2], cls=ProfileCommand)(module.command)
@@ -148,22 +149,24 @@ class Group(TyperGroup):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """As click does; a word that was renamed leads to the new one."""
-        if not ctx.resilient_parsing and (now := RENAMED.get(f"{self._words} {args[0]}".lstrip())):
+        """As click does; an alias stands for its command, and a word that was renamed leads to the new one."""
+        words = f"{self._words} {args[0]}".lstrip()
+        if not ctx.resilient_parsing and (now := RENAMED.get(words)):
             raise UsageError(f"no such command `{args[0]}`", hint=f"did you mean `{PROGRAM} {now}`?")
+        args = [ALIASES.get(words, args[0]), *args[1:]]
         with _in_our_words(ctx):
             return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: "Context", incomplete: str) -> "list[CompletionItem]":  # noqa: ARG002
         """As click does, from the table."""
         listed = TyperGroup(name=self.name, params=self.params)
-        for _, word, text in commands_below(self._words):
+        for _, word, text in listed_below(self._words):
             listed.add_command(TyperCommand(word, help=text))
         return listed.shell_complete(listed.make_context(self.name, [], resilient_parsing=True), incomplete)
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """As click does, but by section."""
-        for section, commands in groupby(commands_below(self._words), key=lambda each: each[0]):
+        for section, commands in groupby(listed_below(self._words), key=lambda each: each[0]):
             with formatter.section(section):
                 formatter.write_dl([(word, text) for _, word, text in commands])
 

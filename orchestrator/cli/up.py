@@ -76,7 +76,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
+    """Start a server from a profile and verify it. Steps already done are skipped."""
     home = Home.from_environment()
     request = UpRequest(
         profile=profile or "",

@@ -36,7 +36,7 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
+    """Restart servers that die or hang. The restart policy is the profile's. Ctrl-C ends the watch and no server."""
     home = Home.from_environment()
     if output is not None and not install:
         raise UsageError("`--output` is where `--install` writes its unit")

@@ -10,7 +10,7 @@ step that cannot be undone. Standard error counts only where it is the same pipe
 - `files`, before a file is written or removed, but for caches;
 - `subprocesses`, before a program whose output is followed: it builds, pulls, installs or measures;
 - what changes something else first: a download, a start, a stop, a name for an image, a cache that is removed, and
-  `deploy probe`, whose answers take minutes.
+  `deploy logprobs`, whose answers take minutes.
 """
 
 import errno

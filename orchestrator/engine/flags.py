@@ -102,12 +102,12 @@ def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
         raise ProfileError(
             f"there is no flag table for sglang {version}",
             where=place,
-            hint=f"there are tables for {known}; `deploy flags {version}` makes this one",
+            hint=f"there are tables for {known}; `deploy add engine {version} --flags-only` makes this one",
         )
     try:
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = f"`deploy flags {version}` writes it anew"
+        hint = f"`deploy add engine {version} --flags-only` writes it anew"
         raise ProfileError("this is no flag table", where=catalog.shown(path), hint=hint) from error
 
 

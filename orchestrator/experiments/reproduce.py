@@ -38,7 +38,7 @@ from orchestrator.servers.servers import Servers
 
 STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
-_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "build")}  # else the stage's own name
 
 _MOST_BYTES: Final = 1 << 20  # of the state
 _ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})

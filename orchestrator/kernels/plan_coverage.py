@@ -122,7 +122,7 @@ def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     shapes = set(rank_shapes(plan, moe))
     image = base_reference(plan.engine) if plan.engine.image else None
     shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
-    names = [] if shipped is None else [f"those of `{image}`, as `deploy onboard engine` read them"]
+    names = [] if shipped is None else [f"those of `{image}`, as `deploy add engine` read them"]
     rows = shipped or []
     if not uses_tuned_table(plan):
         if not names and (own := pins.own_keys(plan)) is not None:
@@ -131,7 +131,7 @@ def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     if known := pins.names_of(plan.engine.aiter_commit):
         rows += expected_rows(plan, pins.upstream_keys, known, moe)
     if known or names:
-        built = "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
+        built = "none yet; `deploy up PROFILE` or `deploy kernels build PROFILE` builds one that holds at least this"
         return [*Store.of(home, plan).measured(), *rows], [expand_commands(built), *names]
     return [], []
 

@@ -132,7 +132,7 @@ def _untuned(report: GateReport, run: RunDir) -> str:
     """What to do about missed keys, which are written down for the tuner."""
     untuned = atomic_write(run.path / "untuned.csv", report.untuned)
     return (
-        "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels table PROFILE` fills what is known, "
+        "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` fills what is known, "
         f"`deploy kernels tune PROFILE` measures the rest; the missed keys: {untuned}"
     )
 

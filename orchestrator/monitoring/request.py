@@ -1,4 +1,4 @@
-"""`deploy metrics`: files by which Prometheus and Grafana watch a server, with the limits of its profile and load."""
+"""`deploy monitoring`: files for Prometheus and Grafana, with the limits of a server's profile and load."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
     table = read_flags(plan.engine.version, catalog)
     if table.metrics is None:
         version = plan.engine.version
-        hint = f"`deploy flags {version}` makes it anew"
+        hint = f"`deploy add engine {version} --flags-only` makes it anew"
         raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
     pods, targets, gateway_target = _reached(request, plan, name)
     return MonitoredServer(

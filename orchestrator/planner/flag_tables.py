@@ -1,4 +1,4 @@
-"""`deploy flags`: the options one sglang version knows, asked of that version's own parser and kept in the home."""
+"""`deploy add engine --flags-only`: the options of an sglang version, from its own parser, kept in the home."""
 
 import errno
 import re

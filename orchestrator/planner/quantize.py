@@ -1,4 +1,4 @@
-"""`deploy quantise`: a BF16 checkpoint becomes one that AMD Quark has quantized, verified and with a model's file."""
+"""`deploy quantize`: a BF16 checkpoint becomes one that AMD Quark has quantized, verified and with a model's file."""
 
 import math
 import os
@@ -36,7 +36,7 @@ from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.add.file import CatalogFile, free_name
-from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.model import add_model
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
 PROGRAM: Final = "quantize_shards.py"
@@ -133,7 +133,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
         shards=receipt.shards,
         size=sum(size for file, (size, _) in receipt.files.items() if file.endswith(".safetensors")),
         source_size=source.size,
-        model=_onboarded(request.target, name, home),
+        model=_added_model(request.target, name, home),
     )
 
 
@@ -277,11 +277,11 @@ def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir
         )
 
 
-def _onboarded(target: Path, name: str, home: Home) -> CatalogFile | None:
+def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:
     """The model's file; what hinders it does not make the checkpoint worse."""
     try:
-        return onboard_model(str(target), home, name=name)
+        return add_model(str(target), home, name=name)
     except DeployError as error:
         asked = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
-        warn(error.message, hint=f"`{' '.join(['deploy onboard model', str(target), *asked])}`")
+        warn(error.message, hint=f"`{' '.join(['deploy add model', str(target), *asked])}`")
         return None

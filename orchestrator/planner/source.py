@@ -179,7 +179,7 @@ def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iter
     for use in plan.patches:
         patch = carried.get(use.id)
         if patch is None:
-            yield Problem(f"there is no patch `{use.id}` any more", hint="`deploy patches list` shows those there are")
+            yield Problem(f"there is no patch `{use.id}` any more", hint="`deploy patches ls` shows those there are")
         elif use.input_sha256 is not None and isinstance(patch.apply, AddedFile):
             name = patch.apply.input
             found = _with_digest(use.input_sha256, _places(name, plan, run, home))

@@ -154,17 +154,17 @@ CHANGING: Mapping[str, Changing] = {
     "schema": Changing(
         words=words_of("schema --output {made}/schemas"), is_done=made("schemas/recipe.schema.json"), speaks=False
     ),
-    "metrics": Changing(
-        words=words_of("metrics --profile cpu-tiny --output {made}/watched --json"),
+    "monitoring": Changing(
+        words=words_of("monitoring --profile cpu-tiny --output {made}/watched --json"),
         is_done=made("watched/prometheus.yml"),
     ),
-    "onboard model": Changing(
-        words=words_of("onboard model {sources}/checkpoint --json"),
+    "add model": Changing(
+        words=words_of("add model {sources}/checkpoint --json"),
         is_done=in_home("profiles/models/checkpoint.yaml"),
         speaks=False,
     ),
-    "onboard profile": Changing(
-        words=words_of("onboard profile --model tiny --hardware cpu --name own --json"),
+    "add profile": Changing(
+        words=words_of("add profile --model tiny --hardware cpu --name own --json"),
         is_done=in_home("profiles/own.yaml"),
     ),
     "report": Changing(
@@ -178,8 +178,8 @@ CHANGING: Mapping[str, Changing] = {
     "prune --caches": Changing(
         words=words_of("prune --caches"), is_done=lambda place: not in_home(_COPY)(place), prints=False
     ),
-    "kernels table": Changing(
-        words=words_of("kernels table mi355x-tp8 --table {sources}/rows.csv --no-upstream --json"),
+    "kernels build": Changing(
+        words=words_of("kernels build mi355x-tp8 --table {sources}/rows.csv --no-upstream --json"),
         is_done=in_home("kernels/*/*.csv"),
     ),
     "stage": Changing(words=words_of("stage mi355x-tp8 --dir {made}/glm --json"), is_done=made("glm.receipt.json")),
@@ -187,8 +187,9 @@ CHANGING: Mapping[str, Changing] = {
         words=words_of("bench target --in 20 --out 4 --rates 50 --requests 4 --output {made}/bench --json"),
         is_done=made("bench/result.json"),
     ),
-    "probe": Changing(
-        words=words_of("probe target --longest 64 --save {made}/reference.json --json"), is_done=made("reference.json")
+    "logprobs": Changing(
+        words=words_of("logprobs target --longest 64 --save {made}/reference.json --json"),
+        is_done=made("reference.json"),
     ),
     "eval": Changing(
         words=words_of("eval target --suite gsm8k --data {sources} --output {made}/scores --json"),
@@ -206,8 +207,8 @@ CHANGING: Mapping[str, Changing] = {
         prints=False,
         slow=True,
     ),
-    "quantise": Changing(
-        words=words_of("quantise {sources}/tiny {made}/made --recipe glm-5.2-amd --json"),
+    "quantize": Changing(
+        words=words_of("quantize {sources}/tiny {made}/made --recipe glm-5.2-amd --json"),
         is_done=made("made.receipt.json"),
     ),
 }

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.attack
 REMOVING = {"prune", "prune --caches"}
 MAKING = {name: each for name, each in CHANGING.items() if name not in {*REMOVING, "reproduce"}}
 MORE = {
-    "kernels log": Changing(
-        words=words_of("kernels log {sources}/log --untuned {made}/untuned.csv"), is_done=made("untuned.csv")
+    "kernels check": Changing(
+        words=words_of("kernels check {sources}/log --untuned {made}/untuned.csv"), is_done=made("untuned.csv")
     ),
     "watch --install": Changing(
         words=words_of("watch target --install --output {made}/watch.service"), is_done=made("watch.service")
@@ -92,7 +92,7 @@ def test_a_full_disk_is_named_by_its_path(place: Place, disk: Path, name: str) -
 
 def test_a_disk_that_fills_up_while_shards_are_made_is_named(place: Place, disk: Path) -> None:
     """The workers say it in logs of theirs; what is done stays."""
-    running = place.start(*CHANGING["quantise"].words(place), QUARK_STAND_IN="sleep 0.4")
+    running = place.start(*CHANGING["quantize"].words(place), QUARK_STAND_IN="sleep 0.4")
     wait_for(lambda: any(place.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
     fill(disk)
     ended = running.wait()
@@ -181,7 +181,7 @@ def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_dis
     assert seen["wanted"] is False, seen
 
 
-@pytest.mark.parametrize("words", ["flags 9.9.9 --wheel {wheel}", "patches check --wheel {wheel}"])
+@pytest.mark.parametrize("words", ["add engine 9.9.9 --flags-only --wheel {wheel}", "patches check --wheel {wheel}"])
 def test_where_a_wheel_is_unpacked_is_named_and_not_the_wheel(place: Place, disk: Path, words: str) -> None:
     wheel = place.sources / "sglang-9.9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -38,7 +38,7 @@ COMMANDS = (
     Asks(
         ("smoke", "target"), ("/generate", "/v1/chat/completions", "/v1/models", "/metrics", "/v1/completions"), (), 8
     ),
-    Asks(("probe", "target", "--longest", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8),
+    Asks(("logprobs", "target", "--longest", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8),
     Asks(("status", "target", "--json"), (), ("/health",), 8),
     Asks(
         ("bench", "target", "--workload", "smoke-tiny", "--rates", "20", "--requests", "4", "--output", "measured"),
@@ -55,7 +55,7 @@ def test_hostile_endpoints_are_endured(deployments: Deployments) -> None:
     assert source.run(*source.up()).code == 0
     usual = {command: asked(deployments(-2 - place), source, command, {})[0] for place, command in enumerate(COMMANDS)}
     assert {command.words[0]: ended.code for command, ended in usual.items()} == dict.fromkeys(
-        ("ask", "smoke", "probe", "status", "bench"), 0
+        ("ask", "smoke", "logprobs", "status", "bench"), 0
     ), [ended.stderr for ended in usual.values()]
 
     def ask(number: int, dice: Random) -> Iterator[str]:

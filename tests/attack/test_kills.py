@@ -28,8 +28,8 @@ KILL, TERM, HUP, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIG
 SIGNALS = ((KILL,), (KILL,), (TERM,), (HUP,), (INT,), (INT, INT), (INT, INT), (TERM, INT))
 APART = 0.6  # seconds at most between two signals
 # Seconds a command takes, about: most signals meet it at work.
-LONGEST = {"up": 1.6, "replace": 2.0, "rollback": 2.0, "down": 0.8, "quantise": 4.0}
-VERBS = (*("up", "up", "replace", "rollback", "down") * 2, "quantise")
+LONGEST = {"up": 1.6, "replace": 2.0, "rollback": 2.0, "down": 0.8, "quantize": 4.0}
+VERBS = (*("up", "up", "replace", "rollback", "down") * 2, "quantize")
 OTHER_PLAN = ("--set", "flags.max-total-tokens=32768")
 FRESH = 0.15  # of the commands are started as a user starts them, and hit from their first instruction on
 
@@ -37,7 +37,7 @@ FRESH = 0.15  # of the commands are started as a user starts them, and hit from 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint to quantize, and a home in which the environment is built once, with Quark's stand-in."""
-    place = tmp_path_factory.mktemp("quantise")
+    place = tmp_path_factory.mktemp("quantize")
     write_source(place / "tiny")
     stand_in_home(place / "home")
     ensure_venv(place / "home/images/quark-0.13.txt", home=Home(place / "home"), progress=Progress())
@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deployments: Deployments, place: Path) -> None:
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), dice.choice(VERBS), dice.choice(SIGNALS)
-        if verb == "quantise":
+        if verb == "quantize":
             yield from quantized(deployment, place, sent, dice)
             return
         if verb != "up":
@@ -79,9 +79,9 @@ def hit(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, wit
 def quantized(deployment: Deployment, place: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
     """Hit, and run once more: a whole checkpoint with its receipt, and nothing beside it."""
     target = deployment.folder / f"made-{deployment.folder.name}"
-    words = ("quantise", str(place / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
+    words = ("quantize", str(place / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
     environ = {"DEPLOY_HOME": str(place / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
-    ended = hit(deployment.start(*words, **environ), sent, dice, within=LONGEST["quantise"])
+    ended = hit(deployment.start(*words, **environ), sent, dice, within=LONGEST["quantize"])
     yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if not target.exists():
         yield from deployment.run(*words, **environ).faults(0)

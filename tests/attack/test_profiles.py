@@ -36,10 +36,10 @@ def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments, tm
         rendered = deployment.folder / "rendered"
         if number % EVERY == 0:
             mutation = hostile_recipe(deployment, dice)
-            words: tuple[str, ...] = ("quantise", str(checkpoint), *dice.choice([(), ("--json",)]))
+            words: tuple[str, ...] = ("quantize", str(checkpoint), *dice.choice([(), ("--json",)]))
         elif number % EVERY == 1:
             file, mutation = hostile_reference(deployment, dice)
-            words = ("probe", NOBODY, "--against", file)
+            words = ("logprobs", NOBODY, "--against", file)
         else:
             profile, mutation = hostile_files(deployment, dice)
             words = dice.choice(
@@ -51,7 +51,7 @@ def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments, tm
             )
         before = files_below(deployment.folder)
         ended = deployment.start(*words, fresh=number % 20 == 0).wait()
-        faults = [*ended.faults(*((8, 10) if words[0] == "probe" else ENDS))]
+        faults = [*ended.faults(*((8, 10) if words[0] == "logprobs" else ENDS))]
         if ended.cpu_s > CPU_S:
             faults.append(f"{words} takes {ended.cpu_s:.1f} s of CPU")
         if strays := files_below(deployment.folder) - before:

@@ -29,9 +29,8 @@ PURE = {
     "render",
     "schema",
     "profiles",
-    "matrix",
     "diff",
-    "patches list",
+    "patches ls",
 }  # of shipped profiles: nothing but the catalog
 DRY = {"up", "reproduce"}
 MADE_BEFORE = (
@@ -85,7 +84,7 @@ def test_a_command_of_a_page_is_taken(page: str, line: str) -> None:
 
 def verb_of(line: str) -> str:
     words = words_of(line)
-    return " ".join(words[:2]) if words[0] in {"patches", "kernels", "onboard"} else words[0]
+    return " ".join(words[:2]) if words[0] in {"patches", "kernels", "add"} else words[0]
 
 
 ALONE = [

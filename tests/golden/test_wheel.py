@@ -64,8 +64,8 @@ def test_the_wheel_ships_the_schema_that_each_file_names(installed: Path) -> Non
         assert json.loads(schema.read_text())["title"] == f"deploy: {kind}"
 
 
-def test_the_wheel_onboards_a_model(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_adds_a_model(installed: Path, tmp_path: Path) -> None:
     checkpoint, home = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b"), str(tmp_path / "home")
-    done = deploy(installed, "onboard", "model", str(checkpoint), DEPLOY_HOME=home)
-    assert done.stderr.splitlines()[-1] == "next: `deploy onboard profile --model gpt-oss-120b --hardware mi355x`"
+    done = deploy(installed, "add", "model", str(checkpoint), DEPLOY_HOME=home)
+    assert done.stderr.splitlines()[-1] == "next: `deploy add profile --model gpt-oss-120b --hardware mi355x`"
     assert Path(home, "profiles/models/gpt-oss-120b.yaml").is_file()

@@ -1,4 +1,4 @@
-"""The rules that `deploy metrics` writes, by Prometheus's own promtool: each alert fires by its fault, and only it."""
+"""The rules of `deploy monitoring`, by Prometheus's own promtool: each alert fires by its fault, and only it."""
 
 from pathlib import Path
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cli.matrix import command as matrix
+from orchestrator.cli.profiles import Format
+from orchestrator.cli.profiles import command as profiles
 from orchestrator.core.paths import data_root
 
 WORKFLOWS = data_root() / ".github/workflows"
@@ -80,7 +81,7 @@ def test_a_runner_without_room_ends_before_anything_is_pulled(tmp_path: Path) ->
 def test_the_matrix_says_that_an_image_needs_more_room_than_it_takes_unpacked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    matrix()
+    profiles(format_=Format.GITHUB_MATRIX)
     entries = json.loads(capsys.readouterr().out)["include"]
     needed = {entry["profile"]: entry["disk_gib"] for entry in entries}["mi355x-tp8"]
     assert needed << 30 > UNPACKED_BYTES

@@ -67,9 +67,9 @@ PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")
 
 
 def table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str]:
-    """`deploy kernels table` of a profile whose engine has this image, by the rows of that image alone."""
+    """`deploy kernels build` of a profile whose engine has this image, by the rows of that image alone."""
     own = ("--set", f"engine.image={image}")
-    return CommandLine(home).run("kernels", "table", "--profile", "mi355x-tp8", *own, *more, "--no-upstream")
+    return CommandLine(home).run("kernels", "build", "--profile", "mi355x-tp8", *own, *more, "--no-upstream")
 
 
 def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(

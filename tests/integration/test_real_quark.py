@@ -1,7 +1,7 @@
-"""`deploy quantise` with AMD Quark itself: what it makes, killed and taken up again, and what sglang loads of it.
+"""`deploy quantize` with AMD Quark itself: what it makes, killed and taken up again, and what sglang loads of it.
 
 `make quark` runs it: 1.5 GB of packages, built once, and some minutes, most of them Quark's imports. What runs always
-is `test_quantise.py`, whose stand-in is held here against the real one.
+is `test_quantize.py`, whose stand-in is held here against the real one.
 """
 
 import os

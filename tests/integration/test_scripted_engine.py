@@ -93,7 +93,7 @@ def test_every_panel_has_data_each_fault_is_told_by_its_own_alert_alone_and_both
     pair: Pair, tmp_path: Path
 ) -> None:
     """It ends the servers: the last test that asks them."""
-    ended = pair.deploy.run("metrics", NAME, "--output", str(tmp_path))
+    ended = pair.deploy.run("monitoring", NAME, "--output", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     every_second(tmp_path)
     rules = tmp_path / f"{NAME}.rules.yml"

@@ -1,4 +1,4 @@
-"""A tiny GLM-5.2 in BF16 for `deploy quantise`, the same bytes everywhere; what Quark makes of it; its stand-in."""
+"""A tiny GLM-5.2 in BF16 for `deploy quantize`, the same bytes everywhere; what Quark makes of it; its stand-in."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import numpy as np
 from quark_samples import Header, Tiny, size_of
 
 STAND_IN: Final = Path(__file__).with_name("quark_stand_in")
-# By recipe: a digest of all files of the checkpoint that `deploy quantise` made of `write_source` with real Quark 0.13
+# By recipe: a digest of all files of the checkpoint that `deploy quantize` made of `write_source` with real Quark 0.13
 # (`make quark`), its card excepted, which tells times.
 REAL_FILES: Mapping[str, str] = {
     "glm-5.2-amd": "47cc7673ca06eda0",

@@ -1,4 +1,4 @@
-"""A stand-in of the ROCm image with what `deploy onboard engine` reads: torch's platform, aiter and its tables."""
+"""A stand-in of the ROCm image with what `deploy add engine` reads: torch's platform, aiter and its tables."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""Debian's Prometheus and its promtool, run on files that `deploy metrics` wrote."""
+"""Debian's Prometheus and its promtool, run on files that `deploy monitoring` wrote."""
 
 import json
 import math
@@ -25,7 +25,7 @@ missing = pytest.mark.skipif(not prometheus_is_here, reason=PACKAGE)
 
 
 def monitoring_request(**asked: object) -> MonitoringRequest:
-    """What `deploy metrics` is asked for."""
+    """What `deploy monitoring` is asked for."""
     return MonitoringRequest(**{**_NOTHING, "gpu_exporter": None, **asked})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A `deploy quantise` that runs, its shards and its processes."""
+"""A `deploy quantize` that runs, its shards and its processes."""
 
 import os
 import subprocess
@@ -12,13 +12,13 @@ from orchestrator.core.polling import poll_until
 
 
 class Quantizing:
-    """A `deploy quantise` that runs."""
+    """A `deploy quantize` that runs."""
 
     def __init__(
         self, place: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
     ) -> None:
         self.target = place / target
-        argv = [sys.executable, "-P", "-m", "orchestrator", "quantise", str(place / "tiny"), str(self.target)]
+        argv = [sys.executable, "-P", "-m", "orchestrator", "quantize", str(place / "tiny"), str(self.target)]
         env = {**os.environ, "DEPLOY_HOME": str(place / "home")}
         env |= {} if real else {"PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": does}
         self.process = subprocess.Popen(

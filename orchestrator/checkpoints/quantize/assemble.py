@@ -116,7 +116,7 @@ def _card_lines(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResu
     commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
     yield f"# {source.directory.name}, quantized by AMD Quark"
     yield ""
-    yield f"Made by `deploy quantise` from `{source.directory.name}`{commit}. Not evaluated: measure before you use it."
+    yield f"Made by `deploy quantize` from `{source.directory.name}`{commit}. Not evaluated: measure before you use it."
     yield ""
     yield "| | |"
     yield "| --- | --- |"

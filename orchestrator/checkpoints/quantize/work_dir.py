@@ -106,7 +106,7 @@ class WorkDir:
         left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
         if self.root.is_symlink() or (left and _JOB not in names):
             raise UsageError(
-                "there is a folder that no `deploy quantise` has made",
+                "there is a folder that no `deploy quantize` has made",
                 where=str(self.root),
                 hint="name another target: this folder would be worked in, and then removed",
             )

@@ -35,7 +35,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
+    """Show which token counts have a tuned kernel. Exits with 9 if the server would meet an untuned one."""
     if host is not None and image is None:
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
     home, far = Home.from_environment(), remote_host(host, environ)
@@ -49,7 +49,7 @@ def command(
         print_data("\n\n".join(one.to_text() for one in covered))
     if short := [one for one in covered if one.missing]:
         names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
-        hint = "`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
+        hint = "`deploy kernels build PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
         if not any(one.tabled for one in short):
             hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
         raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)

@@ -43,9 +43,9 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Run the engine's own tuner for what is missing: aiter's, or sglang's for Triton on CUDA.
+    """Run the engine's tuner for missing kernels. On ROCm that is aiter's, on CUDA sglang's for Triton.
 
-    On a host with the profile's GPU, while nothing else uses it; goes on where it was stopped.
+    Needs a host with the profile's GPU, which nothing else may use. The same command resumes an interrupted tuning.
     """
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
@@ -68,7 +68,7 @@ def command(
         raise KernelsError(
             "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
         )
-    note("next: `deploy kernels table PROFILE`, and measure accuracy with the new table before using it")
+    note("next: `deploy kernels build PROFILE`, and measure accuracy with the new table before using it")
 
 
 def _tune_triton(plan: Plan, tokens: Sequence[int], *, every: bool, hours: float, dry_run: bool) -> None:

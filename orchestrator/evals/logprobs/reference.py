@@ -82,13 +82,13 @@ def reference_to_json(reference: LogprobReference) -> str:
 def reference_from_json(text: str, *, where: str) -> LogprobReference:
     """Read a reference; `where` names its origin. Raises BenchError for another version or a damaged file."""
     if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
-        raise BenchError("not a reference of `deploy probe`: it holds more than one can", where=where)
+        raise BenchError("not a reference of `deploy logprobs`: it holds more than one can", where=where)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
     except ValidationError as error:
         problems = validation_problems(error)[:10]
         raise BenchError(
-            "not a reference of `deploy probe`, or a damaged one", where=where, problems=problems
+            "not a reference of `deploy logprobs`, or a damaged one", where=where, problems=problems
         ) from None
     if reference.schema_version != REFERENCE_SCHEMA:
         raise BenchError("a reference of another version", where=where, hint="make it again with `--save`")

@@ -96,7 +96,7 @@ class ProbeReport:
             raise SmokeError(
                 f"the numbers of `{self.served_name}` are not proven right",
                 problems=problems,
-                hint="a `deploy probe` of a server with another engine or attention backend narrows it down",
+                hint="a `deploy logprobs` of a server with another engine or attention backend narrows it down",
             )
 
 

@@ -1,4 +1,4 @@
-"""`deploy probe`: the numbers of a server beside a reference of the same checkpoint."""
+"""`deploy logprobs`: the numbers of a server beside a reference of the same checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

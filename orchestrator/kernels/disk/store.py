@@ -9,7 +9,7 @@
     kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  for each of its rows, where it comes from
     kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
     kernels/image-<digest of its name>/       the same for an image whose aiter is not pinned
-    kernels/image-<digest of its name>/shipped.csv  the rows that it ships, as `deploy onboard engine` read them
+    kernels/image-<digest of its name>/shipped.csv  the rows that it ships, as `deploy add engine` read them
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""`deploy onboard engine`: a release of sglang, or an image of it, becomes an engine's file with all that goes with it.
+"""`deploy add engine`: a release of sglang, or an image of it, becomes an engine's file with all that goes with it.
 
 The options are asked of the engine's own parser, patches are told from its sources, and of an image its platform, its
 aiter and the tables of tuned kernels are read. What neither says is asked for by key.
@@ -53,7 +53,7 @@ class ShippedTables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnboardedEngine:
+class AddedEngine:
     """An engine's file, and what was found beside it."""
 
     file: CatalogFile
@@ -83,7 +83,7 @@ class OnboardedEngine:
         }
 
 
-def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
+def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     """Write an engine's file, the table of its options where there is none yet, and the rows of kernels that it ships.
 
     Raises UsageError for a name that is taken or cannot be one and for what is no wheel, BuildError for an image that
@@ -105,7 +105,7 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
     options, text = _options(version, source, request, home)
     shipped, notes = _shipped(source)
     store = Store.at(home, None, _reference(facts))
-    found = OnboardedEngine(
+    found = AddedEngine(
         file=CatalogFile(
             kind=EntryKind.ENGINE,
             name=name,
@@ -126,7 +126,7 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
     return found
 
 
-def next_command(found: OnboardedEngine, home: Home) -> str:
+def next_command(found: AddedEngine, home: Home) -> str:
     """The command that shows the first profile of the catalog which the engine suits; empty for none."""
     catalog = Catalog.of(home)
     for profile in catalog.names(EntryKind.PROFILE):
@@ -209,11 +209,11 @@ def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator
     if facts.get("image") and not facts.get("image_digest"):
         yield "no registry knows the image by a digest here: it is not pinned, and its tag may come to mean another"
     if facts["platform"] == "rocm" and not facts.get("aiter_dir"):
-        yield "its aiter is not known: `deploy onboard engine IMAGE` reads it from the image, once that is pulled"
+        yield "its aiter is not known: `deploy add engine IMAGE` reads it from the image, once that is pulled"
 
 
 def _head(name: str, source: EngineSource, patches: Sequence[PatchState]) -> list[str]:
     return [
-        f"{name}, as `deploy onboard engine` read {source.read}: behind each fact stands what says so.",
+        f"{name}, as `deploy add engine` read {source.read}: behind each fact stands what says so.",
         *(f"patch {patch.id}: {patch.state}" for patch in patches),
     ]

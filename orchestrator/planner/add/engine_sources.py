@@ -67,7 +67,7 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
         raise UsageError("`--host` is for an image", hint=f"the wheel of {version} is read on this machine")
     for said in map(Override.parse, request.overrides):
         if said.path == ("version",) and said.value != version:
-            hint = f"`deploy onboard engine {said.value}` reads that one's wheel"
+            hint = f"`deploy add engine {said.value}` reads that one's wheel"
             raise UsageError(f"`version` is {said.value}, and what is read is the wheel of {version}", hint=hint)
     return _Release(replace(request, what=version), home)
 
@@ -99,7 +99,7 @@ class _Release:
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
     def asked(self) -> Mapping[str, Problem]:
-        local = "or name an image that is on this machine instead of the version: `deploy onboard engine IMAGE`"
+        local = "or name an image that is on this machine instead of the version: `deploy add engine IMAGE`"
         return {
             "platform": Problem(
                 "`platform` could not be read: the wheel is the same for each",

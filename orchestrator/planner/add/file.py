@@ -1,4 +1,4 @@
-"""What `onboard model` and `onboard engine` share: a part's file, what a user says over it, and what it lacks."""
+"""What `add model` and `add engine` share: a part's file, what a user says over it, and what it lacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`deploy onboard model`: a checkpoint's own files become a model's file, each fact with what says so."""
+"""`deploy add model`: a checkpoint's own files become a model's file, each fact with what says so."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from orchestrator.profiles.yaml_writer import YamlLine
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def onboard_model(
+def add_model(
     where: str,
     home: Home,
     *,
@@ -59,10 +59,10 @@ def onboard_model(
     lines = _lines(name, origin, found, given, gated=gated)
     require_whole(lines, found.missing, where, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
-    onboarded = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
-    said = f"{name}, as `deploy onboard model` read its checkpoint: behind each fact stands what says so."
-    write_part(onboarded, [said, *found.notes], ModelFile)
-    return onboarded
+    added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
+    said = f"{name}, as `deploy add model` read its checkpoint: behind each fact stands what says so."
+    write_part(added, [said, *found.notes], ModelFile)
+    return added
 
 
 def _directory(where: str) -> Path | None:

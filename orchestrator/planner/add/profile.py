@@ -1,4 +1,4 @@
-"""`deploy onboard profile`: a model on a machine becomes a profile that fits, each of its settings with its reason."""
+"""`deploy add profile`: a model on a machine becomes a profile that fits, each of its settings with its reason."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ class _Draft:
         lines += [YamlLine(path=("waiting", key), value=value) for key, value in _items(waiting)]
         head = [
             "yaml-language-server: $schema=profile.schema.json",
-            f"{self.name}, as `deploy onboard profile` proposed it: nothing of it was measured.",
+            f"{self.name}, as `deploy add profile` proposed it: nothing of it was measured.",
         ]
         return yaml_text(head, lines)
 
@@ -168,7 +168,7 @@ def next_command(model: str, home: Home) -> str:
         except (ProfileError, UsageError):
             continue
         again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
-        return f"deploy onboard profile --model {model} --hardware {hardware}{again}"
+        return f"deploy add profile --model {model} --hardware {hardware}{again}"
     return ""
 
 

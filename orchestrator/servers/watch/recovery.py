@@ -107,7 +107,7 @@ def require_not_cluster_managed(plan: Plan, name: str) -> None:
     if (keeper := runtime_class(plan.runtime).keeper(plan)) is not None:
         raise UsageError(
             f"`deploy watch` does not look after `{name}`: {keeper}",
-            hint=f"`deploy status {name}` tells of restarts; `deploy metrics {name}` writes alerts for its Prometheus",
+            hint=f"`deploy status {name}` shows restarts; `deploy monitoring {name}` writes alerts for Prometheus",
         )
 
 

@@ -1,6 +1,6 @@
 """Print the options and metrics of one sglang version, as JSON: `python generate.py UNPACKED_WHEEL VERSION`.
 
-`deploy flags VERSION` runs this and keeps what it prints. The wheel's own argument parser is asked
+`deploy add engine VERSION --flags-only` runs this and keeps what it prints. The wheel's own argument parser is asked
 (`ServerArgs.add_cli_args`, sglang/srt/server_args.py), so it takes a Python that has torch and sglang's pure
 dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version. What is missing there (compiled GPU
 packages) is replaced by empty modules: the parser is made of names and types alone.

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=1e0333a174d614a7fe814dafae2be331f1dc7eecbaa21b0302506a65a503e1fe \
+  --label deploy.plan=3289cbdbe9a08fe86f7b1f8e98089dfe9f38d752876e9f173fb2c56f1b436e9b \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

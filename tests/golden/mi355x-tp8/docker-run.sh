@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=35755420746f21082ea811bc7bd6b23d787581ab16431f66242a7ed7460ffa82 \
+  --label deploy.plan=fc8a0e8786b4d25c4e8993bec9fadc3b2ce621fb414ad9b81c3e8cce0f825c8f \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -130,7 +130,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
     (place / "parts" / "thesis.txt").write_text("mine")
     if link:
         folder.root.symlink_to(place)
-    with pytest.raises(UsageError, match="no `deploy quantise` has made"):
+    with pytest.raises(UsageError, match="no `deploy quantize` has made"):
         folder.begin(JOB)
     assert (place / "parts" / "thesis.txt").read_text() == "mine"
 
@@ -176,7 +176,7 @@ def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="no `deploy quantise` has made"), folder.held(Progress()):
+    with pytest.raises(UsageError, match="no `deploy quantize` has made"), folder.held(Progress()):
         pass
     assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
 

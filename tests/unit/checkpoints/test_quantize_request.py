@@ -1,4 +1,4 @@
-"""`deploy quantise`: what is refused before anything is made."""
+"""`deploy quantize`: what is refused before anything is made."""
 
 import shutil
 from dataclasses import replace
@@ -114,8 +114,8 @@ def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
 ) -> None:
     config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
     made = write_tiny(tmp_path / "made", config, Tiny().header())
-    assert command._onboarded(made, "made", home) is None
-    assert f"hint: `deploy onboard model {made} --set context_length=N`" in capsys.readouterr().err
+    assert command._added_model(made, "made", home) is None
+    assert f"hint: `deploy add model {made} --set context_length=N`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])

@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    """With and without a table that `deploy kernels table` built: the tag is the digest of what goes in."""
+    """With and without a table that `deploy kernels build` built: the tag is the digest of what goes in."""
     tags = []
     for _ in range(2):
         build("mi355x-tp8")
@@ -127,7 +127,7 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
         ["inspect", "mine:1"],
         ["patches", "check", "--image", "mine:1"],
         ["kernels", "coverage", "mi355x-tp8", "--image", "mine:1"],
-        ["kernels", "table", "mi355x-tp8", "--image", "mine:1"],
+        ["kernels", "build", "mi355x-tp8", "--image", "mine:1"],
     ):
         ended = CliRunner().invoke(app, [*words, "--host", "ssh://me@node"])
         assert isinstance(ended.exception, HostError), (words, ended.exception)
@@ -139,7 +139,7 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
     [
         "patches check --wheel 0.5.16",
         "kernels coverage mi355x-tp8",
-        "kernels table mi355x-tp8 --table x",
+        "kernels build mi355x-tp8 --table x",
         "build cpu-tiny",
     ],
 )

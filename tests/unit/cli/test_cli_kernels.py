@@ -74,7 +74,7 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
     deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
     assert json.loads(capsys.readouterr().out)[0]["missing"] == 17
-    assert deploy(monkeypatch, "table", "mi325x-tp8") != 0
+    assert deploy(monkeypatch, "build", "mi325x-tp8") != 0
     assert "asks aiter for no MXFP4 experts" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_known_yet_names_the_command_that_tells(
 ) -> None:
     assert deploy(monkeypatch, "coverage", "mi355x-tp4dp2", "--set", "layout.tp=4") == 0
     shown = capsys.readouterr().out
-    assert "`deploy kernels table mi355x-tp4dp2 --set layout.tp=4` builds one" in shown
+    assert "`deploy kernels build mi355x-tp4dp2 --set layout.tp=4` builds one" in shown
     assert "shared expert: not known yet: the checkpoint says, and is not here" in shown
     assert "hint: `--model DIR` names a copy of its config.json" in shown
 
@@ -102,7 +102,7 @@ def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
 ) -> None:
     own = tmp_path / "own.csv"
     own.write_text(f"{HEADER}\n{line(16)}\n")
-    assert deploy(monkeypatch, "table", "-p", "mi355x-tp8", "--table", str(own), "--no-upstream", *NEWER) == 0
+    assert deploy(monkeypatch, "build", "-p", "mi355x-tp8", "--table", str(own), "--no-upstream", *NEWER) == 0
     shown = capsys.readouterr()
     assert Path(shown.out.strip()).read_text().count("\n") == 3
     assert "2 rows: 1 image, 1 re-keyed" in shown.err
@@ -123,8 +123,8 @@ def test_a_log_with_a_miss_fails_where_that_is_asked_for(
 ) -> None:
     log, untuned = tmp_path / "server.log", tmp_path / "untuned.csv"
     log.write_text(f"{HIT}\n{FALLBACK.replace(' 16,', ' 32,')}\n")
-    assert deploy(monkeypatch, "log", str(log), "--untuned", str(untuned)) == 0
+    assert deploy(monkeypatch, "check", str(log), "--untuned", str(untuned)) == 0
     assert "1 found in the tuned table, 1 missed" in capsys.readouterr().out
     assert untuned.read_text().splitlines()[1].startswith("32,6144,256,257,9,")
-    assert deploy(monkeypatch, "log", str(log), "--strict-kernels") == 9
-    assert deploy(monkeypatch, "log", str(tmp_path / "none.log")) == 2
+    assert deploy(monkeypatch, "check", str(log), "--strict-kernels") == 9
+    assert deploy(monkeypatch, "check", str(tmp_path / "none.log")) == 2

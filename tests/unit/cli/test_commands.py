@@ -17,14 +17,14 @@ from orchestrator.cli.typer_app import load_command
 
 FOLDER = Path(str(cli.__file__)).parent
 EVERY = [words for section in COMMANDS.values() for words in section]
-GROUPS = ("onboard", "kernels", "patches")
+GROUPS = ("add", "kernels", "patches")
 SINGLE = [words for words in EVERY if group_text(words) is None]
 
 
 @pytest.mark.parametrize("words", EVERY)
 def test_the_text_of_a_command_is_the_first_sentence_of_its_help(words: str) -> None:
     text = next(section[words] for section in COMMANDS.values() if words in section)
-    assert load_command(words).get_short_help_str(limit=1000) == text
+    assert load_command(words).get_short_help_str(limit=1000) == f"{text}."
 
 
 def test_a_module_with_a_command_stands_in_the_table() -> None:
@@ -61,7 +61,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("--help", []),
         ("kernels --help", []),
         ("schema --help", ["orchestrator.cli.schema"]),
-        ("kernels log --help", ["orchestrator.cli.kernels.log"]),
+        ("kernels check --help", ["orchestrator.cli.kernels.check"]),
         ("statsu", []),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_command_line_imports_its_own_command_alone(words: str, modules: list[
 def test_a_shell_is_offered_commands_and_none_is_imported(imported: list[str]) -> None:
     line = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": "deploy re", "COMP_CWORD": "1"}
     shown = CliRunner().invoke(app, [], env=line, prog_name="deploy").stdout.split()
-    assert shown == ["render", "restart", "report", "reproduce"]
+    assert shown == ["restart", "render", "reproduce", "report"]
     assert imported == []
 
 

@@ -13,7 +13,7 @@ from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.hosts.report import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
-PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
+PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels build", "kernels tune")
 OF_A_SERVER = (
     *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}", "watch {}"),
     "bench {} -w smoke-tiny",
@@ -40,7 +40,7 @@ def code_of(line: str) -> int:
 
 
 CASES = {
-    **{f"{command} --no-such-option": USAGE for command in (*PROFILED, "profiles", "down", "report", "patches list")},
+    **{f"{command} --no-such-option": USAGE for command in (*PROFILED, "profiles", "down", "report", "patches ls")},
     **{f"{command} cpu-tiny --set nothing": USAGE for command in PROFILED},
     **{f"{command} no-such-profile": PROFILE for command in PROFILED},
     **{f"{command} broken.yaml": PROFILE for command in PROFILED},
@@ -81,29 +81,29 @@ CASES = {
     "diagnose nobody": USAGE,
     "diagnose no-such.log": USAGE,
     "diagnose /no/such.log": USAGE,
-    "kernels log no-such.log": USAGE,
+    "kernels check no-such.log": USAGE,
     "report no-such-directory": USAGE,
     "compare no-such.json": USAGE,
     "compare damaged.json": BENCH,
     "reproduce no-such-figures": USAGE,
-    "onboard model no-such-directory": USAGE,
-    "onboard model .": HOST,
-    "onboard model . --name tiny": USAGE,
-    "onboard model . --set nothing": USAGE,
-    "onboard profile --model tiny": USAGE,
-    "onboard profile --model tiny --hardware cpu --context 0": USAGE,
-    "onboard profile --model tiny --hardware cpu": USAGE,
-    "onboard profile --model no-such-model --hardware cpu": PROFILE,
-    "onboard profile --model tiny --hardware cpu --name own --like broken.yaml": PROFILE,
-    "onboard profile --model glm-5.2-fp8 --hardware h200": PROFILE,
-    "onboard profile --model tiny --hardware cpu --name own": 0,
+    "add model no-such-directory": USAGE,
+    "add model .": HOST,
+    "add model . --name tiny": USAGE,
+    "add model . --set nothing": USAGE,
+    "add profile --model tiny": USAGE,
+    "add profile --model tiny --hardware cpu --context 0": USAGE,
+    "add profile --model tiny --hardware cpu": USAGE,
+    "add profile --model no-such-model --hardware cpu": PROFILE,
+    "add profile --model tiny --hardware cpu --name own --like broken.yaml": PROFILE,
+    "add profile --model glm-5.2-fp8 --hardware h200": PROFILE,
+    "add profile --model tiny --hardware cpu --name own": 0,
     "schema no-such-kind": USAGE,
-    "flags not-a-version": USAGE,
+    "add engine not-a-version --flags-only": USAGE,
     "patches check --wheel *": USAGE,
     "render cpu-tiny --give nothing": USAGE,
     "render cpu-tiny --output /proc/nowhere": HOST,
     "down": USAGE,
-    "kernels table cpu-tiny": KERNELS,
+    "kernels build cpu-tiny": KERNELS,
     "profiles": 0,
     "status": 0,
     "--version": 0,

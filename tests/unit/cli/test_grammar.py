@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from orchestrator.cli.commands import ALIASES, HIDDEN, RENAMED
 from orchestrator.cli.main import app
 from orchestrator.cli.options import complete_names, server_names
 from orchestrator.core.errors import UsageError
@@ -25,6 +26,7 @@ def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, ...]]:
             yield (*above, name)
 
 
+SECTIONS = ("Common", "Server", "Preparation", "Measurement", "Management")
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
 EVERY = sorted(commands(ROOT))
@@ -46,8 +48,8 @@ def test_which_commands_take_a_profile() -> None:
     assert [" ".join(words) for words in OF_A_PROFILE] == [
         *(
             "build",
+            "kernels build",
             "kernels coverage",
-            "kernels table",
             "kernels tune",
             "lock",
             "preflight",
@@ -107,14 +109,31 @@ def test_a_line_that_cannot_be_read_is_an_error_like_others(line: str, said: str
     assert hint in ended.exception.hint
 
 
-def test_every_command_has_a_section_and_a_whole_sentence() -> None:
+def test_every_command_has_a_section_and_a_whole_text() -> None:
     shown = CliRunner().invoke(app, ["-h"]).output
 
     sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    assert sections == ["Options", "Prepare", "Serve", "Measure", "Look up"]
-    listed = shown.partition("Prepare:")[2]
-    assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in EVERY}
+    assert sections == ["Options", *(f"{each} commands" for each in SECTIONS)]
+    listed = shown.partition("Common commands:")[2]
+    assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in EVERY} - HIDDEN
     assert "..." not in listed
+
+
+def test_an_alias_is_its_command() -> None:
+    for alias, words in ALIASES.items():
+        shown = CliRunner().invoke(app, [alias, "-h"], prog_name="deploy").output
+        assert shown == CliRunner().invoke(app, [words, "-h"], prog_name="deploy").output
+        assert shown.startswith(f"Usage: deploy {words} ")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_the_old_name_of_a_command_leads_to_the_new_one(old: str, new: str) -> None:
+    ended = CliRunner().invoke(app, [*old.split(), "more"], prog_name="deploy")
+    assert isinstance(ended.exception, UsageError)
+    assert ended.exception.message == f"no such command `{old.rsplit(maxsplit=1)[-1]}`"
+    assert ended.exception.hint == f"did you mean `deploy {new}`?"
+    first = new.partition(" -")[0].replace(" VERSION", "")
+    assert tuple(first.split()) in EVERY or first in {words[0] for words in EVERY}
 
 
 def test_a_shell_is_offered_profiles_and_workloads() -> None:
@@ -191,5 +210,5 @@ def test_which_commands_speak_json() -> None:
     """All but those that print a name, a log, an answer or a file as it is."""
     silent = {words for words in EVERY if not any(each.name == "json" for each in command(words).params)}
     assert {" ".join(words) for words in silent} == {
-        *("ask", "flags", "kernels tune", "logs", "matrix", "schema"),
+        *("ask", "kernels tune", "logs", "schema"),
     }

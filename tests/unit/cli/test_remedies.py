@@ -44,7 +44,7 @@ def test_the_host_is_named_to_the_commands_that_take_one() -> None:
     set_invocation(None, [], "ssh://node", lambda words: takes_host(root, words))
     for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
         assert expand_commands(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
-    for words in ("render mine", "kernels log", "show", "nothing", "kernels nothing", "kernels"):
+    for words in ("render mine", "kernels check", "show", "nothing", "kernels nothing", "kernels"):
         assert expand_commands(f"`deploy {words}`") == f"`deploy {words}`"
 
 

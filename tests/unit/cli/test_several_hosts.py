@@ -125,8 +125,8 @@ def test_programs_get_one_document() -> None:
 
 
 def test_a_command_that_works_on_one_machine_is_refused_on_several(told: list[list[str]]) -> None:
-    with pytest.raises(UsageError, match="`deploy kernels table` works on one machine at a time"):
-        app(["kernels", "table", "owl", *TWO], prog_name="deploy", standalone_mode=False)
+    with pytest.raises(UsageError, match="`deploy kernels build` works on one machine at a time"):
+        app(["kernels", "build", "owl", *TWO], prog_name="deploy", standalone_mode=False)
     assert told == []
 
 

@@ -174,7 +174,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     assert "cannot be used: patch `dsa-topk-v2-off` lies" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["matrix"], ["kernels", "coverage", "--json"]])
+@pytest.mark.parametrize("command", [["profiles", "--format", "github-matrix"], ["kernels", "coverage", "--json"]])
 def test_a_broken_profile_does_not_keep_a_command_from_the_others(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:

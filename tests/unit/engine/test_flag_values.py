@@ -65,7 +65,7 @@ def test_a_deprecated_option_is_noted_with_its_place(capsys: pytest.CaptureFixtu
 def test_a_version_without_a_table_is_told_how_to_get_one() -> None:
     with pytest.raises(ProfileError) as caught:
         load("cpu-tiny", overrides=["engine.version=0.5.99"])
-    assert "`deploy flags 0.5.99`" in caught.value.hint
+    assert "`deploy add engine 0.5.99 --flags-only`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ProfileError, match="no flag table") as caught:
         read_flags("0.5.99", Catalog((tmp_path,)))
-    assert "deploy flags 0.5.99" in caught.value.hint
+    assert "deploy add engine 0.5.99 --flags-only" in caught.value.hint

@@ -1,4 +1,4 @@
-"""`deploy metrics`: which server is meant, what is expected of it, what its version of sglang does not export."""
+"""`deploy monitoring`: which server is meant, what is expected of it, what its version of sglang does not export."""
 
 import json
 import re
@@ -249,14 +249,14 @@ def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -
     own.write_text(json.dumps({key: value for key, value in table.items() if key != "metrics"}))
     with pytest.raises(ProfileError, match="does not tell its metrics") as caught:
         monitored(replace(NOTHING, profile="cpu-tiny"), home)
-    assert caught.value.hint == f"`deploy flags {version}` makes it anew"
+    assert caught.value.hint == f"`deploy add engine {version} --flags-only` makes it anew"
 
 
 def test_the_command_writes_the_files_and_says_what_it_left_out(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
-    words = ["metrics", "-p", "cpu-tiny", "--workload", "smoke-tiny", "--output", str(tmp_path / "out"), "--json"]
+    words = ["monitoring", "-p", "cpu-tiny", "--workload", "smoke-tiny", "--output", str(tmp_path / "out"), "--json"]
     app(words, standalone_mode=False)
     written = json.loads(capsys.readouterr().out)
     assert [Path(file).name for file in written["files"]] == [

@@ -1,4 +1,4 @@
-"""`deploy flags`: a table is written whole or not at all."""
+"""`deploy add engine --flags-only`: a table is written whole or not at all."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""`deploy onboard` from a directory, from a hub, and from the checkpoint that real sglang serves here."""
+"""`deploy add` from a directory, from a hub, and from the checkpoint that real sglang serves here."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import CheckpointError, HostError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
-from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.model import add_model
 from orchestrator.profiles.schema import ModelFile
 
 TERABYTE = 1_000_000_000_000
@@ -39,9 +39,9 @@ def written(home: Path, name: str) -> ModelFile:
 def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_public(tmp_path / "Llama-3.3-70B-Instruct", "Llama-3.3-70B-Instruct")
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    done = CliRunner().invoke(app, ["onboard", "model", str(checkpoint)])
+    done = CliRunner().invoke(app, ["add", "model", str(checkpoint)])
     assert "config.json: num_hidden_layers" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("next: `deploy onboard profile --model llama-3.3-70b-instruct ")
+    assert done.stderr.splitlines()[-1].startswith("next: `deploy add profile --model llama-3.3-70b-instruct ")
     for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "--tp-size 1"):
         following = done.stderr.splitlines()[-1].partition("`deploy ")[2].rstrip("`")
         done = CliRunner().invoke(app, shlex.split(following))
@@ -53,7 +53,7 @@ def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, m
 def test_a_terabyte_costs_headers_alone(tmp_path: Path) -> None:
     """Seventeen thousand tensors in forty files: under 10 s, under 200 MB of memory."""
     checkpoint = write_config(tmp_path / "large", KIMI_K2, weights=TERABYTE, shards=40, experts=48)
-    argv = [sys.executable, "-c", WITH_COST, "onboard", "model", str(checkpoint)]
+    argv = [sys.executable, "-c", WITH_COST, "add", "model", str(checkpoint)]
     env = {**os.environ, "DEPLOY_HOME": str(tmp_path / "home")}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -70,11 +70,11 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
     source = write_config(tmp_path / "source", config, weights=60_000_000, shards=40)
     with serve(Hub(repository=REPOSITORY, directory=source, token=token)) as hub:
         environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token}
-        onboard_model(REPOSITORY, Home(tmp_path), name="own", environ=environ)
+        add_model(REPOSITORY, Home(tmp_path), name="own", environ=environ)
         with pytest.raises(CheckpointError, match="is gated and not open"):
-            onboard_model(REPOSITORY, Home(tmp_path), name="other", environ={"HF_ENDPOINT": hub.url})
+            add_model(REPOSITORY, Home(tmp_path), name="other", environ={"HF_ENDPOINT": hub.url})
         with pytest.raises(CheckpointError, match="there is no repository `nobody/nothing`"):
-            onboard_model("nobody/nothing", Home(tmp_path), environ=environ)
+            add_model("nobody/nothing", Home(tmp_path), environ=environ)
     found = written(tmp_path, "own")
     assert (found.origin.kind, found.origin.location, found.origin.revision) == ("hub", REPOSITORY, COMMIT)
     assert (found.weights, found.layers, found.mtp_layer) == (60_000_000, 78, 78)
@@ -86,9 +86,7 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
 
 def test_a_hub_that_does_not_answer_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="the hub cannot be asked") as caught:
-        onboard_model(
-            REPOSITORY, Home(tmp_path), name="own", environ={"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
-        )
+        add_model(REPOSITORY, Home(tmp_path), name="own", environ={"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
     assert "name a directory" in caught.value.hint
 
 
@@ -96,7 +94,7 @@ def test_a_hub_that_does_not_answer_is_said_to_be_none(tmp_path: Path) -> None:
 def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_file(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    onboard_model(str(tiny_model), Home(tmp_path), name="own", environ={})
+    add_model(str(tiny_model), Home(tmp_path), name="own", environ={})
     found, shipped = (
         written(tmp_path, "own"),
         read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),

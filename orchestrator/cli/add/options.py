@@ -1,4 +1,4 @@
-"""Options that several commands of `deploy onboard` take."""
+"""Options that several commands of `deploy add` take."""
 
 from typing import Annotated, TypeAlias
 

@@ -1,4 +1,4 @@
-"""The command `deploy metrics`."""
+"""The command `deploy monitoring`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +48,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard."""
+    """Write Prometheus rules and a Grafana dashboard. The scrape configuration and the alerts are written too."""
     request = MonitoringRequest(
         name=name,
         profile=profile_,

@@ -1,4 +1,4 @@
-"""The command `deploy patches list`."""
+"""The command `deploy patches ls`."""
 
 from orchestrator.cli.options import Json
 from orchestrator.core.console import print_data, print_json, table, terminal_width
@@ -6,7 +6,7 @@ from orchestrator.patches.ledger import read_ledger
 
 
 def command(*, json: Json = False) -> None:
-    """List every patch: what it repairs, and where the fix comes from."""
+    """List patches and their upstream fixes."""
     ledger = read_ledger()
     if json:
         print_json([patch.model_dump(mode="json") for patch in ledger])

@@ -1,4 +1,4 @@
-"""The command `deploy probe`."""
+"""The command `deploy logprobs`."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,10 +49,10 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Compare a server's log-probabilities with a reference. Wrong kernels show by length and position.
+    """Compare log-probabilities with a reference. Wrong kernels show by length and position.
 
-    Asked are passages of 64, 512, 2048 and 8192 tokens, alone, again, in a batch, half from cache, and behind what the
-    server said itself.
+    The prompts are passages of 64, 512, 2048 and 8192 tokens: alone, repeated, in a batch, half from cache, and after
+    text that the server generated.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)

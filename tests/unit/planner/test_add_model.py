@@ -1,4 +1,4 @@
-"""`deploy onboard model`: the file it writes says what the shipped files say, and is one that plans are made from."""
+"""`deploy add model`: the file it writes says what the shipped files say, and is one that plans are made from."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from orchestrator.core.errors import CheckpointError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
 from orchestrator.planner.add.file import CatalogFile
-from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.model import add_model
 from orchestrator.profiles.schema import ModelFile
 
 
@@ -22,8 +22,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> CatalogFile:
-    return onboard_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
+def added(directory: Path, home: Home, *overrides: str, **more: str | bool) -> CatalogFile:
+    return add_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
 
 
 def written(found: CatalogFile) -> ModelFile:
@@ -32,7 +32,7 @@ def written(found: CatalogFile) -> ModelFile:
 
 def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
     with pytest.raises(ProfileError) as caught:
-        onboarded(directory, home, *overrides)
+        added(directory, home, *overrides)
     assert not (home.root / "profiles").exists(), "something was written"
     return [f"{problem.message} | {problem.hint}" for problem in caught.value.problems]
 
@@ -51,7 +51,7 @@ def test_the_facts_are_those_of_the_shipped_file(
     """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
     expected = read_model(Catalog.shipped().path(EntryKind.MODEL, shipped), ModelFile, shipped)
     config = {**GLM_52, "quantization_config": quantized}
-    found = written(onboarded(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
+    found = written(added(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
     for key in ModelFile.model_fields:
         if key not in {"origin", "source", "served_name", "questions", "flags", "env", "mtp_weights"}:
             assert getattr(found, key) == getattr(expected, key), key
@@ -67,13 +67,13 @@ def short_path() -> Iterator[Path]:
 
 
 def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Path) -> None:
-    found = onboarded(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
+    found = added(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
     assert (found.name, found.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
     assert (
         found.path.read_text().splitlines()
         == f"""\
 # yaml-language-server: $schema=../model.schema.json
-# glm-4.7-flash, as `deploy onboard model` read its checkpoint: behind each fact stands what says so.
+# glm-4.7-flash, as `deploy add model` read its checkpoint: behind each fact stands what says so.
 source: config.json and safetensors headers of the checkpoint
 origin: {{kind: directory, location: {short_path}/GLM-4.7-Flash}}
 served_name: glm-4.7-flash  # by its file; another with `--set`
@@ -109,7 +109,7 @@ def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_
         "quantization=WORD`",
         "context_length=N`",
     ]
-    found = onboarded(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
+    found = added(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
     assert written(found).context_length == 8192
     assert "context_length: 8192  # --set" in found.path.read_text()
     assert written(found).flags["reasoning-parser"].origin == "user"
@@ -119,8 +119,8 @@ def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home,
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
     (said,) = refused(folder, home)
     assert "`OwnForCausalLM` is not known here" in said
-    assert written(onboarded(folder, home, "cache=null")).cache is None
-    found = written(onboarded(folder, home, "cache.head_dim=128", replace=True))
+    assert written(added(folder, home, "cache=null")).cache is None
+    found = written(added(folder, home, "cache.head_dim=128", replace=True))
     assert found.cache is not None
     assert found.cache.head_dim == 128
 
@@ -140,36 +140,36 @@ def test_what_is_given_is_checked_as_a_file_is(override: str, message: str, home
 
 def test_a_name_that_is_taken_is_not_written_over_without_being_asked(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
-    found = onboarded(folder, home)
+    found = added(folder, home)
     found.path.write_text("mine\n")
     with pytest.raises(UsageError, match="there is a model `llama` already") as caught:
-        onboarded(folder, home)
+        added(folder, home)
     assert "--replace" in caught.value.hint
     assert found.path.read_text() == "mine\n"
-    assert written(onboarded(folder, home, replace=True)).layers == 80
+    assert written(added(folder, home, replace=True)).layers == 80
     with pytest.raises(UsageError, match="there is a model `tiny` already") as caught:  # a shipped one would be hidden
-        onboarded(folder, home, name="tiny")
+        added(folder, home, name="tiny")
     assert "the shipped one" in caught.value.hint
 
 
 def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "a b\n# c", LLAMA_33_70B)
     with pytest.raises(UsageError, match="cannot be the name of a model") as caught:
-        onboarded(folder, home)
+        added(folder, home)
     assert "--name NAME" in caught.value.hint
     with pytest.raises(ProfileError, match="not every fact is known"):  # a path of several lines stands in no file
-        onboarded(folder, home, name="fine")
+        added(folder, home, name="fine")
 
 
 def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="a directory has no revision"):
-        onboarded(tmp_path, home, revision="main")
+        added(tmp_path, home, revision="main")
     for where in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
-            onboard_model(where, home, environ={})
+            add_model(where, home, environ={})
     with pytest.raises(CheckpointError, match=r"there is no `config\.json`"):
-        onboarded(tmp_path, home, name="empty")
+        added(tmp_path, home, name="empty")
 
 
 def test_what_no_sglang_loads_of_a_checkpoint_is_told(
@@ -178,7 +178,7 @@ def test_what_no_sglang_loads_of_a_checkpoint_is_told(
     """Tensors of MXFP4 that the config leaves unquantized; the facts of the file are right all the same."""
     config, header = Tiny().quantized("amd52")
     config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
-    found = onboarded(write_tiny(tmp_path / "odd", config, header), home)
+    found = added(write_tiny(tmp_path / "odd", config, header), home)
     assert written(found).quantization == "quark-mxfp4"
     said = capsys.readouterr().err
     assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantized" in said

@@ -1,15 +1,15 @@
-"""The command `deploy onboard model`."""
+"""The command `deploy add model`."""
 
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.onboard.options import FactOption, NameOption, ReplaceOption
+from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import Json, RevisionOption
 from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.planner.add.file import CatalogFile
-from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import next_command
 
 
@@ -24,13 +24,13 @@ def command(
     replace: ReplaceOption = False,
     json: Json = False,
 ) -> None:
-    """Write a model's file from its checkpoint. It goes into `$DEPLOY_HOME/profiles/models`.
+    """Write a model's catalog entry from its checkpoint. It goes into `$DEPLOY_HOME/profiles/models`.
 
-    Read are config.json, the index and the headers of the safetensors files, never a tensor. What they do not say is
-    asked for by key.
+    Reads `config.json`, the index and the headers of the safetensors files, never a tensor. The error for a missing
+    value names its key.
     """
     home = Home.from_environment()
-    found = onboard_model(where, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
+    found = add_model(where, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     following = next_command(found.name, home)
     if json:
         print_json({**found.to_dict(), "next": following})
@@ -46,4 +46,4 @@ def _show_model(found: CatalogFile, following: str) -> None:
     if following:
         say(f"next: `{following}`")
     else:
-        note("no node of the catalog holds it: `deploy onboard profile` says why, with figures")
+        note("no node of the catalog holds it: `deploy add profile` says why, with figures")

@@ -1,4 +1,4 @@
-"""`deploy onboard profile`: the smallest layout that fits, with its reasons, or the figures of why none does."""
+"""`deploy add profile`: the smallest layout that fits, with its reasons, or the figures of why none does."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from config_samples import write_config, write_public
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.model import onboard_model
+from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import ProfileRequest, Proposal, next_command, propose_profile, write_proposal
 from orchestrator.planner.planning import load
 
@@ -19,11 +19,11 @@ PUBLIC = ("GLM-5.2-FP8", "GLM-4.7-Flash", "Kimi-K2-Instruct", "gpt-oss-120b", "L
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home with models that were onboarded."""
+    """A home with models that were added."""
     folder = tmp_path_factory.mktemp("known")
     home = Home(folder / "home")
     for name in PUBLIC:
-        onboard_model(str(write_public(folder / name, name)), home, name=f"own-{name.lower()}", environ={})
+        add_model(str(write_public(folder / name, name)), home, name=f"own-{name.lower()}", environ={})
     return home
 
 
@@ -100,7 +100,7 @@ def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
     """20 heads, and weights that only eight GPUs would hold."""
     home = Home(tmp_path / "home")
     checkpoint = write_config(tmp_path / "wide", PUBLIC_CHECKPOINTS["GLM-4.7-Flash"].config, weights=900_000_000_000)
-    onboard_model(str(checkpoint), home, name="own-wide", environ={})
+    add_model(str(checkpoint), home, name="own-wide", environ={})
     with pytest.raises(ProfileError, match="does not fit") as caught:
         proposed(home, "wide", "h200")
     assert caught.value.problems[-1].message == "tp 8: 20 attention heads do not divide by tp 8"
@@ -133,7 +133,7 @@ def _settings(text: str) -> list[tuple[str, str, str]]:
 def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path) -> None:
     linear = {"architectures": ["Qwen3NextForCausalLM"], "moe_intermediate_size": 2880}
     checkpoint = write_public(tmp_path / "linear", "gpt-oss-120b", **linear)
-    model = onboard_model(str(checkpoint), home, name="own-linear", environ={})
+    model = add_model(str(checkpoint), home, name="own-linear", environ={})
     assert "# `Qwen3NextForCausalLM` has linear attention in some of its layers" in model.path.read_text()
     found = proposed(home, "linear", "h200")
     assert found.valid.profile.layout.tp.value == 1
@@ -214,4 +214,4 @@ def test_a_name_that_is_taken_is_kept(home: Home) -> None:
 
 def test_the_next_command_names_a_node_that_holds_it(home: Home) -> None:
     command = next_command("own-kimi-k2-instruct", home)
-    assert command == "deploy onboard profile --model own-kimi-k2-instruct --hardware mi355x"
+    assert command == "deploy add profile --model own-kimi-k2-instruct --hardware mi355x"

@@ -1,4 +1,4 @@
-"""The command `deploy kernels log`."""
+"""The command `deploy kernels check`."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ def command(
     strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
     json: Json = False,
 ) -> None:
-    """Show which keys a log says were found in the tuned table."""
+    """Find untuned kernels in a log. Shows which keys the tuned table had."""
     report = _read_log(path)
     if untuned and report.untuned:
         try:

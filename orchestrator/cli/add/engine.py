@@ -1,16 +1,18 @@
-"""The command `deploy onboard engine`."""
+"""The command `deploy add engine`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.onboard.options import FactOption, NameOption, ReplaceOption
+from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
+from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.engine import OnboardedEngine, next_command, onboard_engine
+from orchestrator.planner.add.engine import AddedEngine, add_engine, next_command
 from orchestrator.planner.add.engine_sources import EngineRequest
+from orchestrator.planner.flag_tables import write_flag_table
 
 
 def command(
@@ -25,17 +27,31 @@ def command(
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
     ] = None,
+    flags_only: Annotated[
+        bool, typer.Option("--flags-only", help="write only the flag table of VERSION, and print its path")
+    ] = False,
     host: HostOption = None,
     replace: ReplaceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show it, and write nothing")] = False,
     json: Json = False,
 ) -> None:
-    """Write an engine's file, and the table of its options. They go into `$DEPLOY_HOME/profiles/engines`.
+    """Write an engine's catalog entry from a wheel or an image. It goes into `$DEPLOY_HOME/profiles/engines`.
 
-    Patches are told from its sources; of an image its platform, its aiter and the tables of tuned kernels are read.
-    What it does not say is asked for by key.
+    The flag table is written too, and the state of each patch is read from the sources. An image also gives its
+    platform, its aiter and its tuned kernels. The error for a missing value names its key.
     """
     home = Home.from_environment()
+    if flags_only:
+        if name or set_ or host or replace or dry_run:
+            raise UsageError(
+                "`--flags-only` goes with `--wheel` and `--python` only", hint="leave out the other options"
+            )
+        path = str(write_flag_table(what, home, wheel=wheel, python=python))
+        if json:
+            print_json({"path": path})
+        else:
+            print_data(path)
+        return
     request = EngineRequest(
         what=what,
         name=name,
@@ -46,7 +62,7 @@ def command(
         replace=replace,
         dry_run=dry_run,
     )
-    found = onboard_engine(request, home)
+    found = add_engine(request, home)
     following = "" if dry_run else next_command(found, home)
     if json:
         print_json({**found.to_dict(), "written": not dry_run, "next": following})
@@ -54,7 +70,7 @@ def command(
         _show_engine(found, following, written=not dry_run)
 
 
-def _show_engine(found: OnboardedEngine, following: str, *, written: bool) -> None:
+def _show_engine(found: AddedEngine, following: str, *, written: bool) -> None:
     print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.file.notes:
         note(text)

@@ -1,4 +1,4 @@
-"""The command `deploy kernels table`."""
+"""The command `deploy kernels build`."""
 
 from typing import Annotated
 
@@ -29,9 +29,9 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Build the merged table that the server gets, and print its path.
+    """Build a profile's merged kernel table. Prints its path.
 
-    The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
+    The built-in rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")

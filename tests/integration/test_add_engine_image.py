@@ -1,4 +1,4 @@
-"""`deploy onboard engine` of real wheels and of an image on a real Docker engine."""
+"""`deploy add engine` of real wheels and of an image on a real Docker engine."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ def engine(docker_daemon: DockerCli) -> docker.DockerClient:
 
 @pytest.fixture(scope="module")
 def image(engine: docker.DockerClient) -> Iterator[str]:
-    with layered(engine, base_image(wheel(VERSION)), "deploy-onboard-test/engine:own", FILES) as name:
+    with layered(engine, base_image(wheel(VERSION)), "deploy-add-test/engine:own", FILES) as name:
         yield name
 
 
@@ -48,7 +48,7 @@ def deploy(line: str) -> str:
 
 
 def test_an_image_is_read_to_the_last_fact(engine: docker.DockerClient, image: str) -> None:
-    said = json.loads(deploy(f"onboard engine {image} --name own --json"))
+    said = json.loads(deploy(f"add engine {image} --name own --json"))
     facts = {fact["key"]: (fact["value"], fact["from"]) for fact in said["facts"]}
     assert facts["version"] == (VERSION, f"{PACKAGE}/_version.py")
     assert facts["platform"] == ("rocm", "/usr/lib/python3/dist-packages/torch/version.py: hip = '7.2.53211'")
@@ -81,13 +81,13 @@ def test_options_that_nobody_asked_for_yet_are_asked_of_the_images_own_sources(
         return CompletedProgram(argv=(), code=0, stdout=table, stderr="")
 
     monkeypatch.setattr(flag_tables, "run", ask)
-    deploy(f"onboard engine {image} --name own --set version=0.5.14.post9 --python python3")
+    deploy(f"add engine {image} --name own --set version=0.5.14.post9 --python python3")
     assert (home / "profiles/engines/flags/0.5.14.post9.json").is_file()
 
 
 def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path) -> None:
     with imported(engine) as bare:
-        error = CliRunner().invoke(app, ["onboard", "engine", bare]).exception
+        error = CliRunner().invoke(app, ["add", "engine", bare]).exception
     assert isinstance(error, BuildError)
     assert error.message == f"`{bare}` cannot be asked what it serves with"
     assert "python3" in error.details
@@ -97,7 +97,7 @@ def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path
 @pytest.mark.parametrize("version", ["0.5.19", "0.5.20"])
 def test_a_wheel_tells_the_state_of_each_patch(version: str, home: Path) -> None:
     given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
-    said = json.loads(deploy(f"onboard engine {version} {given} --json"))
+    said = json.loads(deploy(f"add engine {version} {given} --json"))
     assert {patch["state"] for patch in said["patches"]} == {"present upstream", "not applicable"}
     assert (home / "profiles/engines/own.yaml").is_file()
     assert "--dsa-decode-backend tilelang" in deploy("render mi325x-tp8 --set engine=own")

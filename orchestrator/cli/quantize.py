@@ -1,4 +1,4 @@
-"""The command `deploy quantise`."""
+"""The command `deploy quantize`."""
 
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -53,17 +53,17 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Quantise a checkpoint with AMD Quark, shard by shard. Goes on where it was stopped.
+    """Quantize a checkpoint with AMD Quark. It works shard by shard; the same command resumes.
 
-    Without TARGET shows what each recipe would make of it. What was made is verified as `stage` does; a model's file
-    goes into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in an environment of its own (1.5 GB, once).
+    Without TARGET shows the result of each recipe. The new checkpoint is verified as by `stage`; its catalog entry goes
+    into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in its own virtual environment (1.5 GB, once).
     """
     home = Home.from_environment()
     if target is None:
         _show(source.absolute(), home, json=json)
         return
     if recipe is None:
-        raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantise {source}` shows what each makes of it")
+        raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantize {source}` shows what each makes of it")
     if image is not None and in_ is None:
         raise UsageError("`--image` is for `--in`", hint="a profile says which GPUs its container is given")
     request = QuantizationRequest(

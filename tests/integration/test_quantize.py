@@ -1,4 +1,4 @@
-"""`deploy quantise` end to end, with Quark's stand-in, whose bytes are real Quark's: made, killed, taken up again."""
+"""`deploy quantize` end to end, with Quark's stand-in, whose bytes are real Quark's: made, killed, taken up again."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from orchestrator.images.client import DockerCli
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source, and a home with an environment of nothing."""
-    place = tmp_path_factory.mktemp("quantise")
+    place = tmp_path_factory.mktemp("quantize")
     write_source(place / "tiny")
     stand_in_home(place / "home")
     return place
@@ -34,7 +34,7 @@ def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) ->
     assert code == 0, said
     assert files_digest(quantizing.target) == REAL_FILES[recipe]
     assert f"`{quantizing.target}` is whole: 5 shards, " in said
-    assert f"next: `deploy onboard profile --model {recipe} --hardware mi355x`" in said
+    assert f"next: `deploy add profile --model {recipe} --hardware mi355x`" in said
     assert "# Of the source" not in (quantizing.target / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in quantizing.target.iterdir()} == {0o644}
     receipt = json.loads(quantizing.target.with_name(f"{recipe}.receipt.json").read_text())

@@ -1,4 +1,4 @@
-"""`deploy onboard`, as programs and shells see it."""
+"""`deploy add`, as programs and shells see it."""
 
 import json
 from pathlib import Path
@@ -23,22 +23,22 @@ def deploy(line: str) -> Result:
 
 def test_programs_read_json(tmp_path: Path) -> None:
     checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
-    said = json.loads(deploy(f"onboard model {checkpoint} --json").stdout)
+    said = json.loads(deploy(f"add model {checkpoint} --json").stdout)
     assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
     assert {
         "key": "cache.sliding_layers",
         "value": 18,
         "from": "config.json: `sliding_attention` in layer_types",
     } in said["facts"]
-    assert said["next"].startswith("deploy onboard profile")
-    said = json.loads(deploy("onboard profile --model gpt-oss-120b --hardware h200 --json").stdout)
+    assert said["next"].startswith("deploy add profile")
+    said = json.loads(deploy("add profile --model gpt-oss-120b --hardware h200 --json").stdout)
     assert said["capacity"]["replicas"] == 8
     assert any(each["key"] == "layout.tp" and each["value"] == "1" for each in said["decisions"])
 
 
 def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
     checkpoint = write_config(tmp_path / "broken", {**KIMI_K2, "num_hidden_layers": 60}, shape=KIMI_K2)
-    refused = deploy(f"onboard model {checkpoint}")
+    refused = deploy(f"add model {checkpoint}")
     assert isinstance(refused.exception, DeployError)
     assert refused.exception.exit_code == 4
     assert not (tmp_path / "home").exists()

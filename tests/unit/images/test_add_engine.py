@@ -1,4 +1,4 @@
-"""`deploy onboard engine`: what a wheel or an image says is written with its source, all else is asked for."""
+"""`deploy add engine`: what a wheel or an image says is written with its source, all else is asked for."""
 
 import json
 import zipfile
@@ -82,7 +82,7 @@ def deploy(*line: str) -> Result:
 
 def refused(*line: str, fault: type[DeployError] = ProfileError) -> Sequence[str]:
     """What is said of a command that writes nothing."""
-    error = deploy("onboard", "engine", *line).exception
+    error = deploy("add", "engine", *line).exception
     assert isinstance(error, fault), error
     return [f"{each.message} | {each.hint}" for each in error.each()]
 
@@ -108,20 +108,20 @@ def test_a_wheel_is_asked_for_what_it_does_not_say(home: Home) -> None:
     platform, image = refused("0.5.20")
     assert "`platform` could not be read: the wheel is the same for each | give it: `--set platform=rocm`" in platform
     assert image.startswith("`image` could not be read")
-    assert "`deploy onboard engine IMAGE`" in image
+    assert "`deploy add engine IMAGE`" in image
     [only] = refused("0.5.20", "--set", "platform=cpu")
     assert "`--set requirements=FILE`" in only
     assert written(home) == []
 
 
 def test_the_file_says_behind_each_fact_what_says_so(home: Home) -> None:
-    done = deploy("onboard", "engine", "v0.5.20", *GIVEN, "--name", "own")
+    done = deploy("add", "engine", "v0.5.20", *GIVEN, "--name", "own")
     assert done.exit_code == 0, done.stderr
     assert (
         (home.root / "profiles/engines/own.yaml").read_text()
         == f"""\
 # yaml-language-server: $schema=../engine.schema.json
-# own, as `deploy onboard engine` read its wheel, sglang 0.5.20: behind each fact stands what says so.
+# own, as `deploy add engine` read its wheel, sglang 0.5.20: behind each fact stands what says so.
 # patch one: needed
 source: sglang wheel 0.5.20
 version: 0.5.20  # sglang/_version.py in its wheel
@@ -145,7 +145,7 @@ def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path
     [broken] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
     assert "is not a wheel" in broken
     [release] = refused("0.5.20", *GIVEN, "--set", "version=0.5.18", fault=UsageError)
-    assert release.startswith("`version` is 0.5.18, and what is read is the wheel of 0.5.20 | `deploy onboard engine")
+    assert release.startswith("`version` is 0.5.18, and what is read is the wheel of 0.5.20 | `deploy add engine")
     [far] = refused("0.5.20", *GIVEN, "--host", "ssh://node", fault=UsageError)
     assert far.startswith("`--host` is for an image")
     [no_wheel] = refused(IMAGE, "--wheel", str(other), fault=UsageError)
@@ -159,7 +159,7 @@ def test_a_name_that_is_taken_is_kept() -> None:
     [shipped] = refused("0.5.20", *GIVEN, fault=UsageError)
     assert shipped.startswith("there is an engine `sglang-0.5.20-rocm` already")
     for again in ((), ("--replace",)):
-        assert deploy("onboard", "engine", "0.5.20", *GIVEN, "--name", "own", *again).exit_code == 0
+        assert deploy("add", "engine", "0.5.20", *GIVEN, "--name", "own", *again).exit_code == 0
         [ours] = refused("0.5.20", *GIVEN, "--name", "own", fault=UsageError)
         assert "`--replace` writes over it" in ours
     [none] = refused("0.5.20", *GIVEN, "--name", "../own", fault=UsageError)
@@ -172,7 +172,7 @@ def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
     wheel(home.root / "wheels/sglang-0.5.99-py3-none-any.whl", "0.5.99")
     table = '{"sglang": "0.5.99", "flags": {"port": {"takes_value": true}}}\n'
     monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=0, stdout=table, stderr=""))
-    line = ("onboard", "engine", "0.5.99", "--set", "platform=rocm", "--set", "image=own:1", "--python", "python3")
+    line = ("add", "engine", "0.5.99", "--set", "platform=rocm", "--set", "image=own:1", "--python", "python3")
     said = json.loads(deploy(*line, "--dry-run", "--json").stdout)
     assert (said["options"]["count"], said["options"]["made"], said["written"], written(home)) == (1, True, False, [])
     assert deploy(*line).exit_code == 0
@@ -183,7 +183,7 @@ def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
 
 @pytest.mark.usefixtures("image")
 def test_an_image_says_all_of_it(home: Home) -> None:
-    said = json.loads(deploy("onboard", "engine", IMAGE, "--name", "own", "--json").stdout)
+    said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     engine = read_model(home.root / "profiles/engines/own.yaml", EngineFile, "own")
     assert (engine.version, engine.platform, engine.template) == ("0.5.20", "rocm", "sglang-rocm")
     assert (engine.image, engine.image_digest) == (IMAGE, DIGEST)
@@ -198,11 +198,11 @@ def test_an_image_says_all_of_it(home: Home) -> None:
 def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> None:
     """An aiter that is not among those known here: its image was read once."""
     choice = ("engine=own",)
-    assert deploy("onboard", "engine", IMAGE, "--name", "own").exit_code == 0
+    assert deploy("add", "engine", IMAGE, "--name", "own").exit_code == 0
     plan = load("mi355x-tp8", overrides=choice).plan
     found = compute_coverage(plan, RowSources(), home)
     assert found.known
-    assert f"those of `registry.example/sglang@{DIGEST}`, as `deploy onboard engine` read them" in found.tables
+    assert f"those of `registry.example/sglang@{DIGEST}`, as `deploy add engine` read them" in found.tables
     assert [key.token for key in found.found.keys[0].missing] == [1]
     moved = compute_coverage(
         load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home
@@ -221,9 +221,7 @@ def test_what_an_image_does_not_say_is_asked_for(home: Home, monkeypatch: pytest
     assert named.startswith(f"`version` is 0.5.19, and `{IMAGE}` is named after sglang 0.5.20")
     assert written(home) == []
     assert (
-        deploy(
-            "onboard", "engine", IMAGE, "--set", "version=0.5.20", "--set", "platform=rocm", "--name", "own"
-        ).exit_code
+        deploy("add", "engine", IMAGE, "--set", "version=0.5.20", "--set", "platform=rocm", "--name", "own").exit_code
         == 0
     )
 
@@ -234,7 +232,7 @@ def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: py
         raise KernelsError("`it` has no tuned fused-MoE table")
 
     monkeypatch.setattr(engine_sources, "read_image", none)
-    said = json.loads(deploy("onboard", "engine", IMAGE, "--name", "own", "--json").stdout)
+    said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     assert said["tuned_kernels"] is None
     assert "`it` has no tuned fused-MoE table: nothing is known of its tuned kernels" in said["notes"]
 

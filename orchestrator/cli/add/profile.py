@@ -1,10 +1,10 @@
-"""The command `deploy onboard profile`."""
+"""The command `deploy add profile`."""
 
 from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.onboard.options import ReplaceOption
+from orchestrator.cli.add.options import ReplaceOption
 from orchestrator.cli.options import Json, complete_names
 from orchestrator.core.console import print_data, print_json, say, table, terminal_width
 from orchestrator.core.paths import Home
@@ -64,9 +64,9 @@ def command(
     replace: ReplaceOption = False,
     json: Json = False,
 ) -> None:
-    """Propose a profile for a model on a node. Written if it fits; each setting has its reason.
+    """Propose a profile for a model on a node. It is written if the model fits; each setting has its reason.
 
-    The layout is the smallest that holds the longest request, by the computation of `deploy show --capacity`.
+    The layout is the smallest that holds the longest request, as `deploy show --capacity` computes it.
     """
     home = Home.from_environment()
     request = ProfileRequest(
