@@ -70,6 +70,7 @@ class FlagSpec:
     deprecated: bool
     successor: str  # what a deprecated option's warning names, as text: `--` may stand before one of several
     same_as: str | None  # the first name of an option that has several
+    help: str | None = None  # what its parser says of it, at the first name; None: hidden, or an older table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,15 @@ class FlagTable:
         """The first name of an option that may be written under several."""
         spec = self.flags.get(name)
         return name if spec is None or spec.same_as is None else spec.same_as
+
+    def help_of(self, name: str) -> str:
+        """What the engine's own parser says of an option; why nothing is known where it says nothing."""
+        spec = self.flags.get(self.first_name(name))
+        if spec is not None and spec.help:
+            return spec.help
+        if any(each.help for each in self.flags.values()):
+            return f"the parser of sglang {self.version} prints no help for it"
+        return f"its table has no help: `deploy flags {self.version}` makes it anew"
 
 
 def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
@@ -133,6 +143,7 @@ def _spec(entry: Mapping[str, Any]) -> FlagSpec:
         deprecated=entry.get("deprecated", False),
         successor=entry.get("successor", ""),
         same_as=entry.get("same_as"),
+        help=entry.get("help"),
     )
 
 

@@ -1,4 +1,4 @@
-"""`deploy show --explain`: every value, who stands behind it, and the line it was written on."""
+"""`deploy show --explain`: every value, its origin, the line it was written on, and the meaning of each flag."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from orchestrator.profiles.layers import PARTS, is_setting
 
 _QUESTIONS = ("model", "questions")
 _WIDEST = 64  # characters of a value in the table
+_PARAGRAPH = 100  # columns of a paragraph, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Explained:
     origin: str  # empty for plain facts
     source: str
     place: str
+    help: str = ""  # of a flag: its meaning, as the engine's own parser says it
 
     def to_dict(self) -> dict[str, str]:
         """As plain data."""
@@ -35,19 +37,26 @@ def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
 
 
 def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> str:
-    """The same for people: a table, or, where it does not fit into `width`, a paragraph for each value."""
-    cells = [(row.key, _short(row.value), row.origin, row.place, row.source) for row in rows]
-    whole = table(("key", "value", "origin", "written at", "source"), cells)
-    if width is None or max(map(len, whole.splitlines())) <= width:
-        return whole
-    return "\n".join(line for row in rows for line in _paragraph(row, width))
+    """The same for people: a table, or, where it does not fit into `width`, a paragraph for each value.
+
+    Flags come last, each as a paragraph with its meaning.
+    """
+    plain, flags = [row for row in rows if not row.help], [row for row in rows if row.help]
+    cells = [(row.key, _short(row.value), row.origin, row.place, row.source) for row in plain]
+    text = table(("key", "value", "origin", "written at", "source"), cells)
+    if width is not None and max(map(len, text.splitlines())) > width:
+        text = "\n".join(line for row in plain for line in _paragraph(row, width))
+    if not flags:
+        return text
+    meanings = (line for row in flags for line in _paragraph(row, min(width or _PARAGRAPH, _PARAGRAPH)))
+    return "\n".join([text, "", "flags, with the help of the engine's own parser:", *meanings])
 
 
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
-    """The value, and below it where it was written, who stands behind it and why."""
+    """The value, and below it where it was written, its origin and source, and the meaning of a flag."""
     behind = "; ".join(filter(None, [row.origin, row.source]))
     about = f"{row.place}: {behind}" if behind else row.place
-    for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    ")):
+    for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    "), (row.help, "    ")):
         yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -70,6 +79,7 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
         origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
         place=loaded.composed.place(path),
+        help=loaded.valid.table.help_of(str(path[1])) if path[0] == "flags" and len(path) > 1 else "",
     )
 
 

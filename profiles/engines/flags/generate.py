@@ -8,7 +8,8 @@ packages) is replaced by empty modules: the parser is made of names and types al
 An option is `deprecated` when the parser hides it or warns about it, and `successor` is what its warning names;
 `takes_value` is false for a bare switch. `nargs` is argparse's own, for an option that takes several values (`+`, `*`)
 or may go without one (`?`); `type` is `int`, `float` or `json`. `same_as` is the first name of an option that has
-several. `--help` is left out: it starts nothing.
+several. `help` is what `--help` prints, without line breaks; it stands at the first name. `--help` is left out: it
+starts nothing.
 
 `refusals` are what the version refuses of options after parsing them, each condition with sglang's message and the
 line that says so; `changes` and `defaults` are what the conditions need (`refusals.py`, which reads the sources).
@@ -115,6 +116,7 @@ def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
             table[name] = _describe(action)
             if name != names[0] and not isinstance(action, argparse.BooleanOptionalAction):  # `no-…` is the opposite
                 table[name]["same_as"] = names[0]
+                table[name].pop("help", None)
     if "speculative-algorithm" in table:
         table["speculative-algorithm"]["choices"] = speculative_algorithms()
     return dict(sorted(table.items()))
@@ -143,7 +145,20 @@ def _describe(action: argparse.Action) -> dict[str, object]:
         described["deprecated"] = True
     if successor := getattr(action, "new_flag", None):
         described["successor"] = successor.removeprefix("--")
+    if help_text := _help(action):
+        described["help"] = help_text
     return described
+
+
+def _help(action: argparse.Action) -> str:
+    """Return the help of an option in one line, with its values put in; empty where the parser hides it or has none."""
+    if not action.help or action.help == argparse.SUPPRESS:
+        return ""
+    try:
+        text = argparse.HelpFormatter("sglang")._expand_help(action)  # noqa: SLF001 - as `--help` prints it
+    except (KeyError, TypeError, ValueError):  # a bare `%`: `--help` of that version fails
+        text = action.help
+    return " ".join(text.split())
 
 
 def metrics(root: Path) -> dict[str, str]:

@@ -1,0 +1,49 @@
+"""`deploy show --explain`: each flag that a profile sets, with the help of the engine's own parser."""
+
+import json
+
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.engine.flags import parse_flags, read_flags
+from orchestrator.planner.explain import explained, explained_table
+from orchestrator.planner.planning import load, profile_names
+
+MEANING = "The maximum number of running requests."
+
+
+def test_every_flag_of_every_profile_has_its_meaning() -> None:
+    for profile in profile_names():
+        for row in explained(load(profile)):
+            assert bool(row.help) is row.key.startswith("flags."), row
+            assert "no help" not in row.help, row
+
+
+def test_a_flag_is_explained_in_a_paragraph_after_the_other_values() -> None:
+    rows = explained(load("mi355x-tp8", overrides=["flags.max-running-requests=8"]))
+    for width in (None, 80):
+        text = explained_table(rows, width=width)
+        assert text.index("runtime") < text.index("flags, with the help") < text.index(MEANING)
+        lines = text.splitlines()
+        at = lines.index("flags.max-running-requests = 8")
+        assert lines[at + 1].startswith("    --set flags.max-running-requests: user; ")
+        assert lines[at + 2] == f"    {MEANING}"
+    assert next(row for row in rows if row.help == MEANING).to_dict()["help"] == MEANING
+
+
+def test_every_shipped_table_has_a_help_for_what_its_parser_shows() -> None:
+    catalog = Catalog.shipped()
+    for version in catalog.names(EntryKind.FLAGS):
+        table = read_flags(version, catalog)
+        hidden = {name for name, spec in table.flags.items() if spec.deprecated}
+        missing = {name for name in table.flags if "no help" in table.help_of(name)}
+        assert missing <= hidden, version
+
+
+def test_a_second_name_has_the_help_of_the_first() -> None:
+    table = read_flags("0.5.16", Catalog.shipped())
+    assert table.flags["tensor-parallel-size"].same_as == "tp-size"
+    assert table.help_of("tensor-parallel-size") == table.help_of("tp-size") == "The tensor parallelism size."
+
+
+def test_a_table_that_was_made_before_says_how_to_make_it_anew() -> None:
+    old = json.dumps({"sglang": "0.5.1", "flags": {"x": {"takes_value": True}}})
+    assert parse_flags("0.5.1", old).help_of("x") == "its table has no help: `deploy flags 0.5.1` makes it anew"
