@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
     monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
     monkeypatch.setattr(up, "prepare_start", lambda *_: made)
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
-    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full_disk)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
     assert runtime.asked == []
@@ -216,7 +216,7 @@ def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr(verify, "dead_processes", lambda *_: "")
     monkeypatch.setattr(verify, "run_smoke_test", lambda *_, **__: report)
-    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full_disk)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     assert verify.smoke_server(servers, "tiny", strict_kernels=False) is report
     assert "warning: not all of this is kept: cannot write below" in capsys.readouterr().err

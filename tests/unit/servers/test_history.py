@@ -196,7 +196,7 @@ def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkey
         raise OSError(28, "No space left on device")
 
     run = past_run(servers.home, 1)
-    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full)
     stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
     assert not (run.path / ENDING_FILE).exists()
 
