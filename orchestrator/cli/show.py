@@ -4,15 +4,18 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.bench.workload import load_workload
 from orchestrator.cli.options import Json, OnOption, ProfileArgument, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import ResolvedProfile, load
+from orchestrator.planner.summary import plan_summary
 
 
 def command(
@@ -38,19 +41,31 @@ def command(
         else:
             print_data(capacity_table(found))
         return
-    report_coverage(loaded.plan, home := Home.from_environment())
-    note_environment(loaded.plan, image_config(loaded.plan, home))
+    home = Home.from_environment()
+    image = image_config(loaded.plan, home)
+    if not explain and not json:
+        print_data(_summary(loaded, home, image))
+        return
+    report_coverage(loaded.plan, home)
+    note_environment(loaded.plan, image)
     if not loaded.plan.model.questions:
         note(
             f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
         )
-    if explain:
-        rows = explained(loaded)
-        if json:
-            print_json([row.to_dict() for row in rows])
-        else:
-            print_data(explained_table(rows, width=terminal_width()))
-    elif json:
+    if not explain:
         print_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
+        return
+    rows = explained(loaded)
+    if json:
+        print_json([row.to_dict() for row in rows])
     else:
-        print_data(loaded.plan.to_json())
+        print_data(explained_table(rows, width=terminal_width()))
+
+
+def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:
+    """Return the summary, with what its workload demands."""
+    load, slo = loaded.valid.load, ""
+    if load is not None:
+        limits = load_workload(load.name, catalog=loaded.valid.catalog).limits
+        slo = f"TTFT p95 at most {limits.ttft_p95_s:g} s, {limits.success_share:.0%} succeed"
+    return plan_summary(loaded.plan, home, load=load, slo=slo, image=image, width=terminal_width())

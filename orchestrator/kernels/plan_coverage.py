@@ -150,16 +150,21 @@ def needs_table(plan: Plan) -> bool:
 
 def report_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
+    if text := coverage_text(plan, home, given):
+        note(f"tuned kernels of `{plan.profile}`: {text}")
+
+
+def coverage_text(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> str:
+    """Return what is known of the plan's tuned kernels before a start; empty for a plan that asks for none."""
     if not queries_aiter_tables(plan):
-        return
+        return ""
     if uses_tuned_table(plan) and not needs_table(plan):
-        note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
-        return
+        return f"aiter's own tables alone, without `{TABLE_PATCH}`"
     covered = compute_coverage(plan, given, home)
     refused = (
         "; `deploy up` refuses that" if needs_table(plan) and covered.known and covered.found.missed_by_load else ""
     )
-    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else covered.look}{refused}")
+    return f"{covered.found.line if covered.known else covered.look}{refused}"
 
 
 def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_accept: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, require_covered
@@ -67,7 +68,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
     if not plan.ready_image and not request.accept_untuned:
-        require_covered(plan, home)
+        _require_covered(plan, home)
     capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
     return Preview(
         plan=plan,
@@ -78,3 +79,12 @@ def preview(request: UpRequest, home: Home) -> Preview:
         capacity=capacity,
         image=image_config(plan, home),
     )
+
+
+def _require_covered(plan: Plan, home: Home) -> None:
+    """Refuse a load without tuned kernels; the coverage of each key then precedes the error."""
+    try:
+        require_covered(plan, home)
+    except KernelsError:
+        report_coverage(plan, home)
+        raise

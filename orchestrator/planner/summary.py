@@ -1,0 +1,172 @@
+"""`deploy show`: the summary of a plan, at most 80 columns wide."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.core.console import format_duration
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.kernels.plan_coverage import coverage_text
+from orchestrator.plan.capacity import Load
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.image_env import image_of, image_variables
+from orchestrator.planner.plan_warnings import plan_warnings
+
+WIDTH: Final = 80  # columns
+_LABEL: Final = 12  # columns of a row's name
+_DIGEST: Final = 12  # characters that are shown of a digest or a commit
+_HEX: Final = 40  # of a commit in full
+
+
+def plan_summary(
+    plan: Plan,
+    home: Home,
+    *,
+    load: Load | None = None,
+    slo: str = "",
+    image: ImageConfig | None = None,
+    width: int | None = None,
+) -> str:
+    """Return the summary of a plan, folded at `width` columns, at most 80.
+
+    `load` are the lengths of its workload and `slo` what that workload demands, `image` is what is known of the image
+    here. Sizes are in MB and GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
+    """
+    columns = max(min(width or WIDTH, WIDTH), 2 * _LABEL)
+    rows = (
+        *_checkpoint(plan),
+        *_engine(plan, image),
+        *_hardware(plan),
+        *_server(plan),
+        *_workload(load, slo),
+        *_timeouts(plan),
+        *_patches(plan),
+        *_kernels(plan, home),
+        *_settings(plan),
+        *_issues(plan, image),
+        ("digest", plan.digest[:_DIGEST]),
+    )
+    return "\n".join(line for label, text in rows for line in _fold(label, text, columns))
+
+
+def _fold(label: str, text: str, columns: int) -> list[str]:
+    """Fold one row between words; a flag stays in one line with its values."""
+    lead = f"{label:<{_LABEL}}"
+    lines = textwrap.wrap(text, columns, initial_indent=lead, subsequent_indent=" " * _LABEL, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+_Rows = Iterator[tuple[str, str]]
+
+
+def _checkpoint(plan: Plan) -> _Rows:
+    model, source = plan.model, plan.model.source
+    yield "profile", f"{plan.profile}: {plan.description}" if plan.description else plan.profile
+    size = model.weight_bytes
+    weights = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    facts = f"{model.quantization}, {weights}, {model.context_length:,} tokens of context"
+    yield "model", f"{model.name}, served as `{model.served_name}`: {facts}"
+    revision = f", revision {_short(source.revision)}" if source.revision else ""
+    yield "checkpoint", f"{source.kind} {source.location}{revision}{', gated' if model.gated else ''}"
+
+
+def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
+    engine = plan.engine
+    commit = f", aiter {_short(engine.aiter_commit)}" if engine.aiter_commit else ""
+    yield "engine", f"{engine.name}: sglang {engine.version} for {engine.platform}{commit}"
+    reference = image_of(plan)
+    if reference is None:
+        yield "environment", engine.python or engine.requirements or "the interpreter of this machine"
+        return
+    kind = "prebuilt" if plan.ready_image else "patched" if plan.patches else "base"
+    name, _, digest = reference.partition("@")
+    yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
+    if image is None:
+        yield "", "its environment is unknown here: `deploy inspect IMAGE` reads it"
+    elif variables := [str(each) for each in image_variables(plan, image)]:
+        yield "", f"it sets {', '.join(variables)}"
+
+
+def _hardware(plan: Plan) -> _Rows:
+    hardware, gpus = plan.hardware, plan.gpus
+    if not gpus:
+        yield "hardware", f"{hardware.name}: {hardware.arch}, no GPU"
+    else:
+        size = f"{hardware.gpus} x {hardware.arch}, {hardware.vram_bytes / 2**30:.0f} GiB each"
+        used = f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 and gpus.step == 1 else ", ".join(map(str, gpus))
+        yield "hardware", f"{hardware.name}: {size}; uses GPU {used}"
+    layout, serving = plan.layout, plan.serving
+    words = [f"tp {layout.tp}", f"dp {layout.dp}", f"ep {layout.ep}"]
+    words += [f"pp {serving.stages}"] if serving.stages > 1 else []
+    words += ["dp attention"] if layout.dp_attention else []
+    replicas = f"{plan.replicas} replicas behind a gateway" if plan.gateway else "1 replica"
+    yield "parallelism", f"{', '.join(words)}; {replicas}"
+
+
+def _server(plan: Plan) -> _Rows:
+    server = plan.server
+    key = f"the API key of ${server.api_key_env}" if server.api_key_env else "no API key"
+    where = f"listens on {server.host}, port {server.port}"
+    yield "server", f"{plan.runtime} runtime, {where}, {key}"
+    if plan.kubernetes is not None:
+        yield "", f"namespace {plan.kubernetes.namespace}"
+    if plan.slurm is not None and plan.slurm.partition:
+        yield "", f"partition {plan.slurm.partition}"
+
+
+def _workload(load: Load | None, slo: str) -> _Rows:
+    if load is None:
+        return
+    cached = f", {load.cached_share:.0%} of a prompt from cache" if load.cached_share else ""
+    demand = f"; SLO: {slo}" if slo else ""
+    yield "workload", f"{load.name}: {load.input_tokens:,} tokens in, {load.output_tokens:,} out{cached}{demand}"
+
+
+def _timeouts(plan: Plan) -> _Rows:
+    waiting, healing = plan.waiting, plan.healing
+    times = f"start without progress {format_duration(waiting.silence)}, stop {format_duration(waiting.grace)}"
+    restarts = f"at most {healing.restarts} restarts in {format_duration(healing.window)}"
+    yield "timeouts", f"{times}, unhealthy {format_duration(healing.unhealthy_after)}; {restarts}"
+
+
+def _patches(plan: Plan) -> _Rows:
+    needed = [f"{patch.id} ({patch.kind})" for patch in plan.patches if patch.expected]
+    others = [patch.id for patch in plan.patches if not patch.expected]
+    states = [f"needed: {', '.join(needed)}"] if needed else []
+    states += [f"not needed by this version: {', '.join(others)}"] if others else []
+    yield "patches", "; ".join(states) or "none"
+
+
+def _kernels(plan: Plan, home: Home) -> _Rows:
+    if text := coverage_text(plan, home):
+        yield "kernels", text
+
+
+def _settings(plan: Plan) -> _Rows:
+    yield "flags", " ".join(" ".join(flag.argv).replace(" ", "\N{NO-BREAK SPACE}") for flag in plan.flags) or "none"
+    if plan.env:
+        yield "variables", " ".join(f"{variable.name}={variable.value}" for variable in plan.env)
+
+
+def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
+    if not plan.model.questions:
+        yield "smoke test", f"model `{plan.model.name}` has no questions: right answers are not checked"
+    causes = (
+        f"{len(plan.wrong_answers)} known causes of wrong answers that the smoke test names"
+        if plan.wrong_answers
+        else ""
+    )
+    varying = f"nondeterministic: {', '.join(issue.id for issue in plan.inexact)}" if plan.inexact else ""
+    if causes or varying:
+        yield "issues", "; ".join(filter(None, [causes, varying]))
+    for warning in plan_warnings(plan, image=image):
+        yield "warning", warning.what
+        if warning.hint:
+            yield "  hint", warning.hint
+
+
+def _short(digest: str) -> str:
+    """Return the first characters of a digest or a commit, and a name as it is."""
+    kind, colon, text = digest.rpartition(":")
+    return f"{kind}{colon}{text[:_DIGEST]}" if len(text) >= _HEX else digest

@@ -1,0 +1,48 @@
+"""`deploy show` as a program: a summary for people, JSON for programs, and what each flag means."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from orchestrator.core.paths import Home
+from orchestrator.planner.planning import load
+
+PROFILE = "mi355x-tp8"
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> CommandLine:
+    return CommandLine(Home(tmp_path / "home"), {"DOCKER_HOST": "unix:///nonexistent"})
+
+
+def test_a_summary_is_all_that_is_printed(deploy: CommandLine) -> None:
+    done = deploy.run("show", PROFILE)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"profile     {PROFILE}: ")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 46
+
+
+def test_a_program_gets_the_whole_plan(deploy: CommandLine) -> None:
+    done = deploy.run("show", PROFILE, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = load(PROFILE).plan
+    assert json.loads(done.stdout) == {**json.loads(plan.to_json()), "digest": plan.digest}
+
+
+def test_each_flag_is_explained(deploy: CommandLine) -> None:
+    done = deploy.run("show", PROFILE, "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "flags.watchdog-timeout = 1800\n" in done.stdout
+    assert "    Set watchdog timeout in seconds. If a forward batch takes longer than this" in done.stdout
+
+
+def test_a_dry_run_prints_steps_and_writes_files_where_it_is_told_to(deploy: CommandLine, tmp_path: Path) -> None:
+    done = deploy.run("up", PROFILE, "--dry-run", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 60
+    assert done.stdout.startswith("step ")
+    assert json.loads((tmp_path / "out/plan.json").read_text())["profile"] == PROFILE

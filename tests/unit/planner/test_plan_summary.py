@@ -1,0 +1,83 @@
+"""The summary that `deploy show` prints: all of a plan that a person asks for, on one screen."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import Home
+from orchestrator.images.config import ImageConfig
+from orchestrator.planner.planning import load, profile_names
+from orchestrator.planner.summary import plan_summary
+
+CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
+
+
+def rows(text: str) -> dict[str, str]:
+    """Each row of a summary by its label, unfolded; of several with one label the last."""
+    found: dict[str, str] = {}
+    label = ""
+    for line in text.splitlines():
+        label = line[:12].strip() or label
+        found[label] = line[12:] if line[:12].strip() else f"{found[label]} {line[12:]}"
+    return found
+
+
+def summary(profile: str, home: Path, *overrides: str) -> dict[str, str]:
+    loaded = load(profile, overrides=overrides)
+    return rows(plan_summary(loaded.plan, Home(home), load=loaded.valid.load, slo="TTFT p95 at most 5 s"))
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_every_profile_fits_on_a_screen(profile: str, tmp_path: Path) -> None:
+    loaded = load(profile)
+    lines = plan_summary(loaded.plan, Home(tmp_path), load=loaded.valid.load, slo="a demand").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 46
+    for flag in loaded.plan.flags:
+        assert any(" ".join(flag.argv) in line for line in lines), flag
+
+
+def test_what_a_summary_says(tmp_path: Path) -> None:
+    found = summary("mi355x-tp8", tmp_path)
+    assert found["model"].startswith("glm-5.2-mxfp4, served as `glm-5.2`: quark-mxfp4, 438.0 GB, 1,048,576 tokens")
+    assert found["checkpoint"] == "hub amd/GLM-5.2-MXFP4, revision 386bd0e4"
+    assert found["engine"] == "sglang-0.5.16-rocm: sglang 0.5.16 for rocm, aiter 9127c94a18e4"
+    assert found["image"].startswith("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728, patched its environment is")
+    assert found["hardware"] == "mi355x: 8 x gfx950, 288 GiB each; uses GPU 0-7"
+    assert found["parallelism"] == "tp 8, dp 1, ep 1; 1 replica"
+    assert found["server"] == "docker runtime, listens on 127.0.0.1, port 30000, no API key"
+    assert found["workload"].endswith("SLO: TTFT p95 at most 5 s")
+    assert found["timeouts"].startswith(
+        "start without progress 30 min, stop 5 min, unhealthy 5 min; at most 3 restarts"
+    )
+    assert found["patches"].startswith("needed: aiter-fp4-moe-table (file), eagle-verify-broadcast (diff); not needed")
+    assert "16 tuned" in found["kernels"]
+    assert "nondeterministic: aiter-atomic-moe" in found["issues"]
+    assert found["digest"] == load("mi355x-tp8").plan.digest[:12]
+
+
+def test_several_servers_and_a_key(tmp_path: Path) -> None:
+    found = summary("mi355x-tp4x2", tmp_path, "server.api_key_env=OWL_KEY")
+    assert found["parallelism"] == "tp 4, dp 1, ep 1; 2 replicas behind a gateway"
+    assert found["server"].endswith("the API key of $OWL_KEY")
+
+
+def test_a_plan_without_images_kernels_patches_and_questions(tmp_path: Path) -> None:
+    found = summary("h200-glm-mtp", tmp_path, "model.questions=null")
+    assert found["environment"] == "sglang-cuda-0.5.16.txt"
+    assert found["patches"] == "none"
+    assert "has no questions" in found["smoke test"]
+    assert not {"image", "kernels", "warning"} & found.keys()
+
+
+def test_warnings_stand_in_it_with_their_hints(tmp_path: Path) -> None:
+    plan = load("mi355x-tp8", overrides=[f"env.{CAST}=1"]).plan
+    image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
+    text = plan_summary(plan, Home(tmp_path), image=image)
+    assert text.count("\nwarning ") == text.count("\n  hint ") == len(plan.hazards) + 1
+    assert "it sets ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in rows(text)["image"]
+
+
+def test_it_is_folded_for_a_narrow_terminal(tmp_path: Path) -> None:
+    text = plan_summary(load("cpu-tiny").plan, Home(tmp_path), width=50)
+    assert max(map(len, text.splitlines())) <= 50
