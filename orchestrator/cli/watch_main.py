@@ -32,14 +32,16 @@ def _watch() -> None:
     from orchestrator.servers.watch.alerts import Alerts, Receiver
     from orchestrator.servers.watch.watch import watch
 
-    asked = json.loads(sys.argv[1])
-    receivers = [Receiver.command(asked["exec"])] if asked["exec"] else []
+    request = json.loads(sys.argv[1])
+    receivers = [Receiver.command(request["exec"])] if request["exec"] else []
     if url := os.environ.pop("DEPLOY_WEBHOOK", ""):  # no child of ours inherits it
         receivers.append(Receiver.webhook(url))
     watch(
-        asked["names"],
+        request["names"],
         Home.from_environment(),
-        show=lambda event: print_json(event.to_dict(), one_line=True) if asked["json"] else print_data(event.to_text()),
+        show=lambda event: (
+            print_json(event.to_dict(), one_line=True) if request["json"] else print_data(event.to_text())
+        ),
         alerts=Alerts(tuple(receivers), monotonic),
     )
 

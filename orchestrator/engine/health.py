@@ -1,6 +1,6 @@
-"""Whether each rank of a server lives: a token that it is asked for, and the work that it counts.
+"""Liveness of each rank: whether it generates a token, and the work that it counts.
 
-Over `http.client`, not httpx: what asks does so for as long as the server runs, and httpx alone takes 15 MB.
+Uses `http.client`, because the watcher runs as long as its server and httpx alone takes 15 MB.
 """
 
 import http.client
@@ -24,48 +24,48 @@ from orchestrator.engine.responses import (
     read_models,
 )
 
-_KNOCK_WITHIN: Final = 0.2  # seconds
-_METRICS_WITHIN: Final = 10.0  # seconds
+_CONNECT_TIMEOUT: Final = 0.2  # seconds
+_METRICS_TIMEOUT: Final = 10.0  # seconds
 _ALIVE: Final = b"OK"  # the body of smg's `LIVENESS` (seen of 1.13.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthClient:
-    """One server, asked a little. Each question raises NoAnswerError."""
+    """A client of one server. Each request raises NoResponseError if no valid answer comes."""
 
     url: str
     key: Secret | None
     model: str  # its served name: an answer for another model comes from another server
 
-    def listens(self) -> bool:
-        """Whether its port takes a connection, which is closed again; a host that says nothing may yet."""
-        at = urlsplit(self.url)
+    def accepts_connections(self) -> bool:
+        """Return whether the port accepts a connection. A host that does not answer in time counts as open."""
+        parts = urlsplit(self.url)
         try:
-            socket.create_connection((at.hostname or "", at.port or 80), timeout=_KNOCK_WITHIN).close()
+            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=_CONNECT_TIMEOUT).close()
         except TimeoutError:
             return True
         except OSError:
             return False
         return True
 
-    def token_of(self, rank: int, *, within: float) -> int:
-        """Ask a rank for one token, and the server for its model; return the status of the answer.
+    def probe_rank(self, rank: int, *, timeout: float) -> int:
+        """Request one token from a rank, and the model from the server; return the HTTP status.
 
-        An answer without a token, or of a server with another model, raises NoAnswerError: another program may listen
-        on the port of a server that has ended. `within` is in seconds of silence.
+        Raises NoResponseError also for an answer without a token and for another model: another program may listen on
+        the port of a server that has exited. `timeout`: seconds without a byte.
         """
-        status, content = self._ask("POST", GENERATE, json.dumps(question(rank)).encode(), within=within)
+        status, content = self._request("POST", GENERATE, json.dumps(question(rank)).encode(), timeout=timeout)
         if status == http.client.OK:
             self._require_token(content)
-            self._require_model(within=within)
+            self._require_model(timeout=timeout)
         return status
 
-    def gateway(self, *, within: float) -> int:
-        """Ask a gateway whether it runs; return the status of the answer.
+    def probe_gateway(self, *, timeout: float) -> int:
+        """Request the liveness of a gateway; return the HTTP status.
 
-        An answer that no gateway gives raises NoAnswerError.
+        Raises NoResponseError also for an answer that no gateway gives.
         """
-        status, content = self._ask("GET", LIVENESS, None, within=within)
+        status, content = self._request("GET", LIVENESS, None, timeout=timeout)
         if status == http.client.OK and content != _ALIVE:
             raise NoResponseError("the answer is not that of a gateway")
         return status
@@ -78,43 +78,43 @@ class HealthClient:
         if not tokens:
             raise NoResponseError("the answer has no token")
 
-    def _require_model(self, *, within: float) -> None:
-        status, content = self._ask("GET", MODELS, None, within=within)
+    def _require_model(self, *, timeout: float) -> None:
+        status, content = self._request("GET", MODELS, None, timeout=timeout)
         try:
             served = read_models(_object(content))
         except UnexpectedResponseError as error:
             raise NoResponseError(f"`{MODELS}` answers {status} and names no model") from error
         if self.model not in served:
-            raise NoResponseError(f"another server answers: it does not serve `{self.model}`")
+            raise NoResponseError(f"another server answers; it does not serve `{self.model}`")
 
     def work(self) -> RankProgress:
-        """What each rank has done so far, see `read_work`."""
-        status, content = self._ask("GET", METRICS, None, within=_METRICS_WITHIN)
+        """Read the progress of each rank, see `read_work`."""
+        status, content = self._request("GET", METRICS, None, timeout=_METRICS_TIMEOUT)
         return read_work(content if status == http.client.OK else b"")
 
-    def _ask(self, method: str, path: str, content: bytes | None, *, within: float) -> tuple[int, bytes]:
-        at = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-        connection = kind(at.netloc, timeout=within)
+    def _request(self, method: str, path: str, content: bytes | None, *, timeout: float) -> tuple[int, bytes]:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.netloc, timeout=timeout)
         headers = {**authorization(self.key), "Content-Type": "application/json", "Connection": "close"}
         try:
-            connection.request(method, at.path.rstrip("/") + path, body=content, headers=headers)
+            connection.request(method, parts.path.rstrip("/") + path, body=content, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read(MOST_METRICS_BYTES)
         except TimeoutError as error:
-            raise NoResponseError(f"no answer within {within:g} s") from error
+            raise NoResponseError(f"no answer within {timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise NoResponseError(getattr(error, "strerror", None) or "no whole HTTP/1.1 answer") from error
+            raise NoResponseError(getattr(error, "strerror", None) or "no complete HTTP/1.1 response") from error
         finally:
             connection.close()
 
 
 def _object(content: bytes) -> Json:
-    """Parse a JSON object. Raises OddAnswerError."""
+    """Parse a JSON object. Raises UnexpectedResponseError."""
     try:
         data = parse_json(content)
     except ValueError as error:
-        raise UnexpectedResponseError("it is no JSON") from error
+        raise UnexpectedResponseError("not JSON") from error
     if not isinstance(data, dict):
-        raise UnexpectedResponseError("it is no JSON object")
+        raise UnexpectedResponseError("not a JSON object")
     return data

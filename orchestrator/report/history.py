@@ -115,7 +115,7 @@ def _starts(
             status, running = states.get(_real(run.path), ("", ""))
             runtime = run.read("plan.json").get("runtime")
             if not status and not start.ended and runtime in servers.silent:
-                start = replace(start, ended=f"{runtime} could not be asked")
+                start = replace(start, ended=f"cannot query {runtime}")
             if run.other_version:
                 start = replace(start, ended=f"not read: {run.other_version}")
             if status:

@@ -26,7 +26,7 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
     for name, why in silent.items():
         if not found:
             raise why
-        note(f"{name} could not be asked: {why.message}")
+        note(f"cannot query {name}: {why.message}")
     return tuple(found)
 
 

@@ -55,7 +55,7 @@ def down_all(
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
-    problems = [Problem(f"{kind} could not be asked: {why}") for kind, why in servers.silent.items()]
+    problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.silent.items()]
     problems += [
         Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
         for name, error in failures.items()

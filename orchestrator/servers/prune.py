@@ -163,7 +163,7 @@ class _Found:
             return ""
         plan = read_plan(run)
         if plan is not None and plan.runtime not in self.asked:
-            return f"{plan.runtime} could not be asked for its server"
+            return f"cannot query {plan.runtime} for its server"
         state = saved_state(run)
         if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""

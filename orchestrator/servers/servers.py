@@ -144,7 +144,7 @@ class Servers:
         names = [handle.name for handle in self.find()]
         near = did_you_mean(name, names)
         if self.silent:
-            unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
+            unasked = "; ".join(f"cannot query {kind}: {why}" for kind, why in self.silent.items())
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts it as it last came up"

@@ -64,7 +64,7 @@ def require_well(servers: Servers, found: Iterable[ServerStatus], *, named: bool
     StartError is for one that has ended, SmokeError for one that runs and does not serve.
     """
     if servers.silent and not (named and found):  # of one that was found, the others have nothing to say
-        raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
+        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.silent.items()))
     if not named:
         return
     for server in found:

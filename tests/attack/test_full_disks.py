@@ -154,7 +154,7 @@ def test_a_server_that_was_stopped_on_a_full_disk_is_known_to_be_stopped(place: 
     fill(disk)
     assert not list(place.start("down", server.name).wait().faults(0))
     assert "no server" in place.start("status", server.name).wait().stderr
-    seen = worker(place, "look", server.name)
+    seen = worker(place, "snapshot", server.name)
     assert seen["wanted"] is False, seen
 
 
@@ -171,13 +171,13 @@ def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_dis
 ) -> None:
     server = place.deployment
     assert not list(server.run(*server.up()).faults(0))
-    seen = worker(place, "look", server.name)
-    assert worker(place, "heal", server.name, seen["run"], "a test")["code"] == 0
-    seen = worker(place, "look", server.name)
+    seen = worker(place, "snapshot", server.name)
+    assert worker(place, "restart", server.name, seen["run"], "a test")["code"] == 0
+    seen = worker(place, "snapshot", server.name)
     assert (seen["by_watch"], seen["wanted"]) == (True, True), seen
     fill(disk)
     assert not list(place.start("down", server.name).wait().faults(0))
-    seen = worker(place, "look", server.name)
+    seen = worker(place, "snapshot", server.name)
     assert seen["wanted"] is False, seen
 
 

@@ -187,9 +187,9 @@ def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployme
     for pid in first:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "serves" in _events(deployment) or watch.ends_within(0))
+    wait_for(lambda: "restarted" in _events(deployment) or watch.ends_within(0))
     assert not watch.ends_within(0)
-    assert _events(deployment) == ["died", "serves"]
+    assert _events(deployment) == ["died", "restarted"]
     assert serving(deployment) not in {(), first}
     watch.send(signal.SIGINT)
     assert watch.wait().code == 130

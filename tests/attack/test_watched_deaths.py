@@ -43,7 +43,7 @@ class Watched:
 
     def die(self, way: str) -> Iterator[str]:
         """Kill it so, and wait until it serves again."""
-        served = self.events().count("serves")
+        served = self.events().count("restarted")
         part, number = (HANGS[way], signal.SIGSTOP) if way in HANGS else (way, signal.SIGKILL)
         for pid in pids_of(self.deployment, "server" if way == "watch" else part):
             with suppress(ProcessLookupError):
@@ -53,10 +53,10 @@ class Watched:
             self.watch.send(signal.SIGKILL)
             self.watch.wait()
             self.watch = self._start()
-            self.wait_for("watching", "serves")
+            self.wait_for("watching", "restarted")
         else:
             with traffic(self.deployment.port):
-                self.wait_for("serves", times=served + 1)
+                self.wait_for("restarted", times=served + 1)
         runs = sorted(path.name for path in self.deployment.home.glob("runs/*/*-*"))
         if (told := self.told()[-1])["run"] != runs[-1]:
             yield f"told of run {told['run']}, not of {runs[-1]}"

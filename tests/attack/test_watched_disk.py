@@ -45,6 +45,6 @@ def test_a_full_disk_postpones_a_restart_and_does_not_end_the_watch(deployments:
         assert events(watch)[1:] == ["died", "waiting"]
         assert f"cannot write below `{runs / deployment.name}`: No space left on device" in watch.stdout
         ballast.unlink()
-        wait_for_event(watch, "serves")
-        assert events(watch)[1:] == ["died", "waiting", "serves"]
+        wait_for_event(watch, "restarted")
+        assert events(watch)[1:] == ["died", "waiting", "restarted"]
         end(deployment, watch)

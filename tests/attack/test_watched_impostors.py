@@ -73,7 +73,7 @@ def test_whoever_answers_on_the_port_of_a_dead_server_does_not_hide_its_death(
     with impostor(deployment.port, model):
         watch.send(signal.SIGCONT)
         wait_for_event(watch, "died")
-    wait_for_event(watch, "serves")
+    wait_for_event(watch, "restarted")
     end(deployment, watch)
 
 
@@ -86,7 +86,7 @@ def test_a_server_that_is_healthy_and_generates_nothing_is_started_again(deploym
     (deployment.folder / "said").rename(mute)
     assert httpx.get(f"http://127.0.0.1:{deployment.port}/health", trust_env=False).status_code == 200
     wait_for_event(watch, "died")
-    wait_for_event(watch, "serves")
+    wait_for_event(watch, "restarted")
     assert not mute.exists()
     end(deployment, watch)
 

@@ -95,9 +95,9 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     with load(pair.url, KEY, statuses), pair.deploy.running("watch", NAME, "--json") as watch:
         events = [json.loads(watch.line()) for _ in range(3)]
         assert [(event["event"], event["alert"]) for event in events] == [
-            ("unwell", False),
+            ("unhealthy", False),
             ("died", True),
-            ("serves", True),
+            ("restarted", True),
         ]
         assert "replica 2 of 2 does not run: killed by SIGKILL" in events[1]["detail"]
         first, healed = pair.handle.replicas
@@ -143,11 +143,11 @@ def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_agai
         assert json.loads(watch.line())["event"] == "watching"
         os.kill(pair.pid(pair.handle), signal.SIGSTOP)
         told: dict[str, str] = {}
-        while "serves" not in told:
+        while "restarted" not in told:
             event = json.loads(watch.line())
             told[event["event"]] = event["detail"]
-        assert told.keys() - {"unwell"} == {"died", "serves"}
-        assert "its gateway: no answer" in told["died"]
+        assert told.keys() - {"unhealthy"} == {"died", "restarted"}
+        assert "gateway: no answer" in told["died"]
         assert count_servers(pair.url) == 2
         assert watch.end(signal.SIGINT)[0] == 130
 

@@ -242,7 +242,7 @@ def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_
         assert event(watch) == ("waiting", True)
         requeued = slurm_cluster.queue()[0]
         slurm_cluster.run("scontrol", "update", f"jobid={requeued}", "starttime=now")  # not in two minutes
-        assert event(watch) == ("restarted", True)
+        assert event(watch) == ("runtime-restarted", True)
         assert deploy.run("smoke", "again").returncode == 0
         assert (before["url"][:16], status(deploy, "again")["url"][:16]) == ("http://127.0.0.1", "http://127.0.0.2")
 
@@ -302,7 +302,7 @@ def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine
     for verb in ("status", "down"):
         unasked = deploy.run(verb, "served", SLURM_CONF=str(away))
         assert unasked.returncode == 4, unasked.stderr
-        assert "slurm could not be asked: Slurm does not answer `squeue`: Unable to contact" in unasked.stderr
+        assert "cannot query slurm: Slurm does not answer `squeue`: Unable to contact" in unasked.stderr
     assert deploy.run("down", "served").returncode == 0
 
 
@@ -332,9 +332,9 @@ def event(watch: Running) -> tuple[str, bool]:
 def healed(watch: Running) -> str:
     """Wait until it serves again: what it has died of, as the watch says."""
     events = [json.loads(watch.line())]
-    while events[-1]["event"] != "serves":
+    while events[-1]["event"] != "restarted":
         events.append(json.loads(watch.line()))
-        assert events[-1]["event"] in {"unwell", "died", "serves"}, events
+        assert events[-1]["event"] in {"unhealthy", "died", "restarted"}, events
     [died] = [each for each in events if each["event"] == "died"]
     assert (died["alert"], events[-1]["alert"]) == (True, True)
     return str(died["detail"])

@@ -109,7 +109,7 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
         assert (told.returncode, "replica 2 of 2 does not run: its job was cancelled" in told.stderr) == (8, True), told
         with pair.deploy.running("watch", NAME, "--json") as watch:
             events = [json.loads(watch.line()) for _ in range(3)]
-            assert [event["event"] for event in events] == ["unwell", "died", "serves"]
+            assert [event["event"] for event in events] == ["unhealthy", "died", "restarted"]
             assert watch.end(signal.SIGINT)[0] == 130
         assert count_servers(handle.url) == 2
     assert set(statuses) == {200}

@@ -244,7 +244,7 @@ def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> No
     for words in (("status",), ("status", NAME), ("down", NAME), ("down", "--all")):
         asked = deploy.run(*words, "--host", nowhere)
         assert asked.returncode == 4
-        assert f"docker could not be asked: the Docker daemon at `{nowhere}` does not answer" in asked.stderr
+        assert f"cannot query docker: the Docker daemon at `{nowhere}` does not answer" in asked.stderr
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.watch.alerts import Alerts, Receiver
-from orchestrator.servers.watch.recovery import standing
+from orchestrator.servers.watch.recovery import snapshot_of
 from orchestrator.servers.watch.systemd import unit_text
 from orchestrator.servers.watch.watch import LiveBackend
 
@@ -131,10 +131,10 @@ def test_the_unit_finds_the_cluster_of_this_shell(home: Home, monkeypatch: pytes
 
 def test_a_key_that_a_later_start_needs_and_this_shell_has_not_ends_no_watch(home: Home) -> None:
     with open_servers(home) as servers:
-        seen = standing(servers, "owl")
+        seen = snapshot_of(servers, "owl")
     assert (seen.api_key_env, LiveBackend().listens(seen)) == ("OWL_KEY", False)
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
-        LiveBackend().key_of(seen.api_key_env)  # as the watch begins
+        LiveBackend().api_key_for(seen.api_key_env)  # as the watch begins
 
 
 def finish(alerts: Alerts) -> list[str]:
@@ -142,7 +142,7 @@ def finish(alerts: Alerts) -> list[str]:
 
     def is_done() -> bool:
         failed.extend(f"{name}: {how}" for name, how in alerts.failed())
-        return not alerts.under_way
+        return not alerts.in_flight
 
     wait_for(is_done)
     return failed
@@ -152,7 +152,7 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_this_shell")
     file = tmp_path / "told"
     told = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
-    gone = Receiver(shown="`no-such-program`", argv=("no-such-program",))
+    gone = Receiver(label="`no-such-program`", argv=("no-such-program",))
     alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: there is no program `no-such-program` on this machine"]
     assert finish(alerts) == ["owl: `false`: it ended with 1"]
@@ -162,7 +162,7 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
 
 
 def test_a_command_that_is_not_there_is_found_out_before_the_first_death() -> None:
-    with pytest.raises(UsageError, match="there is no program `notfy`"):
+    with pytest.raises(UsageError, match="no program `notfy` found"):
         Receiver.command("notfy --all")
 
 
@@ -179,8 +179,8 @@ def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> No
     assert list(alerts.send(EVENT)) == []
     assert list(alerts.failed()) == []
     now[0] = 31.0
-    assert list(alerts.failed()) == [("owl", "`sh`: it took longer than 30 s")]
-    assert not alerts.under_way
+    assert list(alerts.failed()) == [("owl", "`sh`: timed out after 30 s")]
+    assert not alerts.in_flight
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told(
             ("owl", "`sleep`: `died` not delivered"),
             ("owl", "the webhook at 127.0.0.1: `died` not delivered"),
         ]
-    assert not alerts.under_way
+    assert not alerts.in_flight
     assert not senders(str(tmp_path))
 
 

@@ -1,7 +1,7 @@
-"""Alerts of `deploy watch`: a command that reads an event, or a webhook that is sent one.
+"""Alerts of `deploy watch`: a command reads the event, or a webhook receives it.
 
-Each is a program with an end in time, so that no receiver can hold up the watch, and ends with the watch. It gets the
-event alone: no secret of this process is in its environment or its input.
+Each delivery is a program with a timeout, so no receiver delays the watcher, and it ends with the watcher. It gets
+nothing but the event: no secret of this process is in its environment or its input.
 """
 
 import http.client
@@ -19,48 +19,46 @@ from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.secrets import Secret, redact_data
 from orchestrator.core.subprocesses import DEVNULL, PIPE, Program, python_module_argv, start
 
-WITHIN: Final = 30.0  # seconds that a receiver has
-_LAST: Final = 2.0  # seconds that all receivers have once the watch ends
+TIMEOUT: Final = 30.0  # seconds for one delivery
+_CLOSE_TIMEOUT: Final = 2.0  # seconds for all deliveries when the watcher ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receiver:
-    """What is told: a command's words, or a webhook, whose URL may be a secret."""
+    """A command, or a webhook, whose URL may be a secret."""
 
-    shown: str
+    label: str
     argv: tuple[str, ...]
     url: Secret | None = None
 
     @classmethod
     def command(cls, text: str) -> "Receiver":
-        """A command line, split as a shell splits it. Raises UsageError."""
+        """Parse a command line as a shell does. Raises UsageError."""
         try:
             argv = tuple(shlex.split(text))
         except ValueError as error:
-            raise UsageError(f"`--exec` is no command line: {error}") from error
+            raise UsageError(f"cannot parse the command of `--exec`: {error}") from error
         if not argv:
-            raise UsageError("`--exec` names no command")
-        if shutil.which(argv[0]) is None:  # or it would be found out at the first death
-            raise UsageError(
-                f"there is no program `{argv[0]}`", hint="`--exec` takes a command that is on the PATH, or a path"
-            )
-        return cls(shown=f"`{argv[0]}`", argv=argv)
+            raise UsageError("`--exec` needs a command")
+        if shutil.which(argv[0]) is None:  # else the first death would reveal it
+            raise UsageError(f"no program `{argv[0]}` found", hint="pass `--exec` a command on the PATH, or a path")
+        return cls(label=f"`{argv[0]}`", argv=argv)
 
     @classmethod
     def webhook(cls, url: str) -> "Receiver":
-        """A URL. Raises UsageError, which does not show it."""
+        """Parse a URL. Raises UsageError, which does not show the URL."""
         try:
-            at = urlsplit(url)
-            host = at.hostname if at.scheme in {"http", "https"} and at.port != 0 else None
+            parts = urlsplit(url)
+            host = parts.hostname if parts.scheme in {"http", "https"} and parts.port != 0 else None
         except ValueError:  # brackets without an address, a port that is no number
             host = None
         if not host or not url.isprintable() or " " in url:
-            raise UsageError("the webhook is no URL", hint="write it as `https://host/path`")
+            raise UsageError("the webhook is not a URL", hint="write it as `https://HOST/PATH`")
         argv = python_module_argv("orchestrator.servers.watch.worker", "post")
-        return cls(shown=f"the webhook at {host}", argv=tuple(argv), url=Secret(url))
+        return cls(label=f"the webhook at {host}", argv=tuple(argv), url=Secret(url))
 
-    def tell(self, event: Mapping[str, object]) -> Program:
-        """Let it read the event. Raises DeployError or OSError where it cannot be started."""
+    def deliver(self, event: Mapping[str, object]) -> Program:
+        """Start a program that delivers the event. Raises DeployError or OSError if it cannot start."""
         text = json.dumps(redact_data(event)) + "\n"
         if self.url is None:
             return start(self.argv, stdin=text.encode(), output=DEVNULL, tied=True)
@@ -71,80 +69,83 @@ class Receiver:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """An event of a server that a receiver is being told."""
+    """The delivery of one event to one receiver."""
 
     name: str
     event: str
     receiver: Receiver
     program: Program
-    began: float  # by the clock
+    started_at: float  # by the monotonic clock
 
 
 @dataclass
 class Alerts:
-    """The receivers, and what they are about to be told."""
+    """The receivers, and the deliveries in flight."""
 
     receivers: tuple[Receiver, ...]
     clock: Callable[[], float]
     _running: list["_Delivery"] = field(default_factory=list)
 
     def send(self, event: Mapping[str, object]) -> Iterator[str]:
-        """Tell every receiver, without waiting; which of them cannot be told, and why."""
+        """Begin a delivery to every receiver; yield why one could not begin."""
         for receiver in self.receivers:
             try:
-                program = receiver.tell(event)
-                told = _Delivery(str(event.get("name")), str(event.get("event")), receiver, program, self.clock())
-                self._running.append(told)
+                program = receiver.deliver(event)
+                delivery = _Delivery(str(event.get("name")), str(event.get("event")), receiver, program, self.clock())
+                self._running.append(delivery)
             except (DeployError, OSError) as error:
-                yield f"{receiver.shown}: {error}"
+                yield f"{receiver.label}: {error}"
 
     def failed(self) -> Iterator[tuple[str, str]]:
-        """Of which server an alert has failed since the last call, and how; one that takes too long is ended."""
+        """Yield server and reason of each delivery that failed since the last call; end those that take too long."""
         running, self._running = self._running, []
-        for each in running:
-            late = self.clock() - each.began >= WITHIN
-            if each.program.code is None and not late:
-                self._running.append(each)
-            elif each.program.code is None:
-                each.program.end(signal.SIGKILL)
-                yield each.name, f"{each.receiver.shown}: it took longer than {WITHIN:g} s"
+        for delivery in running:
+            late = self.clock() - delivery.started_at >= TIMEOUT
+            if delivery.program.code is None and not late:
+                self._running.append(delivery)
+            elif delivery.program.code is None:
+                delivery.program.end(signal.SIGKILL)
+                yield delivery.name, f"{delivery.receiver.label}: timed out after {TIMEOUT:g} s"
             else:
-                if each.program.code:
-                    yield each.name, f"{each.receiver.shown}: it ended with {each.program.code}"
-                each.program.end(signal.SIGKILL)  # what it has left behind
+                if delivery.program.code:
+                    yield delivery.name, f"{delivery.receiver.label}: exited with {delivery.program.code}"
+                delivery.program.end(signal.SIGKILL)  # its children, if any
 
     def close(self) -> list[tuple[str, str]]:
-        """End every delivery, after a short wait; return of which servers an alert was not delivered, and why."""
-        end = self.clock() + _LAST
+        """End every delivery after a short wait; return server and reason of each that failed."""
+        end = self.clock() + _CLOSE_TIMEOUT
         left, failures = list(self._running), list[tuple[str, str]]()
         try:
-            for each in left:
-                each.program.wait_for(max(end - self.clock(), 0))
+            for delivery in left:
+                delivery.program.wait_for(max(end - self.clock(), 0))
             failures = list(self.failed())
         finally:
-            for each in self._running:
-                each.program.end(signal.SIGKILL)
-        failures += [(each.name, f"{each.receiver.shown}: `{each.event}` not delivered") for each in self._running]
+            for delivery in self._running:
+                delivery.program.end(signal.SIGKILL)
+        failures += [
+            (delivery.name, f"{delivery.receiver.label}: `{delivery.event}` not delivered")
+            for delivery in self._running
+        ]
         self._running = []
         return failures
 
     @property
-    def under_way(self) -> bool:
-        """Whether a receiver is still being told."""
+    def in_flight(self) -> bool:
+        """Whether a delivery is in flight."""
         return bool(self._running)
 
 
 def post(order: Mapping[str, object]) -> int:
-    """Send an event to a webhook; 0 where it was taken."""
-    at, body = urlsplit(str(order["url"])), json.dumps(order["event"]).encode()
-    kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-    user, _, host = at.netloc.rpartition("@")
+    """Send an event to a webhook. Return 0 if the webhook accepted it, else 1."""
+    parts, body = urlsplit(str(order["url"])), json.dumps(order["event"]).encode()
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    user, _, host = parts.netloc.rpartition("@")
     headers = {"Content-Type": "application/json"}
     if user:
         headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
-    connection = kind(host, timeout=WITHIN)
+    connection = kind(host, timeout=TIMEOUT)
     try:
-        path = (at.path or "/") + (f"?{at.query}" if at.query else "")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("POST", path, body=body, headers=headers)
         return 0 if connection.getresponse().status // 100 == 2 else 1
     except (OSError, http.client.HTTPException):

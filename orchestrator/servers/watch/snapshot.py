@@ -1,37 +1,37 @@
-"""What a look of `deploy watch` sees of a server, and what became of healing it: plain data between programs."""
+"""The state of a server for `deploy watch`, and the result of a restart: plain data between programs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSnapshot:
-    """A server as its runtime, the process table and its records tell of it."""
+    """A server, as its runtime, the process table and its run directories report it."""
 
     name: str
     run: str  # the name of its run directory
     url: str
     model: str  # its served name
-    processes: tuple[str, ...]  # `procfs.identity` of its processes on this machine, as far as they are known
+    processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this machine
     status: str  # `runtimes.Status`
-    ending: str  # how it ended, where it has
-    lost: str  # what of it has ended while it runs
-    restarts: int  # by its runtime itself
-    busy: bool  # another command works on this name
-    wanted: bool  # nobody has ended it
-    ready: bool  # it was, since this start
-    by_watch: bool  # this start was a healing
-    ranks: int  # of all its servers
-    behind: tuple[str, ...]  # the servers themselves, where it is their gateway that has the URL
+    exit_reason: str  # "" while it runs
+    dead: str  # processes that have exited while the server runs, in words
+    restarts: int  # by its runtime
+    busy: bool  # another command holds the lock of this name
+    wanted: bool  # no person has stopped it
+    ready: bool  # it has been ready since this start
+    by_watch: bool  # `deploy watch` started this run
+    ranks: int  # of all replicas
+    replica_urls: tuple[str, ...]  # empty without a gateway
     api_key_env: str | None
     unhealthy_after: float
-    limit: int  # restarts in the window
-    window: float
-    healed: tuple[float, ...]  # when it was since a person started it, Unix time
+    max_attempts: int  # in `window`
+    window: float  # seconds
+    restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFailure:
-    """A look that failed; `code` is that of the error's class."""
+    """Why no snapshot could be taken; `code` is the exit code of the error."""
 
     message: str
     hint: str
@@ -40,11 +40,14 @@ class SnapshotFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartResult:
-    """What became of a restart. `attempted`: it is on record; `code` 0: the server is proven, and `run` its own."""
+    """The result of a restart.
+
+    `code` is 0 if the new server is verified; `run` is then its run directory. `attempted`: the restart is recorded.
+    """
 
     code: int
     message: str
     attempted: bool
-    others: bool  # somebody else worked on the server: nothing was done
-    postponed: bool = False  # this machine cannot start anything now, as where its disk is full
+    superseded: bool  # another command changed the server first; nothing was done
+    postponed: bool = False  # this machine cannot start a server now: a full disk, for example
     run: str = ""

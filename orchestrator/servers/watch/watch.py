@@ -1,7 +1,7 @@
-"""`deploy watch`: look after servers until somebody ends it.
+"""`deploy watch`: restart servers that die or hang, until Ctrl-C.
 
-This process imports no runtime: what is known of a server is looked up, and a server is healed, by programs of their
-own (`healer.py`). So it stays below 30 MB, and its death leaves every server, and a healing that has begun, as it is.
+This process imports no runtime. Separate programs (`worker.py`) take snapshots and restart servers. So the watcher
+needs less than 30 MB, and its death changes no server and interrupts no restart.
 """
 
 import json
@@ -42,12 +42,12 @@ from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, S
 from orchestrator.servers.watch.watcher import GATEWAY, Watcher
 
 _TICK: Final = 0.25  # seconds
-_LOOK_WITHIN: Final = 120.0  # seconds: a Docker daemon may be slow
+_SNAPSHOT_TIMEOUT: Final = 120.0  # seconds; a Docker daemon may be slow
 T = TypeVar("T")
 
 
-class _Asked(Generic[T]):
-    """A question that a thread waits for."""
+class _Request(Generic[T]):
+    """A request whose answer a thread awaits."""
 
     def __init__(self, ask: Callable[[], T], instead: Callable[[NoResponseError], T]) -> None:
         self._outcome: T | None = None
@@ -65,8 +65,8 @@ class _Asked(Generic[T]):
         return self._outcome
 
 
-class _Run(Generic[T]):
-    """A program of ours that prints its result."""
+class _Worker(Generic[T]):
+    """A program of `worker.py`, which prints its result as JSON."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class _Run(Generic[T]):
         broken: Callable[[str], T],
         within: float | None,
     ) -> None:
-        self._read, self._broken = read, broken
+        self._parse, self._broken = read, broken
         self._end = None if within is None else time.monotonic() + within
         argv = python_module_argv("orchestrator.servers.watch.worker", *words)
-        self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "heal" else DEVNULL)
+        self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "restart" else DEVNULL)
 
     def outcome(self) -> T | None:
         """See `Pending`."""
@@ -86,73 +86,82 @@ class _Run(Generic[T]):
             if self._end is None or time.monotonic() < self._end:
                 return None
             self.program.end(signal.SIGKILL)
-            return self._broken(f"no answer within {_LOOK_WITHIN:g} s")
+            return self._broken(f"no answer within {_SNAPSHOT_TIMEOUT:g} s")
         said = self.program.output.read().decode(errors="replace")
         self.program.output.close()
         try:
-            return self._read(json.loads(said))
+            return self._parse(json.loads(said))
         except (ValueError, TypeError, KeyError):
-            return self._broken(f"its program ended with {self.program.code}")
+            return self._broken(f"the worker exited with {self.program.code}")
 
 
 @dataclass
 class LiveBackend:
-    """The means of a real watch, see `WatchBackend`."""
+    """The backend of a real watcher, see `WatchBackend`."""
 
-    healings: list[Program] = field(default_factory=list)
+    restarts: list[Program] = field(default_factory=list)
     keys: dict[str, Secret] = field(default_factory=dict)
 
-    def listens(self, standing: ServerSnapshot) -> bool:
+    def listens(self, snapshot: ServerSnapshot) -> bool:
         """See `WatchBackend.listens`."""
-        return all(map(find_process, standing.processes)) and self._pulse(standing).listens()
+        return all(map(find_process, snapshot.processes)) and self._client(snapshot).accepts_connections()
 
-    def token_of(self, standing: ServerSnapshot, rank: int) -> _Asked[int | str]:
-        """See `WatchBackend.token_of`."""
+    def probe_rank(self, snapshot: ServerSnapshot, rank: int) -> _Request[int | str]:
+        """See `WatchBackend.probe_rank`."""
         if rank == GATEWAY:
-            return _Asked[int | str](partial(self._pulse(standing).gateway, within=_LOOK_WITHIN), str)
-        server, own = divmod(rank, standing.ranks // max(len(standing.behind), 1))
-        ask = partial(self._pulse(standing, server).token_of, own, within=max(standing.unhealthy_after, _LOOK_WITHIN))
-        return _Asked[int | str](ask, str)
+            return _Request[int | str](partial(self._client(snapshot).probe_gateway, timeout=_SNAPSHOT_TIMEOUT), str)
+        server, own = divmod(rank, snapshot.ranks // max(len(snapshot.replica_urls), 1))
+        ask = partial(
+            self._client(snapshot, server).probe_rank, own, timeout=max(snapshot.unhealthy_after, _SNAPSHOT_TIMEOUT)
+        )
+        return _Request[int | str](ask, str)
 
-    def work(self, standing: ServerSnapshot) -> _Asked[RankProgress]:
+    def work(self, snapshot: ServerSnapshot) -> _Request[RankProgress]:
         """See `WatchBackend.work`."""
-        pulses = [self._pulse(standing, server) for server in range(max(len(standing.behind), 1))]
-        return _Asked[RankProgress](
-            lambda: _together([_work_of(pulse) for pulse in pulses], standing.ranks), _nothing_done
+        clients = [self._client(snapshot, server) for server in range(max(len(snapshot.replica_urls), 1))]
+        return _Request[RankProgress](
+            lambda: _combine([_work_of(client) for client in clients], snapshot.ranks), _nothing_done
         )
 
-    def look(self, name: str) -> _Run[ServerSnapshot | SnapshotFailure]:
-        """See `WatchBackend.look`."""
-        return _Run(("look", name), _read_look, lambda why: SnapshotFailure(message=why, hint="", code=1), _LOOK_WITHIN)
+    def take_snapshot(self, name: str) -> _Worker[ServerSnapshot | SnapshotFailure]:
+        """See `WatchBackend.take_snapshot`."""
+        return _Worker(
+            ("snapshot", name),
+            _parse_snapshot,
+            lambda why: SnapshotFailure(message=why, hint="", code=1),
+            _SNAPSHOT_TIMEOUT,
+        )
 
-    def heal(self, standing: ServerSnapshot, why: str) -> _Run[RestartResult]:
-        """See `WatchBackend.heal`."""
-        broken = _broken_healing
-        run = _Run(("heal", standing.name, standing.run, why), partial(_read, RestartResult), broken, None)
-        self.healings.append(run.program)
+    def restart(self, snapshot: ServerSnapshot, why: str) -> _Worker[RestartResult]:
+        """See `WatchBackend.restart`."""
+        broken = _restart_crashed
+        run = _Worker(("restart", snapshot.name, snapshot.run, why), partial(_parse, RestartResult), broken, None)
+        self.restarts.append(run.program)
         return run
 
-    def key_of(self, variable: str | None) -> Secret | None:
-        """The API key in a variable. Raises UsageError where it is not set."""
+    def api_key_for(self, variable: str | None) -> Secret | None:
+        """Return the API key in a variable. Raises UsageError if the variable is not set."""
         if variable is None:
             return None
         if not (value := os.environ.get(variable)):
-            what = f"`{variable}` is not set, and a server is asked for a token, and started again, with its API key"
+            what = f"`{variable}` is not set; the watcher needs the API key of the server"
             raise UsageError(what, hint=f"export {variable}=…")
         return self.keys.setdefault(variable, read_key(value, where=variable))
 
-    def _pulse(self, standing: ServerSnapshot, server: int | None = None) -> HealthClient:
-        """Of what has its URL, or of one of several servers behind that."""
+    def _client(self, snapshot: ServerSnapshot, server: int | None = None) -> HealthClient:
+        """Return a client of the server, or of one replica behind its gateway."""
         key = None
-        with suppress(UsageError):  # a later start has another key: it refuses to be asked, and the other servers stay
-            key = self.key_of(standing.api_key_env)
-        url = standing.url if server is None or not standing.behind else standing.behind[server]
-        return HealthClient(url=url, key=key, model=standing.model)
+        with suppress(
+            UsageError
+        ):  # a later start may use another key: its server rejects requests, and the others stay watched
+            key = self.api_key_for(snapshot.api_key_env)
+        url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
+        return HealthClient(url=url, key=key, model=snapshot.model)
 
 
-def _work_of(pulse: HealthClient) -> RankProgress:
+def _work_of(client: HealthClient) -> RankProgress:
     try:
-        return pulse.work()
+        return client.work()
     except NoResponseError as error:
         return _nothing_done(error)
 
@@ -161,8 +170,8 @@ def _nothing_done(_: NoResponseError) -> RankProgress:
     return read_work(b"")
 
 
-def _together(works: Sequence[RankProgress], ranks: int) -> RankProgress:
-    """The work of several servers, their ranks counted on; what came out is that of all."""
+def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
+    """Combine the progress of replicas: ranks are numbered through, outputs are added."""
     each = ranks // len(works)
     came_out = [work.came_out for work in works if work.came_out is not None]
     return RankProgress(
@@ -180,109 +189,110 @@ def watch(
     *,
     show: Callable[[WatchEvent], None],
     alerts: Alerts,
-    means: LiveBackend | None = None,
+    backend: LiveBackend | None = None,
 ) -> None:
-    """Watch servers until Ctrl-C, or until all of them were given up.
+    """Watch servers until Ctrl-C, or until the restart policy of each allows no further restart.
 
-    Raises StartError for a name that nothing was started under, NameTakenError where another watch has one,
-    HealingError in the end.
+    Raises StartError for an unknown name, NameTakenError if another watcher has it, and RestartLimitError at the end.
     """
-    means = means or LiveBackend()
+    backend = backend or LiveBackend()
     with ExitStack() as stack:
-        standings = [_first_look(means, name) for name in dict.fromkeys(names)]
-        for seen in standings:
-            stack.enter_context(_only_watch(home, seen.name))
-            means.key_of(seen.api_key_env)
-        vigils = [Watcher(seen.name, means, seen) for seen in standings]
+        snapshots = [_first_snapshot(backend, name) for name in dict.fromkeys(names)]
+        for snapshot in snapshots:
+            stack.enter_context(_only_watch(home, snapshot.name))
+            backend.api_key_for(snapshot.api_key_env)
+        watchers = [Watcher(snapshot.name, backend, snapshot) for snapshot in snapshots]
         try:
-            _go_on(vigils, show, alerts)
+            _run(watchers, show, alerts)
         except KeyboardInterrupt:
-            _interrupt(means.healings)
+            _interrupt(backend.restarts)
             raise
         finally:
             for name, failed in alerts.close():
-                show(_event(_named(vigils, name), PendingEvent(EventKind.ALERT_FAILED, failed)))
-    problems = [Problem(f"`{vigil.name}`: {vigil.ended}", hint=f"`deploy diagnose {vigil.name}`") for vigil in vigils]
+                show(_event(_watcher_of(watchers, name), PendingEvent(EventKind.ALERT_FAILED, failed)))
+    problems = [
+        Problem(f"`{watcher.name}`: {watcher.ended}", hint=f"`deploy diagnose {watcher.name}`") for watcher in watchers
+    ]
     first = names[0]
-    hint = f"`deploy diagnose {first}` says why; `deploy restart {first}`, then `deploy watch {first}`, begins anew"
-    raise RestartLimitError("what was watched does not serve, and is left as it is", problems=problems, hint=hint)
+    hint = f"`deploy diagnose {first}` shows why; then `deploy restart {first}` and `deploy watch {first}`"
+    raise RestartLimitError("gave up: none of the watched servers is healthy", problems=problems, hint=hint)
 
 
-def _named(vigils: Sequence[Watcher], name: str) -> Watcher:
-    return next(vigil for vigil in vigils if vigil.name == name)
+def _watcher_of(watchers: Sequence[Watcher], name: str) -> Watcher:
+    return next(watcher for watcher in watchers if watcher.name == name)
 
 
-def _event(vigil: Watcher, told: PendingEvent) -> WatchEvent:
+def _event(watcher: Watcher, pending: PendingEvent) -> WatchEvent:
     return WatchEvent(
         time=datetime.now().astimezone().isoformat(timespec="seconds"),
-        name=vigil.name,
-        event=told.kind,
-        detail=told.detail,
-        run=vigil.standing.run,
-        alert=told.alert,
-        seconds=None if told.seconds is None else round(told.seconds, 1),
+        name=watcher.name,
+        event=pending.kind,
+        detail=pending.detail,
+        run=watcher.snapshot.run,
+        alert=pending.alert,
+        seconds=None if pending.seconds is None else round(pending.seconds, 1),
     )
 
 
-def _go_on(vigils: Sequence[Watcher], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
-    def tell(vigil: Watcher, told: PendingEvent) -> None:
-        event = _event(vigil, told)
+def _run(watchers: Sequence[Watcher], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
+    def emit(watcher: Watcher, pending: PendingEvent) -> None:
+        event = _event(watcher, pending)
         show(event)
-        for failed in alerts.send(event.to_dict()) if told.alert else ():
-            tell(vigil, PendingEvent(EventKind.ALERT_FAILED, failed))
+        for failed in alerts.send(event.to_dict()) if pending.alert else ():
+            emit(watcher, PendingEvent(EventKind.ALERT_FAILED, failed))
 
-    for vigil in vigils:
-        for told in vigil.begin(time.monotonic(), time.time()):
-            tell(vigil, told)
-    while alerts.under_way or not all(vigil.ended for vigil in vigils):
+    for watcher in watchers:
+        for pending in watcher.begin(time.monotonic(), time.time()):
+            emit(watcher, pending)
+    while alerts.in_flight or not all(watcher.ended for watcher in watchers):
         time.sleep(_TICK)
         for name, failed in alerts.failed():
-            tell(_named(vigils, name), PendingEvent(EventKind.ALERT_FAILED, failed))
-        for vigil in vigils:
-            for told in vigil.step(time.monotonic(), time.time()):
-                tell(vigil, told)
+            emit(_watcher_of(watchers, name), PendingEvent(EventKind.ALERT_FAILED, failed))
+        for watcher in watchers:
+            for pending in watcher.step(time.monotonic(), time.time()):
+                emit(watcher, pending)
 
 
-def _first_look(means: LiveBackend, name: str) -> ServerSnapshot:
-    pending = means.look(name)
-    while (seen := pending.outcome()) is None:
+def _first_snapshot(backend: LiveBackend, name: str) -> ServerSnapshot:
+    pending = backend.take_snapshot(name)
+    while (snapshot := pending.outcome()) is None:
         time.sleep(_TICK / 5)
-    if isinstance(seen, SnapshotFailure):
-        kind: type[DeployError] = {2: UsageError, 6: StartError}.get(seen.code, HostError)
-        raise kind(seen.message, hint=seen.hint)
-    return seen
+    if isinstance(snapshot, SnapshotFailure):
+        kind: type[DeployError] = {2: UsageError, 6: StartError}.get(snapshot.code, HostError)
+        raise kind(snapshot.message, hint=snapshot.hint)
+    return snapshot
 
 
 def _only_watch(home: Home, name: str) -> AbstractContextManager[object]:
-    """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
+    """Hold the watch lock of a name; the kernel releases it. Raises NameTakenError."""
     try:
         return hold(home.runs / FileName(name) / ".watch")
     except LockHeldError as error:
-        message = f"another `deploy watch` has `{name}` (pid {error.holder})"
-        raise NameTakenError(message, hint="end that one first") from error
+        message = f"another `deploy watch` is watching `{name}` (pid {error.holder})"
+        raise NameTakenError(message, hint=f"stop it first: `kill {error.holder}`") from error
 
 
-def _interrupt(healings: Sequence[Program]) -> None:
-    """Interrupt the starts that are under way, which take down what they have started."""
-    running = [program for program in healings if program.code is None]
+def _interrupt(restarts: Sequence[Program]) -> None:
+    """Interrupt running restarts; each stops what it has started."""
+    running = [program for program in restarts if program.code is None]
     for program in running:
         program.send(signal.SIGINT)
     for program in running:
         program.wait()
 
 
-def _read_look(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
+def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
     if "code" in data:
-        return _read(SnapshotFailure, data)
-    listed = {key: tuple(data[key]) for key in ("processes", "healed", "behind")}
-    return _read(ServerSnapshot, {**data, **listed})
+        return _parse(SnapshotFailure, data)
+    listed = {key: tuple(data[key]) for key in ("processes", "restarted_at", "replica_urls")}
+    return _parse(ServerSnapshot, {**data, **listed})
 
 
-def _read(kind: type[T], data: dict[str, Any]) -> T:
-    """What a program of ours says, which may be of a younger version by now: what it adds is left out."""
+def _parse(kind: type[T], data: dict[str, Any]) -> T:
+    """Parse the result of a worker; drop fields that a newer version adds."""
     return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})
 
 
-def _broken_healing(why: str) -> RestartResult:
-    """Of a program that died: a look will tell what it has done."""
-    return RestartResult(code=1, message=why, attempted=True, others=False)
+def _restart_crashed(why: str) -> RestartResult:
+    """Return the result of a restart whose worker died; the next snapshot shows what it did."""
+    return RestartResult(code=1, message=why, attempted=True, superseded=False)

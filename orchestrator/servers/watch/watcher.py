@@ -1,15 +1,15 @@
-"""What `deploy watch` makes of what it sees: pure, but for the clock that it is given.
+"""The state machine behind `deploy watch`; pure, with an injected clock.
 
-Nothing here outlives the process: what a server is, who ended it and how often it was healed is read anew at each look
-(`standing.py`). What is kept is when each rank was last seen to live, as a clock only tells of while it runs.
+Nothing here outlives the process. Each snapshot (`snapshot.py`) reads anew what a server is, who stopped it and how
+often it was restarted. Only the last progress of each rank is kept here, because only a running clock can tell it.
 
 ::
 
-    a rank is asked for a token every 5 s ──answers──▶ it lives
-                │ does not, for 3 s            work it counts grows, and comes out ──▶ it lives
+    every 5 s: ask each rank for a token ──answer──▶ alive
+                │ none within 3 s          its counters grow, and output leaves ──▶ alive
                 ▼
-    a look: runtime, records, process table ──▶ exited · a part lost · restarted · silent for too long ──▶ heal
-                                            ──▶ ended by a person · another command works on it ──▶ wait
+    snapshot ──▶ exited · a process dead · restarted by its runtime · no progress for too long ──▶ restart
+             ──▶ stopped by a person · another command holds the name ──▶ wait
 """
 
 from collections.abc import Iterator
@@ -23,329 +23,356 @@ from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, S
 
 T_co = TypeVar("T_co", covariant=True)
 
-ASKED_EVERY: Final = 5.0  # seconds between two questions to a rank
-_KNOCKED_EVERY: Final = 1.0  # at its port, which costs nothing: a server that has ended is noticed there
-_QUIET: Final = 300.0  # seconds between two looks at a server that answers: a look takes a second of CPU
-_UNWELL: Final = 10.0  # at one that does not
-_AGAIN: Final = 1.0  # before a part counts as lost, and where nobody answers at all
-_SLOW_AGAIN: Final = 30.0  # because of one that is slow to answer
-_SILENT: Final = 20.0  # seconds without an answer and without work that are worth telling
-_FIRST, _LONGEST = 5.0, 60.0  # at one that is not to be healed; twice as long each time
+PROBE_INTERVAL: Final = 5.0  # seconds between two requests to a rank
+_PORT_INTERVAL: Final = 1.0  # seconds; a connection costs nothing and reveals an exit
+_HEALTHY_INTERVAL: Final = 300.0  # seconds between two snapshots of a healthy server; one takes a second of CPU
+_UNHEALTHY_INTERVAL: Final = 10.0  # seconds between two snapshots of an unhealthy server
+_RECHECK: Final = 1.0  # seconds before a second snapshot confirms a dead process
+_SLOW_RECHECK: Final = 30.0  # seconds between two snapshots because of a slow answer
+_REPORT_AFTER: Final = 20.0  # seconds without an answer and without progress before an event
+_MIN_BACKOFF, _MAX_BACKOFF = 5.0, 60.0  # seconds, doubled each time, while no restart is allowed
 _OK: Final = 200
-GATEWAY: Final = -1  # what is asked beside the ranks of several servers, and does no work of its own
-
-
-# After what it is told that a server is watched again.
-_RESTING: Final = {EventKind.WAITING, EventKind.STOPPED, EventKind.DIED, EventKind.FAILED, EventKind.GAVE_UP}
+GATEWAY: Final = -1  # probed like a rank; it does no work of its own
+# After one of these, a healthy server is reported as watched.
+_NOT_WATCHING: Final = {
+    EventKind.WAITING,
+    EventKind.STOPPED,
+    EventKind.DIED,
+    EventKind.RESTART_FAILED,
+    EventKind.GAVE_UP,
+}
 
 
 class Pending(Protocol[T_co]):
-    """Something that was begun."""
+    """An operation in progress."""
 
     def outcome(self) -> T_co | None:
-        """What came of it; None while it is under way."""
+        """Return the result; None while the operation runs."""
 
 
 class WatchBackend(Protocol):
-    """How a server is asked, looked at and healed. Nothing here waits."""
+    """How a server is probed, inspected and restarted. No method waits."""
 
-    def listens(self, standing: ServerSnapshot) -> bool:
-        """Whether its processes run, as far as they are known, and its port takes connections.
+    def listens(self, snapshot: ServerSnapshot) -> bool:
+        """Return whether the server's known processes run and its port accepts connections.
 
-        An open port alone says little: another program may listen there once the server has ended.
+        An open port alone proves little: another program may listen there after the server has exited.
         """
 
-    def token_of(self, standing: ServerSnapshot, rank: int) -> Pending[int | str]:
-        """Ask a rank for a token, or `GATEWAY` whether it is there: the status of the answer, or why there is none."""
+    def probe_rank(self, snapshot: ServerSnapshot, rank: int) -> Pending[int | str]:
+        """Request a token from a rank, or the health of `GATEWAY`: the HTTP status, or why there is none."""
 
-    def work(self, standing: ServerSnapshot) -> Pending[RankProgress]:
-        """Ask what each rank has done so far."""
+    def work(self, snapshot: ServerSnapshot) -> Pending[RankProgress]:
+        """Read the progress of each rank."""
 
-    def look(self, name: str) -> Pending[ServerSnapshot | SnapshotFailure]:
-        """Look at all that is known of a server."""
+    def take_snapshot(self, name: str) -> Pending[ServerSnapshot | SnapshotFailure]:
+        """Take a snapshot of a server."""
 
-    def heal(self, standing: ServerSnapshot, why: str) -> Pending[RestartResult]:
-        """Start it again as it came up last."""
+    def restart(self, snapshot: ServerSnapshot, why: str) -> Pending[RestartResult]:
+        """Restart the server with its last plan."""
 
 
 @dataclass
 class _Rank:
-    """What is asked of a rank now, and how it took that; times of the clock."""
+    """The probes of a rank; times are those of the monotonic clock."""
 
     number: int
-    asked: float
-    question: Pending[int | str] | None = None
-    trouble: str = ""  # why there is no answer; "" while it answers
-    silent_since: float = 0.0  # where there is trouble: since then it has not got on either
-    refusal: str = ""
+    probed_at: float
+    probe: Pending[int | str] | None = None
+    problem: str = ""  # why it does not answer; "" while it does
+    stalled_since: float = 0.0  # since when a rank with a problem makes no progress
+    rejection: str = ""
 
 
 @dataclass
 class Watcher:
-    """The watch over one server. `step` is called often, with the clock and the time of day."""
+    """Watches one server. Call `step` often, with the monotonic clock and the Unix time."""
 
     name: str
-    means: WatchBackend
-    standing: ServerSnapshot
-    ended: str = ""  # why this watch has given up
+    backend: WatchBackend
+    snapshot: ServerSnapshot
+    ended: str = ""  # why it gave up
     _ranks: list[_Rank] = field(default_factory=list)
-    _says: EventLog = field(default_factory=EventLog)
-    _accepted: int = 0  # restarts by the runtime that are no news
-    _lost: str = ""  # as the last look saw it
-    _died: float = 0.0
-    _counted: int = -1  # healings on record when the last one was begun
-    _failures: int = 0  # healings that failed since it served, however long each took
+    _events: EventLog = field(default_factory=EventLog)
+    _known_restarts: int = 0  # restarts by the runtime that were reported
+    _dead: str = ""  # dead processes in the last snapshot
+    _died_at: float = 0.0
+    _restarts_on_record: int = -1  # when the last restart began
+    _failed_restarts: int = 0  # since the server was last verified
     _stepped: float = 0.0
-    _looked: float = 0.0
-    _slow: float = -inf  # when a slow answer was a reason to look
-    _knocked: float = 0.0
-    _open: bool = True  # its port, when somebody knocked last
-    _next_look: float = 0.0
-    _pause: float = _FIRST
-    _look: Pending[ServerSnapshot | SnapshotFailure] | None = None
+    _snapshot_at: float = 0.0
+    _slow_seen_at: float = -inf  # when a slow answer caused a snapshot
+    _port_checked_at: float = 0.0
+    _port_open: bool = True
+    _next_snapshot: float = 0.0
+    _backoff: float = _MIN_BACKOFF
+    _snapshot_task: Pending[ServerSnapshot | SnapshotFailure] | None = None
     _work: Pending[RankProgress] | None = None
-    _before: RankProgress | None = None  # as it was read last
-    _held_up: bool = False  # what the ranks decode does not come out
-    _work_asked: float = -inf
-    _healing: Pending[RestartResult] | None = None
-    _retry_at: float = -inf  # when a restart that this machine has prevented is tried again; -inf: none was prevented
+    _before: RankProgress | None = None  # the last one read
+    _output_stalled: bool = False  # the ranks decode, and no output leaves the server
+    _work_read_at: float = -inf
+    _restarting: Pending[RestartResult] | None = None
+    _retry_at: float = -inf  # when to retry a restart that this machine prevented; -inf: none
 
     def begin(self, now: float, wall: float) -> Iterator[PendingEvent]:
-        """Take the standing that it was made with as the first look."""
-        self._accepted, self._stepped = self.standing.restarts, now
-        self._forget(now)
-        yield from self._judge(now, wall)
+        """Evaluate the first snapshot."""
+        self._known_restarts, self._stepped = self.snapshot.restarts, now
+        self._reset(now)
+        yield from self._evaluate(now, wall)
 
     def step(self, now: float, wall: float) -> Iterator[PendingEvent]:
-        """Go on: what there is to tell."""
-        self._leave_out(now - self._stepped)
+        """Advance to `now`; yield new events."""
+        self._discount_gap(now - self._stepped)
         self._stepped = now
-        if self._healing is not None:
-            yield from self._mind_healing(self._healing, now)
+        if self._restarting is not None:
+            yield from self._follow_restart(self._restarting, now)
             return
-        if self._look is not None and (seen := self._look.outcome()) is not None:
-            self._look = None
-            yield from self._take(seen, now, wall)
-        if self._may_be_asked:
-            self._knock(now)
+        if self._snapshot_task is not None and (snapshot := self._snapshot_task.outcome()) is not None:
+            self._snapshot_task = None
+            yield from self._apply(snapshot, now, wall)
+        if self._can_probe:
+            self._check_port(now)
             for rank in self._ranks:
-                self._ask(rank, now)
+                self._probe(rank, now)
             self._read_work(now)
-        if self._look is None and now >= max(self._next_look, self._retry_at) and self._healing is None:
-            self._look = self.means.look(self.name)
+        if self._snapshot_task is None and now >= max(self._next_snapshot, self._retry_at) and self._restarting is None:
+            self._snapshot_task = self.backend.take_snapshot(self.name)
 
     @property
-    def _may_be_asked(self) -> bool:
-        seen = self.standing
-        return not self.ended and self._healing is None and _left_alone(seen) is None and seen.status == "running"
+    def _can_probe(self) -> bool:
+        snapshot = self.snapshot
+        return (
+            not self.ended
+            and self._restarting is None
+            and _hold_reason(snapshot) is None
+            and snapshot.status == "running"
+        )
 
-    def _leave_out(self, gap: float) -> None:
-        """Time in which this process did not run, as on a machine that slept, is nobody's silence."""
-        if gap > ASKED_EVERY:
+    def _discount_gap(self, gap: float) -> None:
+        """Do not blame a rank for time in which this process did not run, as on a suspended machine."""
+        if gap > PROBE_INTERVAL:
             for rank in self._ranks:
-                rank.silent_since += gap
+                rank.stalled_since += gap
 
-    def _forget(self, now: float) -> None:
-        """Begin anew: nothing that was seen of the ranks before counts."""
-        numbers = (*range(self.standing.ranks), *([GATEWAY] if self.standing.behind else []))
-        self._ranks = [_Rank(number=number, asked=now - ASKED_EVERY) for number in numbers]
-        self._lost, self._work, self._open = "", None, True
-        self._before, self._held_up = None, False
+    def _reset(self, now: float) -> None:
+        """Forget all earlier probes."""
+        numbers = (*range(self.snapshot.ranks), *([GATEWAY] if self.snapshot.replica_urls else []))
+        self._ranks = [_Rank(number=number, probed_at=now - PROBE_INTERVAL) for number in numbers]
+        self._dead, self._work, self._port_open = "", None, True
+        self._before, self._output_stalled = None, False
 
-    def _mind_healing(self, healing: Pending[RestartResult], now: float) -> Iterator[PendingEvent]:
-        if (healed := healing.outcome()) is None:
+    def _follow_restart(self, pending: Pending[RestartResult], now: float) -> Iterator[PendingEvent]:
+        if (result := pending.outcome()) is None:
             return
-        self._healing, self._next_look = None, now
-        if healed.postponed:
-            self._wait(now)
-            self._retry_at = self._next_look
-            yield from self._says.once(EventKind.WAITING, f"cannot restart yet, will retry: {healed.message}", now)
+        self._restarting, self._next_snapshot = None, now
+        if result.postponed:
+            self._back_off(now)
+            self._retry_at = self._next_snapshot
+            yield from self._events.emit_once(
+                EventKind.WAITING, f"cannot restart yet, will retry: {result.message}", now
+            )
             return
-        self._pause, self._retry_at = _FIRST, -inf
-        self._forget(now)
-        if healed.others:
+        self._backoff, self._retry_at = _MIN_BACKOFF, -inf
+        self._reset(now)
+        if result.superseded:
             return
-        if healed.code == 0:
-            self.standing, self._accepted, self._failures = replace(self.standing, run=healed.run), 0, 0
-            yield self._says.tell(EventKind.SERVES, healed.message, now - self._died)
-        elif healed.attempted:
-            self._failures += 1
-            yield self._says.tell(EventKind.FAILED, healed.message)
+        if result.code == 0:
+            self.snapshot, self._known_restarts, self._failed_restarts = replace(self.snapshot, run=result.run), 0, 0
+            yield self._events.emit(EventKind.RESTARTED, result.message, now - self._died_at)
+        elif result.attempted:
+            self._failed_restarts += 1
+            yield self._events.emit(EventKind.RESTART_FAILED, result.message)
         else:
-            yield self._give_up(f"it cannot be started again: {healed.message}", now)
+            yield self._give_up(f"cannot restart: {result.message}", now)
 
     def _give_up(self, why: str, now: float) -> PendingEvent:
-        self.ended, self._next_look = why, now + _QUIET
-        return self._says.tell(EventKind.GAVE_UP, why)
+        self.ended, self._next_snapshot = why, now + _HEALTHY_INTERVAL
+        return self._events.emit(EventKind.GAVE_UP, why)
 
-    def _take(self, seen: ServerSnapshot | SnapshotFailure, now: float, wall: float) -> Iterator[PendingEvent]:
-        """Take what a look has seen."""
-        if isinstance(seen, SnapshotFailure):
-            self._wait(now)
+    def _apply(self, snapshot: ServerSnapshot | SnapshotFailure, now: float, wall: float) -> Iterator[PendingEvent]:
+        """Apply a new snapshot."""
+        if isinstance(snapshot, SnapshotFailure):
+            self._back_off(now)
             if self.ended:
                 return
-            yield from self._unwell(f"it cannot be looked at: {seen.message}", now)
+            yield from self._report_unhealthy(f"cannot inspect the server: {snapshot.message}", now)
             return
         if self.ended:
-            if seen.by_watch or seen.run == self.standing.run:
-                self._next_look = now + _QUIET
+            if snapshot.by_watch or snapshot.run == self.snapshot.run:
+                self._next_snapshot = now + _HEALTHY_INTERVAL
                 return
-            self.ended, self._failures = "", 0  # a person has started it anew, while others are still watched
-        before, self.standing = self.standing, seen
-        if (before.run, before.ranks) != (seen.run, seen.ranks):
-            self._accepted = 0
-            self._forget(now)
-        yield from self._judge(now, wall)
+            self.ended, self._failed_restarts = "", 0  # a person has restarted it while other servers are watched
+        before, self.snapshot = self.snapshot, snapshot
+        if (before.run, before.ranks) != (snapshot.run, snapshot.ranks):
+            self._known_restarts = 0
+            self._reset(now)
+        yield from self._evaluate(now, wall)
 
-    def _judge(self, now: float, wall: float) -> Iterator[PendingEvent]:
-        seen, self._looked = self.standing, now
-        if (rest := _left_alone(seen)) is not None:
+    def _evaluate(self, now: float, wall: float) -> Iterator[PendingEvent]:
+        snapshot, self._snapshot_at = self.snapshot, now
+        if (hold := _hold_reason(snapshot)) is not None:
             self._retry_at = -inf
-            self._forget(now)
-            self._wait(now)
-            yield from self._unwell(rest[1], now) if rest[0] is EventKind.UNWELL else self._says.once(*rest, now)
+            self._reset(now)
+            self._back_off(now)
+            yield from (
+                self._report_unhealthy(hold[1], now)
+                if hold[0] is EventKind.UNHEALTHY
+                else self._events.emit_once(*hold, now)
+            )
             return
-        if why := self._death(now):
-            yield from self._heal(why, now, wall)
+        if why := self._death_reason(now):
+            yield from self._restart(why, now, wall)
             return
-        self._pause, self._retry_at = _FIRST, -inf
-        self._lost = seen.lost
-        if trouble := seen.lost or self._silence(now) or next(filter(None, (rank.refusal for rank in self._ranks)), ""):
-            hung = min((rank.silent_since for rank in self._ranks if rank.trouble), default=inf) + seen.unhealthy_after
-            self._next_look = now + (_AGAIN if seen.lost else max(_AGAIN, min(_UNWELL, hung - now)))
-            yield from self._unwell(trouble, now)
+        self._backoff, self._retry_at = _MIN_BACKOFF, -inf
+        self._dead = snapshot.dead
+        if (
+            problem := snapshot.dead
+            or self._stall_summary(now)
+            or next(filter(None, (rank.rejection for rank in self._ranks)), "")
+        ):
+            hung = (
+                min((rank.stalled_since for rank in self._ranks if rank.problem), default=inf)
+                + snapshot.unhealthy_after
+            )
+            self._next_snapshot = now + (
+                _RECHECK if snapshot.dead else max(_RECHECK, min(_UNHEALTHY_INTERVAL, hung - now))
+            )
+            yield from self._report_unhealthy(problem, now)
             return
-        self._next_look = now + _QUIET
-        yield from self._is_well()
+        self._next_snapshot = now + _HEALTHY_INTERVAL
+        yield from self._report_healthy()
 
-    def _is_well(self) -> Iterator[PendingEvent]:
-        if self.standing.restarts > self._accepted and not any(rank.trouble for rank in self._ranks):
-            self._accepted = self.standing.restarts
-            yield self._says.tell(EventKind.RESTARTED, f"by its runtime, {self._accepted} times by now, and answers")
-        if self._says.last is None or self._says.last in _RESTING:
-            yield self._says.tell(EventKind.WATCHING, self.standing.url)
-        elif self._says.last is EventKind.UNWELL:
-            yield self._says.tell(EventKind.WELL, "")
+    def _report_healthy(self) -> Iterator[PendingEvent]:
+        if self.snapshot.restarts > self._known_restarts and not any(rank.problem for rank in self._ranks):
+            self._known_restarts = self.snapshot.restarts
+            yield self._events.emit(EventKind.RUNTIME_RESTARTED, f"by its runtime, {self._known_restarts} times so far")
+        if self._events.last is None or self._events.last in _NOT_WATCHING:
+            yield self._events.emit(EventKind.WATCHING, self.snapshot.url)
+        elif self._events.last is EventKind.UNHEALTHY:
+            yield self._events.emit(EventKind.RECOVERED, "")
 
-    def _silent(self, now: float) -> list[_Rank]:
-        """Those that have been silent for longer than a busy rank is."""
-        most = min(_SILENT, self.standing.unhealthy_after)
-        return [rank for rank in self._ranks if rank.trouble and now - rank.silent_since >= most]
+    def _stalled_ranks(self, now: float) -> list[_Rank]:
+        """Return the ranks without progress for longer than a busy rank needs."""
+        at_least = min(_REPORT_AFTER, self.snapshot.unhealthy_after)
+        return [rank for rank in self._ranks if rank.problem and now - rank.stalled_since >= at_least]
 
-    def _silence(self, now: float) -> str:
-        return "; ".join(self._said(rank) for rank in self._silent(now))
+    def _stall_summary(self, now: float) -> str:
+        return "; ".join(self._describe(rank) for rank in self._stalled_ranks(now))
 
-    def _unwell(self, detail: str, now: float) -> Iterator[PendingEvent]:
-        since = min((rank.silent_since for rank in self._silent(now)), default=None)
-        return self._says.unwell(detail, now, since=since, healed_after=self.standing.unhealthy_after)
+    def _report_unhealthy(self, detail: str, now: float) -> Iterator[PendingEvent]:
+        since = min((rank.stalled_since for rank in self._stalled_ranks(now)), default=None)
+        return self._events.emit_unhealthy(detail, now, since=since, unhealthy_after=self.snapshot.unhealthy_after)
 
-    def _said(self, rank: _Rank) -> str:
-        which = "its gateway" if rank.number == GATEWAY else f"rank {rank.number}"
-        return f"{which}: {rank.trouble}" if len(self._ranks) > 1 else rank.trouble
+    def _describe(self, rank: _Rank) -> str:
+        which = "gateway" if rank.number == GATEWAY else f"rank {rank.number}"
+        return f"{which}: {rank.problem}" if len(self._ranks) > 1 else rank.problem
 
-    def _death(self, now: float) -> str:
-        """Why it is dead, "" while it may live."""
-        seen = self.standing
-        if seen.status != "running":
-            return seen.ending or "its start was cut off"
-        if not seen.ready:
-            return "its start was cut off"
-        if seen.lost and seen.lost == self._lost:
-            return seen.lost
-        if seen.restarts > self._accepted and any(rank.trouble for rank in self._ranks):
-            return "it died, and its runtime has started it again"
+    def _death_reason(self, now: float) -> str:
+        """Return why the server counts as dead; "" while it may be alive."""
+        snapshot = self.snapshot
+        if snapshot.status != "running":
+            return snapshot.exit_reason or "its start was interrupted"
+        if not snapshot.ready:
+            return "its start was interrupted"
+        if snapshot.dead and snapshot.dead == self._dead:
+            return snapshot.dead
+        if snapshot.restarts > self._known_restarts and any(rank.problem for rank in self._ranks):
+            return "it died, and its runtime restarted it"
         for rank in self._ranks:
-            if rank.trouble and now - rank.silent_since >= seen.unhealthy_after:
-                held_up = self._held_up and rank.number != GATEWAY
-                how = "what is decoded has not come out" if held_up else "it has not got on"
-                return f"{self._said(rank)}; {how} for {now - rank.silent_since:.0f} s"
+            if rank.problem and now - rank.stalled_since >= snapshot.unhealthy_after:
+                how = "no output" if self._output_stalled and rank.number != GATEWAY else "no progress"
+                return f"{self._describe(rank)}; {how} for {now - rank.stalled_since:.0f} s"
         return ""
 
-    def _heal(self, why: str, now: float, wall: float) -> Iterator[PendingEvent]:
-        seen = self.standing
-        recent = [moment for moment in seen.healed if wall - moment < seen.window]
-        if max(len(recent), self._failures) >= seen.limit:
-            counted = f"{len(recent)} restarts within {seen.window:g} s were of no use" if recent else "it died"
-            if self._failures > len(recent):
-                counted = f"{self._failures} restarts in a row have failed"
-            yield self._give_up(f"{why}; {counted}, and `healing.restarts` is {seen.limit}", now)
+    def _restart(self, why: str, now: float, wall: float) -> Iterator[PendingEvent]:
+        snapshot = self.snapshot
+        recent = [at for at in snapshot.restarted_at if wall - at < snapshot.window]
+        if max(len(recent), self._failed_restarts) >= snapshot.max_attempts:
+            counted = (
+                f"{len(recent)} restarts within {snapshot.window:g} s did not help"
+                if recent
+                else "no restart is allowed"
+            )
+            if self._failed_restarts > len(recent):
+                counted = f"{self._failed_restarts} restarts in a row failed"
+            yield self._give_up(f"{why}; {counted}, and `restart_policy.max_attempts` is {snapshot.max_attempts}", now)
             return
-        if self._says.last is EventKind.FAILED:
-            if len(seen.healed) <= self._counted:  # it would be tried for ever
-                yield self._give_up(f"{why}; its restart left no record", now)
+        if self._events.last is EventKind.RESTART_FAILED:
+            if len(snapshot.restarted_at) <= self._restarts_on_record:  # it would be retried for ever
+                yield self._give_up(f"{why}; the restart left no record", now)
                 return
         elif self._retry_at == -inf:
-            self._died = now
-        self._counted = len(seen.healed)
+            self._died_at = now
+        self._restarts_on_record = len(snapshot.restarted_at)
         if self._retry_at == -inf:
-            yield self._says.tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
-        self._healing = self.means.heal(seen, why)
+            yield self._events.emit(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {snapshot.max_attempts}")
+        self._restarting = self.backend.restart(snapshot, why)
 
-    def _wait(self, now: float) -> None:
-        self._next_look = now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST)
+    def _back_off(self, now: float) -> None:
+        self._next_snapshot = now + self._backoff
+        self._backoff = min(2 * self._backoff, _MAX_BACKOFF)
 
-    def _knock(self, now: float) -> None:
-        if now - self._knocked >= _KNOCKED_EVERY:
-            self._knocked, before, self._open = now, self._open, self.means.listens(self.standing)
-            if before and not self._open:
-                self._next_look = min(self._next_look, now)
+    def _check_port(self, now: float) -> None:
+        if now - self._port_checked_at >= _PORT_INTERVAL:
+            self._port_checked_at, before, self._port_open = now, self._port_open, self.backend.listens(self.snapshot)
+            if before and not self._port_open:
+                self._next_snapshot = min(self._next_snapshot, now)
 
-    def _ask(self, rank: _Rank, now: float) -> None:
-        """Take the rank's answer, and ask it anew where it owes none."""
-        if rank.question is not None and (answer := rank.question.outcome()) is not None:
-            rank.question = None
+    def _probe(self, rank: _Rank, now: float) -> None:
+        """Read the rank's answer, and send the next request if none is open."""
+        if rank.probe is not None and (answer := rank.probe.outcome()) is not None:
+            rank.probe = None
             if answer == _OK or answer in REJECTED:
-                rank.trouble = ""
-                self._note_refusal(rank, "" if answer == _OK else f"it refuses to be asked for a token: {answer}", now)
+                rank.problem = ""
+                self._note_rejection(rank, "" if answer == _OK else f"it rejects a request for a token: {answer}", now)
             else:
-                self._suffers(rank, answer if isinstance(answer, str) else f"it answers {answer}", since=now)
-                self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
-        if rank.question is None and now - rank.asked >= ASKED_EVERY:
-            rank.asked, rank.question = now, self.means.token_of(self.standing, rank.number)
-        elif rank.question is not None and not rank.trouble and now - rank.asked >= SLOW_AFTER_S:
-            self._suffers(rank, "no answer", since=now - SLOW_AFTER_S)
-            if now - self._slow >= _SLOW_AGAIN:
-                self._slow, self._next_look = now, min(self._next_look, now)
-        if self._silence(now) and self._says.last not in {None, EventKind.UNWELL}:
-            self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
+                self._mark_problem(rank, answer if isinstance(answer, str) else f"HTTP {answer}", since=now)
+                self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
+        if rank.probe is None and now - rank.probed_at >= PROBE_INTERVAL:
+            rank.probed_at, rank.probe = now, self.backend.probe_rank(self.snapshot, rank.number)
+        elif rank.probe is not None and not rank.problem and now - rank.probed_at >= SLOW_AFTER_S:
+            self._mark_problem(rank, "no answer", since=now - SLOW_AFTER_S)
+            if now - self._slow_seen_at >= _SLOW_RECHECK:
+                self._slow_seen_at, self._next_snapshot = now, min(self._next_snapshot, now)
+        if self._stall_summary(now) and self._events.last not in {None, EventKind.UNHEALTHY}:
+            self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
 
-    def _note_refusal(self, rank: _Rank, refusal: str, now: float) -> None:
-        if refusal != rank.refusal:
-            self._next_look = min(self._next_look, now)
-        rank.refusal = refusal
+    def _note_rejection(self, rank: _Rank, rejection: str, now: float) -> None:
+        if rejection != rank.rejection:
+            self._next_snapshot = min(self._next_snapshot, now)
+        rank.rejection = rejection
 
-    def _suffers(self, rank: _Rank, trouble: str, *, since: float) -> None:
-        if not rank.trouble:
-            rank.silent_since = since
-        rank.trouble = trouble
+    def _mark_problem(self, rank: _Rank, problem: str, *, since: float) -> None:
+        if not rank.problem:
+            rank.stalled_since = since
+        rank.problem = problem
 
     def _read_work(self, now: float) -> None:
-        """While a rank does not answer, see whether it gets on: a long prefill, a long queue."""
+        """While a rank does not answer, read whether it makes progress: a long prefill, a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
-            self._held_up = output_stalled(before, work)
+            self._output_stalled = output_stalled(before, work)
             for rank in self._ranks:
-                if rank.trouble and makes_progress(rank.number, before, work):
-                    rank.silent_since = now
-        if not any(rank.trouble for rank in self._ranks):
+                if rank.problem and makes_progress(rank.number, before, work):
+                    rank.stalled_since = now
+        if not any(rank.problem for rank in self._ranks):
             self._before = None
-        elif self._work is None and now - self._work_asked >= ASKED_EVERY:
-            self._work_asked, self._work = now, self.means.work(self.standing)
+        elif self._work is None and now - self._work_read_at >= PROBE_INTERVAL:
+            self._work_read_at, self._work = now, self.backend.work(self.snapshot)
 
 
-def _left_alone(seen: ServerSnapshot) -> tuple[EventKind, str] | None:
-    """Why a server is not to be healed, whatever has become of it."""
-    if seen.busy:
-        return EventKind.WAITING, "another `deploy` command works on it"
-    if not seen.wanted:
-        return EventKind.STOPPED, "it was not the watch that ended it; a start under this name is watched again"
-    if seen.status == "pending":
-        return EventKind.WAITING, seen.ending
-    if seen.status == "unknown":
-        return EventKind.UNWELL, "its record cannot be read"
-    if seen.status == "running" and not (seen.ready or seen.by_watch):
-        never = f"it was never ready: `deploy restart {seen.name}` starts it anew"
-        mixed = f"its replicas are of two plans: `deploy status {seen.name}` shows them"
-        return EventKind.WAITING, mixed if seen.behind else never
+def _hold_reason(snapshot: ServerSnapshot) -> tuple[EventKind, str] | None:
+    """Return why the server must not be restarted, whatever its state; None if it may be."""
+    if snapshot.busy:
+        return EventKind.WAITING, "another `deploy` command is changing it"
+    if not snapshot.wanted:
+        return EventKind.STOPPED, "by somebody else; a new start under this name will be watched"
+    if snapshot.status == "pending":
+        return EventKind.WAITING, snapshot.exit_reason
+    if snapshot.status == "unknown":
+        return EventKind.UNHEALTHY, "cannot read its record"
+    if snapshot.status == "running" and not (snapshot.ready or snapshot.by_watch):
+        never = f"it was never ready; `deploy restart {snapshot.name}` restarts it"
+        mixed = f"its replicas have two plans; `deploy status {snapshot.name}` shows them"
+        return EventKind.WAITING, mixed if snapshot.replica_urls else never
     return None

@@ -1,8 +1,8 @@
-"""The programs that `deploy watch` starts, so that it need not import what a start needs.
+"""The programs that `deploy watch` starts; the watcher itself imports no runtime.
 
-`python -m orchestrator.servers.watch.worker look NAME` prints a `ServerSnapshot` or a `SnapshotFailure`, and
-`heal NAME RUN WHY` a `RestartResult`, as one line of JSON; after Ctrl-C nothing, and the exit code is 130. `post` sends
-the event on its standard input, a line `{"url": …, "event": …}`, to a webhook.
+`python -m orchestrator.servers.watch.worker snapshot NAME` prints a `ServerSnapshot` or a `SnapshotFailure`, and
+`restart NAME RUN REASON` a `RestartResult`, as one line of JSON. After Ctrl-C it prints nothing and exits with 130.
+`post` reads a line `{"url": …, "event": …}` from standard input and sends the event to a webhook.
 """
 
 import json
@@ -17,7 +17,7 @@ _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
 
 def main() -> int:
-    """See above. While it imports, Ctrl-C ends it as it ends any program."""
+    """Run one program, see the module. During imports, Ctrl-C ends it at once."""
     take_streams()
     ignore_sigpipe()
     drop_when_stalled()
@@ -34,10 +34,10 @@ def main() -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         home = Home.from_environment()
-        result = restart_dead(home, *words) if what == "heal" else take_snapshot(home, *words)
+        result = restart_dead(home, *words) if what == "restart" else take_snapshot(home, *words)
     except (Interrupted, KeyboardInterrupt):
         return _INTERRUPTED
-    write(sys.stdout, json.dumps(asdict(result)) + "\n")  # dropped where who asked is dead: the records tell the next
+    write(sys.stdout, json.dumps(asdict(result)) + "\n")  # lost if the watcher is dead; the records remain
     return 0
 
 

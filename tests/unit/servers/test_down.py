@@ -76,7 +76,7 @@ def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
         command.down_all(servers, host=None)
 
     assert [problem.message for problem in caught.value.problems] == [
-        "process could not be asked: the daemon does not answer"
+        "cannot query process: the daemon does not answer"
     ]
 
 

@@ -241,7 +241,7 @@ def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answe
     run = past_run(home, 1, "runtime=docker", "engine.image=x")
     (run.path / "process.json").unlink()
     [start] = history(Servers(home, {"docker": Silent()}), "owl", ())  # type: ignore[dict-item]
-    assert start.ended == "docker could not be asked"
+    assert start.ended == "cannot query docker"
 
 
 def test_a_name_nobody_was_started_as(servers: Servers) -> None:

@@ -291,7 +291,7 @@ class Docker:
         (True, "ending.json", False, ""),
         (True, "server.log", False, ""),
         (True, "", False, "its server is not known to have ended"),
-        (False, "ending.json", False, "docker could not be asked for its server"),
+        (False, "ending.json", False, "cannot query docker for its server"),
         (True, "ending.json", True, "`deploy status` still lists its server"),
     ],
 )

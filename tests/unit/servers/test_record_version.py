@@ -25,7 +25,7 @@ from orchestrator.servers.rollback import request_from, rollback
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import up
 from orchestrator.servers.status import statuses
-from orchestrator.servers.watch.recovery import standing
+from orchestrator.servers.watch.recovery import snapshot_of
 
 OTHERS = pytest.mark.parametrize("version", [0, 99])
 # Commands that need what the run keeps.
@@ -35,7 +35,7 @@ READERS: dict[str, Callable[[RunDir, Home], object]] = {
     "up --from": lambda run, _: request_from(run),
     "up --from, planned": run_source,
     "diff": lambda run, home: resolve_side(str(run), home),
-    "watch": lambda _, home: standing(servers_of(home), "owl"),
+    "watch": lambda _, home: snapshot_of(servers_of(home), "owl"),
     "metrics": lambda run, _: require_plan(run, "owl"),
 }
 
@@ -112,7 +112,7 @@ def test_replicas_of_that_run_are_not_replaced_one_by_one(
 def test_another_server_is_looked_at_as_before(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     of_version(past_run(home, 2, running=True), version)
-    assert standing(servers_of(home), "hen").status is Status.RUNNING
+    assert snapshot_of(servers_of(home), "hen").status is Status.RUNNING
 
 
 @OTHERS

@@ -10,33 +10,33 @@ from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, S
 from orchestrator.servers.watch.watcher import Watcher
 
 T = TypeVar("T")
-BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
+BOOT, SNAPSHOT_SECONDS, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
 UNHEALTHY = 120.0
-SERVES = ServerSnapshot(
+HEALTHY = ServerSnapshot(
     name="owl",
     run="run-1",
     url="http://127.0.0.1:1",
     model="tiny",
     processes=(),
     status="running",
-    ending="",
-    lost="",
+    exit_reason="",
+    dead="",
     restarts=0,
     busy=False,
     wanted=True,
     ready=True,
     by_watch=False,
     ranks=2,
-    behind=(),
+    replica_urls=(),
     api_key_env=None,
     unhealthy_after=UNHEALTHY,
-    limit=3,
+    max_attempts=3,
     window=3600,
-    healed=(),
+    restarted_at=(),
 )
 
 
-PROVEN = RestartResult(code=0, message="proven", attempted=True, others=False)
+VERIFIED = RestartResult(code=0, message="proven", attempted=True, superseded=False)
 
 
 @dataclass
@@ -56,30 +56,30 @@ class World:
     """A server, a clock, and everything that happens to it."""
 
     now: float = 1000.0
-    standing: ServerSnapshot = SERVES
+    snapshot: ServerSnapshot = HEALTHY
     # seconds, of each rank, and of a gateway as the last one; None: never
     answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
     gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
     counts_work: bool = True
     decodes: bool = True  # what it gets on with is decoding, not a long prefill
     comes_out: bool = True  # what was decoded
-    silent: str = ""  # why it cannot be looked at
-    outcome: RestartResult = PROVEN
+    snapshot_error: str = ""  # why it cannot be looked at
+    outcome: RestartResult = VERIFIED
     records: bool = True  # a healing stands in the run directory
     dies_again: float | None = None  # seconds after each healing
-    told: list[tuple[float, EventKind, str]] = field(default_factory=list)
+    events: list[tuple[float, EventKind, str]] = field(default_factory=list)
     alerted: list[tuple[float, str]] = field(default_factory=list)
-    healed_at: list[float] = field(default_factory=list)
-    looks: int = 0
+    restarted_at: list[float] = field(default_factory=list)
+    snapshots: int = 0
     work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
     came_out: float = 0.0
     plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def listens(self, _: ServerSnapshot) -> bool:
-        return self.standing.status == "running"
+        return self.snapshot.status == "running"
 
-    def token_of(self, _: ServerSnapshot, rank: int) -> Later[int | str]:
-        if self.standing.status != "running":
+    def probe_rank(self, _: ServerSnapshot, rank: int) -> Later[int | str]:
+        if self.snapshot.status != "running":
             return Later(self, self.now, lambda: "Connection refused")
         after = self.answers_after[rank]
         return Later(self, self.now + (1e9 if after is None else after), lambda: 200)
@@ -91,27 +91,27 @@ class World:
         )
         return Later(self, self.now, lambda: work)
 
-    def look(self, name: str) -> Later[ServerSnapshot | SnapshotFailure]:
+    def take_snapshot(self, name: str) -> Later[ServerSnapshot | SnapshotFailure]:
         assert name == "owl"
-        self.looks += 1
-        unseen = SnapshotFailure(message=self.silent, hint="", code=4)
-        return Later(self, self.now + LOOK, lambda: unseen if self.silent else self.standing)
+        self.snapshots += 1
+        unseen = SnapshotFailure(message=self.snapshot_error, hint="", code=4)
+        return Later(self, self.now + SNAPSHOT_SECONDS, lambda: unseen if self.snapshot_error else self.snapshot)
 
-    def heal(self, standing: ServerSnapshot, why: str) -> Later[RestartResult]:
+    def restart(self, snapshot: ServerSnapshot, why: str) -> Later[RestartResult]:
         assert why
-        self.healed_at.append(self.now)
+        self.restarted_at.append(self.now)
         taken = self.outcome
 
         def done() -> RestartResult:
             if taken.attempted and self.records:
-                self.standing = replace(standing, healed=(*standing.healed, self.now), by_watch=True)
+                self.snapshot = replace(snapshot, restarted_at=(*snapshot.restarted_at, self.now), by_watch=True)
             if taken.code == 0:
-                self.standing = replace(
-                    self.standing,
-                    run=f"run-{len(self.healed_at) + 1}",
+                self.snapshot = replace(
+                    self.snapshot,
+                    run=f"run-{len(self.restarted_at) + 1}",
                     status="running",
-                    ending="",
-                    lost="",
+                    exit_reason="",
+                    dead="",
                     restarts=0,
                 )
                 self.answers_after = [0.1, 0.1, 0.1]
@@ -122,9 +122,9 @@ class World:
         return Later(self, self.now + BOOT, done)
 
     def die(self, how: str = "killed by SIGKILL") -> None:
-        self.standing = replace(self.standing, status="exited", ending=how)
+        self.snapshot = replace(self.snapshot, status="exited", exit_reason=how)
 
-    def pass_by(self, vigil: Watcher, seconds: float) -> None:
+    def pass_by(self, watcher: Watcher, seconds: float) -> None:
         """Let time go on, and the watch with it."""
         end = self.now + seconds
         while self.now < end:
@@ -134,18 +134,18 @@ class World:
                 happen()
             self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
             self.came_out += self.comes_out and any(self.gets_on)
-            self._note(vigil.step(self.now, self.now))
+            self._note(watcher.step(self.now, self.now))
 
-    def vigil(self) -> Watcher:
-        made = Watcher("owl", self, self.standing)
+    def watcher(self) -> Watcher:
+        made = Watcher("owl", self, self.snapshot)
         self._note(made.begin(self.now, self.now))
         return made
 
-    def _note(self, told: Iterator[PendingEvent]) -> None:
-        for each in told:
-            self.told.append((self.now, each.kind, each.detail))
+    def _note(self, events: Iterator[PendingEvent]) -> None:
+        for each in events:
+            self.events.append((self.now, each.kind, each.detail))
             self.alerted += [(self.now, each.kind.value)] if each.alert else []
 
     @property
     def kinds(self) -> list[str]:
-        return [kind.value for _, kind, _ in self.told]
+        return [kind.value for _, kind, _ in self.events]

@@ -58,15 +58,15 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
 
 
 def look(home: Home, run: RunDir, state: ServerState | None) -> recovery.ServerSnapshot:
-    return recovery.standing(Servers(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
+    return recovery.snapshot_of(Servers(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
 
 
 def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run = started(home)
     seen = look(home, run, KILLED)
-    assert (seen.wanted, seen.status, seen.ending, seen.ready) == (True, "exited", "killed by SIGKILL", True)
-    assert (seen.limit, seen.window, seen.unhealthy_after) == (3, 3600, 300)
+    assert (seen.wanted, seen.status, seen.exit_reason, seen.ready) == (True, "exited", "killed by SIGKILL", True)
+    assert (seen.max_attempts, seen.window, seen.unhealthy_after) == (3, 3600, 300)
     assert look(home, run, None).wanted is False  # removed by hand
     record_exit(run, "stopped", KILLED)  # `deploy down` of what was dead already
     assert look(home, run, None).wanted is False
@@ -108,7 +108,7 @@ def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
         run = started(home, day, by_watch=by_watch)
         run.save("healing.json", {"healed": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
-    days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).healed]
+    days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).restarted_at]
     assert days == [5, 4, 3]
 
 
@@ -143,10 +143,10 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
     home = Home(tmp_path)
     run = started(home)
     healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
-    assert (healed.code, healed.message, healed.attempted, healed.others) == (7, "not ready", True, False)
+    assert (healed.code, healed.message, healed.attempted, healed.superseded) == (7, "not ready", True, False)
     assert [(each.healing, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("healing.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
-    assert len(look(home, run, KILLED).healed) == 1
+    assert len(look(home, run, KILLED).restarted_at) == 1
 
 
 @pytest.mark.parametrize("meanwhile", ["down", "up"])
@@ -158,14 +158,14 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     else:
         started(home, 2)
     healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
-    assert (healed.others, healed.attempted, asked) == (True, False, [])
+    assert (healed.superseded, healed.attempted, asked) == (True, False, [])
     assert not dead.read("healing.json")
 
 
 def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
     started(Home(tmp_path))
     with pytest.raises(StartError, match="nothing was started as `owls`") as refused:
-        recovery.standing(Servers(Home(tmp_path), {}), "owls")
+        recovery.snapshot_of(Servers(Home(tmp_path), {}), "owls")
     assert refused.value.hint == "did you mean `owl`?"
 
 

@@ -1,0 +1,55 @@
+"""How `deploy watch` asks several servers: each by itself, its ranks counted on."""
+
+from dataclasses import replace
+
+from watched_world import HEALTHY, UNHEALTHY, World
+
+from orchestrator.engine.liveness import RankProgress
+from orchestrator.servers.watch.events import EventKind
+from orchestrator.servers.watch.watch import LiveBackend, _combine
+from orchestrator.servers.watch.watcher import GATEWAY, Watcher
+
+REPLICATED = replace(
+    HEALTHY, url="http://127.0.0.1:1", replica_urls=("http://127.0.0.1:9", "http://127.0.0.1:17"), ranks=4
+)
+
+
+def test_what_listens_is_the_gateway_and_what_is_asked_for_a_token_the_server_itself() -> None:
+    backend = LiveBackend()
+    assert backend._client(REPLICATED).url == "http://127.0.0.1:1"
+    assert [backend._client(REPLICATED, number).url for number in (0, 1)] == [*REPLICATED.replica_urls]
+    assert backend._client(HEALTHY, 0).url == HEALTHY.url, "one server is its own"
+
+
+def test_the_work_of_several_is_that_of_ranks_counted_on() -> None:
+    first = RankProgress(done={0: 10.0, 1: 11.0}, decoded={0: 1.0}, came_out=5.0)
+    snapshot_error = RankProgress(done={}, decoded={}, came_out=None)
+    second = RankProgress(done={0: 20.0, 1: 21.0}, decoded={1: 2.0}, came_out=6.0)
+    both = _combine([first, second], ranks=4)
+    assert (both.done, both.decoded) == ({0: 10.0, 1: 11.0, 2: 20.0, 3: 21.0}, {0: 1.0, 3: 2.0})
+    assert both.came_out == 11.0
+    assert _combine([snapshot_error, second], ranks=4).done == {2: 20.0, 3: 21.0}
+
+
+def test_a_gateway_that_hangs_is_healed_as_a_server_that_hangs_is() -> None:
+    world = World(snapshot=replace(REPLICATED, ranks=2))
+    watcher = world.watcher()
+    world.pass_by(watcher, 3600)
+    assert [kind for _, kind, _ in world.events] == [EventKind.WATCHING]
+    hung = world.now
+    world.answers_after[GATEWAY] = None
+    world.gets_on = [True, True]  # what is left of its requests
+    world.pass_by(watcher, UNHEALTHY - 20)
+    assert world.restarted_at == []
+    world.pass_by(watcher, 100)
+    [(_, _, detail)] = [events for events in world.events if events[1] is EventKind.DIED]
+    assert detail.startswith("gateway: no answer; no progress for 12")
+    [restarted_at] = world.restarted_at
+    assert UNHEALTHY <= restarted_at - hung < UNHEALTHY + 20
+    assert [kind for _, kind, _ in world.events][-1] is EventKind.RESTARTED
+
+
+def test_replicas_of_two_plans_are_a_persons_business() -> None:
+    watcher = Watcher("owl", LiveBackend(), replace(REPLICATED, ready=False))
+    [(kind, detail, *_)] = watcher.begin(0.0, 0.0)
+    assert (kind, "two plans" in detail) == (EventKind.WAITING, True)

@@ -1,0 +1,318 @@
+"""What `deploy watch` does about what it sees, hours of it on a simulated clock: every wrong restart is a red test."""
+
+from dataclasses import replace
+
+import pytest
+from watched_world import BOOT, HEALTHY, SNAPSHOT_SECONDS, TICK, UNHEALTHY, VERIFIED, Later, World
+
+from orchestrator.servers.watch.events import EventKind
+from orchestrator.servers.watch.snapshot import RestartResult
+
+
+def test_a_quiet_hour_has_no_event_and_next_to_no_look() -> None:
+    world = World()
+    world.pass_by(world.watcher(), 3600)
+    assert world.kinds == ["watching"]
+    assert world.snapshots <= 13
+
+
+@pytest.mark.parametrize("after", [4.0, 25.0, 300.0, None])
+def test_an_hour_of_full_load_is_no_death(after: float | None) -> None:
+    """Behind a long prefill or a long queue a token takes minutes; what the ranks count meanwhile grows."""
+    world = World(answers_after=[after, after], gets_on=[True, True])
+    world.pass_by(world.watcher(), 3600)
+    assert world.kinds == ["watching"]
+    assert world.snapshots <= 130  # a look takes a second of CPU: at most 3 % of a core
+
+
+def test_an_answer_that_is_slow_is_an_answer_where_nothing_is_counted() -> None:
+    world = World(answers_after=[30.0, 100.0], counts_work=False)
+    world.pass_by(world.watcher(), 3600)
+    assert world.restarted_at == []
+
+
+def test_an_exit_is_noticed_within_seconds_and_told_with_what_it_took() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.pass_by(watcher, 102)  # between two questions to the ranks
+    died = world.now
+    world.die()
+    world.pass_by(watcher, 200)
+    assert world.kinds == ["watching", "died", "restarted"]
+    assert "killed by SIGKILL; restart 1 of 3" in world.events[1][2]
+    assert world.restarted_at[0] - died <= 1 + SNAPSHOT_SECONDS + 3 * TICK
+
+
+@pytest.mark.parametrize("counts_work", [True, False])
+def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_ranks_work_is_not_its(
+    counts_work: bool,
+) -> None:
+    world = World(gets_on=[True, False], counts_work=counts_work)
+    watcher = world.watcher()
+    world.pass_by(watcher, 100)
+    hung = world.now
+    world.answers_after[1] = None
+    world.pass_by(watcher, 400)
+    assert world.kinds == ["watching", "unhealthy", "unhealthy", "died", "restarted"]
+    assert [kind for _, kind in world.alerted] == ["unhealthy", "died", "restarted"]
+    assert "rank 1: no answer" in world.events[3][2]
+    assert UNHEALTHY <= world.restarted_at[0] - hung <= UNHEALTHY + 10
+
+
+def test_a_detokenizer_that_hangs_under_traffic_is_healed_though_the_ranks_decode() -> None:
+    """They went on decoding for clients that asked anew, and each such token counted as life."""
+    world = World(gets_on=[True, True])
+    watcher = world.watcher()
+    world.pass_by(watcher, 100)
+    hung = world.now
+    world.answers_after, world.comes_out = [None, None], False
+    world.pass_by(watcher, 400)
+    assert world.kinds == ["watching", "unhealthy", "unhealthy", "died", "restarted"]
+    assert "no output for" in world.events[3][2]
+    assert UNHEALTHY <= world.restarted_at[0] - hung <= UNHEALTHY + 10
+
+
+def test_a_prefill_of_which_nothing_comes_out_for_minutes_is_no_death() -> None:
+    world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, comes_out=False)
+    world.pass_by(world.watcher(), 3600)
+    assert world.kinds == ["watching"]
+
+
+@pytest.mark.parametrize("counts_work", [True, False])
+def test_a_hang_that_ends_in_time_is_told_and_alerts_nobody_before_it_has_lasted(counts_work: bool) -> None:
+    passing, lasting = (World(counts_work=counts_work) for _ in range(2))
+    for world, hangs in ((passing, 50.0), (lasting, 90.0)):
+        watcher = world.watcher()
+        world.answers_after[0] = hangs
+        world.pass_by(watcher, 10)
+        world.answers_after[0] = 0.1
+        world.pass_by(watcher, 400)
+    assert (passing.kinds, passing.alerted) == (["watching", "unhealthy", "recovered"], [])
+    assert lasting.kinds == ["watching", "unhealthy", "unhealthy", "recovered"]
+    assert [kind for _, kind in lasting.alerted] == ["unhealthy", "recovered"]
+    began = 1000.0 + TICK
+    assert UNHEALTHY / 2 <= lasting.alerted[0][0] - began <= UNHEALTHY / 2 + 10
+
+
+def test_ranks_that_get_on_between_long_chunks_are_told_each_time_and_alert_nobody() -> None:
+    """As under real full load: a chunk of prefill takes 25 s, its tokens are counted when it is done."""
+    world = World(answers_after=[None, None], decodes=False)
+    watcher = world.watcher()
+    for _ in range(140):
+        world.pass_by(watcher, 25.0)
+        world.work_done = [done + 2048 for done in world.work_done]
+    assert world.restarted_at == []
+    assert {"unhealthy", "recovered"} < set(world.kinds)
+    assert world.alerted == []
+
+
+def test_a_part_is_lost_when_two_looks_say_so() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.pass_by(watcher, 5)
+    died = world.now
+    world.snapshot, world.answers_after = replace(HEALTHY, dead="rank DP1 has ended"), [0.1, None]
+    world.pass_by(watcher, 100)
+    assert world.kinds == ["watching", "unhealthy", "died", "restarted"]
+    assert [kind for _, kind in world.alerted] == ["died", "restarted"]
+    assert world.restarted_at[0] - died <= 5 + 3 + 3 * SNAPSHOT_SECONDS + 1 + 2
+
+
+def test_a_storm_is_given_up_aloud_and_the_server_is_left_as_it_is() -> None:
+    world = World(dies_again=5.0)
+    watcher = world.watcher()
+    world.die()
+    world.pass_by(watcher, 3600)
+    assert world.kinds == ["watching", *(["died", "restarted"] * 3), "gave-up"]
+    assert "3 restarts within 3600 s did not help, and `restart_policy.max_attempts` is 3" in watcher.ended
+    world.pass_by(watcher, 3600)
+    assert len(world.restarted_at) == 3
+
+
+def test_one_that_was_given_up_is_watched_again_once_a_person_has_started_it_anew() -> None:
+    """`deploy watch a b`: `b` keeps the watch going, and nobody may think that `a` is watched when it is not."""
+    world = World(snapshot=replace(HEALTHY, max_attempts=0))
+    watcher = world.watcher()
+    world.die()
+    world.pass_by(watcher, 900)
+    assert (world.kinds, bool(watcher.ended)) == (["watching", "gave-up"], True)
+    assert world.snapshots <= 5
+    world.snapshot = replace(HEALTHY, run="run-2")
+    world.pass_by(watcher, 310)
+    assert (world.kinds[2:], watcher.ended) == (["watching"], "")
+    world.die()
+    world.pass_by(watcher, 10)
+    assert world.kinds[3:] == ["died"]
+
+
+def test_deaths_far_from_each_other_are_all_healed() -> None:
+    world = World(dies_again=2000.0)
+    watcher = world.watcher()
+    world.die()
+    world.pass_by(watcher, 20_000)
+    assert len(world.restarted_at) > 8
+    assert watcher.ended == ""
+
+
+def test_none_may_be_restarted_where_the_profile_says_so() -> None:
+    world = World(snapshot=replace(HEALTHY, max_attempts=0))
+    watcher = world.watcher()
+    world.die()
+    world.pass_by(watcher, 10)
+    assert (world.kinds, world.restarted_at) == (["watching", "gave-up"], [])
+
+
+def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() -> None:
+    failing = World(outcome=RestartResult(code=7, message="not ready", attempted=True, superseded=False))
+    watcher = failing.watcher()
+    failing.die()
+    failing.pass_by(watcher, 3600)
+    assert failing.kinds == ["watching", *(["died", "restart-failed"] * 3), "gave-up"]
+
+    slow = World(outcome=failing.outcome, snapshot=replace(HEALTHY, window=60))  # each start takes 40 s
+    watcher = slow.watcher()
+    slow.die()
+    slow.pass_by(watcher, 3600)
+    assert slow.kinds == ["watching", *(["died", "restart-failed"] * 3), "gave-up"]
+    assert "3 restarts in a row failed, and `restart_policy.max_attempts` is 3" in watcher.ended
+
+    refused = World(outcome=RestartResult(code=2, message="`KEY` is not set", attempted=False, superseded=False))
+    watcher = refused.watcher()
+    refused.die()
+    refused.pass_by(watcher, 3600)
+    assert refused.kinds == ["watching", "died", "gave-up"]
+    assert "`KEY` is not set" in watcher.ended
+
+    dead = World(outcome=replace(failing.outcome, message="the worker exited with -9"), records=False)
+    watcher = lost.watcher()
+    lost.die()
+    lost.pass_by(watcher, 3600)
+    assert lost.kinds == ["watching", "died", "restart-failed", "gave-up"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_restart_that_a_full_disk_prevents_is_tried_again_ever_more_rarely_and_never_given_up(hangs: bool) -> None:
+    full = RestartResult(code=4, message="No space left on device", attempted=False, superseded=False, postponed=True)
+    world = World(outcome=full)
+    watcher = world.watcher()
+    if hangs:
+        world.answers_after = [None, None]
+        world.pass_by(watcher, UNHEALTHY + 20)
+    else:
+        world.die()
+    world.pass_by(watcher, 36_000)
+    assert (world.kinds[-2:], world.kinds.count("died"), watcher.ended) == (["died", "waiting"], 1, "")
+    assert "No space left on device" in world.events[-1][2]
+    pauses = [after - before - BOOT for before, after in zip(world.restarted_at, world.restarted_at[1:], strict=False)]
+    assert 5 <= pauses[0] < 10
+    assert pauses[-1] >= 60
+    assert max(pauses) < 70
+    world.outcome = VERIFIED
+    world.pass_by(watcher, 200)
+    assert world.kinds[-2:] == ["waiting", "restarted"]
+
+
+def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.pass_by(watcher, 50)
+    world.snapshot = replace(HEALTHY, wanted=False, status="absent")
+    world.pass_by(watcher, 3600)
+    assert (world.kinds, world.restarted_at) == (["watching", "stopped"], [])
+    world.snapshot = replace(HEALTHY, busy=True, ready=False, run="run-2")
+    world.pass_by(watcher, 600)
+    assert world.kinds[2:] == ["waiting"]
+    world.snapshot = replace(HEALTHY, run="run-2")
+    world.pass_by(watcher, 100)
+    assert world.kinds[3:] == ["watching"]
+    world.die()
+    world.pass_by(watcher, 100)
+    assert world.kinds[4:] == ["died", "restarted"]
+
+
+def test_a_job_that_waits_for_its_place_is_waited_for() -> None:
+    """Slurm starts it again by itself: another start would have it wait at the end of the queue."""
+    world = World(snapshot=replace(HEALTHY, status="pending", exit_reason="job 5 waits, requeued: (BeginTime)"))
+    world.pass_by(world.watcher(), 1200)
+    assert world.restarted_at == []
+    assert [each[1:] for each in world.events] == [(EventKind.WAITING, "job 5 waits, requeued: (BeginTime)")]
+
+
+def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> None:
+    world = World(outcome=RestartResult(code=6, message="somebody else", attempted=False, superseded=True))
+    watcher = world.watcher()
+    world.snapshot = replace(HEALTHY, busy=True, status="exited")
+    world.pass_by(watcher, 1200)
+    assert world.restarted_at == []
+    world.snapshot = replace(HEALTHY, status="exited", exit_reason="killed")
+    world.plans.append((world.now + 30, lambda: setattr(world, "snapshot", replace(HEALTHY, wanted=False))))
+    world.pass_by(watcher, 1200)
+    assert world.kinds[-1] == "stopped"
+    assert len(world.restarted_at) <= 1
+
+
+def test_one_that_was_never_ready_is_left_to_who_started_it_but_a_healing_that_was_cut_off_is_not() -> None:
+    left = World(snapshot=replace(HEALTHY, ready=False))
+    left.pass_by(left.watcher(), 1200)
+    assert (left.kinds, left.restarted_at) == (["waiting"], [])
+
+    cut_off = World(snapshot=replace(HEALTHY, ready=False, by_watch=True, restarted_at=(990.0,)))
+    cut_off.snapshot = replace(cut_off.snapshot, status="absent")
+    cut_off.pass_by(cut_off.watcher(), 5)
+    assert cut_off.events[0][1:] == (EventKind.DIED, "its start was interrupted; restart 2 of 3")
+
+
+def test_a_restart_by_the_runtime_is_proven_by_a_start_of_ours_unless_it_serves() -> None:
+    loading = World()
+    watcher = loading.watcher()
+    loading.pass_by(watcher, 20)
+    loading.snapshot, loading.answers_after = replace(HEALTHY, restarts=1), [None, None]
+    loading.pass_by(watcher, 60)
+    assert loading.kinds == ["watching", "died", "restarted"]
+
+    back = World()
+    watcher = back.watcher()
+    back.snapshot = replace(HEALTHY, restarts=1)
+    back.pass_by(watcher, 600)
+    assert back.kinds == ["watching", "runtime-restarted"]
+
+
+def test_a_machine_that_slept_has_not_been_silent() -> None:
+    world = World(answers_after=[0.1, None])
+    watcher = world.watcher()
+    world.pass_by(watcher, 30)
+    world.now += 36_000
+    world.answers_after[1] = 0.1
+    world.pass_by(watcher, 60)
+    assert world.restarted_at == []
+
+
+def test_a_daemon_that_does_not_answer_is_no_death() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.snapshot_error = "cannot query docker"
+    world.answers_after = [None, None]
+    world.pass_by(watcher, 3600)
+    assert world.restarted_at == []
+    assert [kind for _, kind in world.alerted] == ["unhealthy"]
+
+
+def test_a_daemon_that_is_slow_once_alerts_nobody() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.snapshot_error = "cannot query docker"
+    world.pass_by(watcher, 320)
+    assert world.kinds == ["watching", "unhealthy"]
+    world.snapshot_error = ""
+    world.pass_by(watcher, 300)
+    assert (world.kinds, world.alerted) == (["watching", "unhealthy", "recovered"], [])
+
+
+def test_a_key_that_is_refused_is_told_and_no_death() -> None:
+    world = World()
+    watcher = world.watcher()
+    world.probe_rank = lambda *_: Later(world, world.now, lambda: 401)  # type: ignore[method-assign, assignment]
+    world.pass_by(watcher, 600)
+    assert world.events[1][1:] == (EventKind.UNHEALTHY, "it rejects a request for a token: 401")
+    assert (world.kinds, world.restarted_at) == (["watching", "unhealthy", "unhealthy"], [])
+    assert [kind for _, kind in world.alerted] == ["unhealthy"]
