@@ -183,7 +183,7 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
     assert refused.kinds == ["watching", "died", "gave-up"]
     assert "`KEY` is not set" in watcher.ended
 
-    dead = World(outcome=replace(failing.outcome, message="the worker exited with -9"), records=False)
+    lost = World(outcome=replace(failing.outcome, message="the worker exited with -9"), records=False)
     watcher = lost.watcher()
     lost.die()
     lost.pass_by(watcher, 3600)
