@@ -1,7 +1,7 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from orchestrator.core.console import note
@@ -73,12 +73,15 @@ def up(
             with _room_for(home, name, made):
                 pass
             return rolling_update(start, servers, standing, place)
-        with _way_back(servers, name, again):
-            with _room_for(home, name, made) if servers.find(name) else nullcontext():
+        with ExitStack() as room:
+            if servers.find(name):
+                room.enter_context(_room_for(home, name, made))
+            with _way_back(servers, name, again):
                 _make_room(servers, name, why=HEALING if request.healing else "replaced")
-            machine = require_ready_host(made.plan, place, before)
-            start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
-            return bring_up(start, servers)
+                room.close()
+                machine = require_ready_host(made.plan, place, before)
+                start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
+                return bring_up(start, servers)
 
 
 def _replaced_one_by_one(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
