@@ -57,7 +57,7 @@ def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
 
 def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
     diff = patch.get("diff", "")
-    if elsewhere := [probe for probe in patch["detect"].get("about", ()) if match(root, probe) is None]:
+    if elsewhere := [probe for probe in patch["detect"].get("context", ()) if match(root, probe) is None]:
         return NOT_APPLICABLE, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in elsewhere]
     for probe in patch["detect"]["present"]:
         if evidence := match(root, probe):

@@ -60,7 +60,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
         window=steady,
     )
     point = replace(point, usd_per_million_output_tokens=_usd(steady or point.full_run, price, observed.gpus))
-    sustained, reasons = judge_sustained(point, samples, workload.limits)
+    sustained, reasons = judge_sustained(point, samples, workload.slo)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
 
 
@@ -75,7 +75,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
     samples, server = observed.drive.samples, observed.server
     done = [sample for sample in samples if sample.ok]
     end = max((sample.ended_s for sample in samples), default=0.0)
-    in_time = sum(sample.chunk_s[0] - sample.scheduled_s <= workload.limits.ttft_p95_s for sample in done)
+    in_time = sum(sample.chunk_s[0] - sample.scheduled_s <= workload.slo.ttft_p95_s for sample in done)
     return Point(
         label=observed.label,
         arrivals=arrivals,
@@ -92,7 +92,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
         latency=latency(samples),
         send_lag_s=distribution(max(0.0, sample.started_s - sample.scheduled_s) for sample in samples),
         cache=cache_hits(
-            samples, wanted_share=workload.cached_share, absent_is_zero=observed.reports_cache, server=server
+            samples, wanted_share=workload.cache_hit_rate, absent_is_zero=observed.reports_cache, server=server
         ),
         server=server,
         energy=observed.energy,

@@ -266,7 +266,7 @@ async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator
             warmup = await runner.warm_up(label)
             yield *(await runner.run_closed(label)), warmup
         return
-    rates = list(workload.rates_rps)
+    rates = list(workload.request_rates)
     while rates:
         rate = rates.pop(0)
         label = f"{rate:g}"
@@ -277,8 +277,8 @@ async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator
             yield point, drive, warmup
         if point.ending is not BenchEnding.COMPLETE:
             return
-        climb = workload.climb
-        if not rates and climb and point.sustained and round(rate + climb.step_rps, 6) <= climb.up_to_rps:
+        climb = workload.ramp
+        if not rates and climb and point.sustained and round(rate + climb.step_rps, 6) <= climb.max_rps:
             rates.append(round(rate + climb.step_rps, 6))
 
 

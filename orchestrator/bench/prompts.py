@@ -46,7 +46,7 @@ def warmup_prompts(workload: Workload, label: str, text: Sequence[int] = ()) -> 
 
 def _prefixes(workload: Workload) -> int:
     """Return how many prefixes there are: a single empty one where nothing is to come from cache."""
-    return workload.prefixes if workload.prefix_tokens else 1
+    return workload.num_prefixes if workload.prefix_tokens else 1
 
 
 def _with_prefixes(workload: Workload, label: str, choices: Iterable[int], text: Sequence[int]) -> Iterator[Prompt]:

@@ -25,7 +25,7 @@ class WorkloadShape(StrictModel):
     name: str
     input_tokens: int
     output_tokens: int
-    cached_share: _Share
+    cache_hit_rate: _Share
 
 
 class PublishedKnee(StrictModel):

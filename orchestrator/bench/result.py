@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import validation_problems
 
-RESULT_SCHEMA: Final = 1
+RESULT_SCHEMA: Final = 2
 RESULT_FILE: Final = "result.json"
 
 

@@ -37,7 +37,7 @@ _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", 
 class WorkloadChanges:
     """What the command line changes in a workload; None leaves it as the file says."""
 
-    rates_rps: tuple[float, ...] | None
+    request_rates: tuple[float, ...] | None
     requests: int | None
     duration_s: float | None
     arrivals: str | None
@@ -52,7 +52,7 @@ class BenchTarget:
     url: str
     key: Secret | None
     provenance: ServerProvenance
-    hazards: tuple[PlanWarning, ...]  # of its plan
+    warnings: tuple[PlanWarning, ...]  # of its plan
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
     gpus: range | None = None  # by index on its machine; None where that is not known
     behind: tuple[str, ...] = ()  # base URLs of the servers behind a gateway
@@ -153,13 +153,13 @@ def _workload(options: BenchOptions) -> tuple[str, Workload]:
         raise UsageError(
             "what is to be sent?", hint="name a workload with `-w`, or say `--in TOKENS --out TOKENS --rates RPS`"
         )
-    rates = options.changes.rates_rps
+    rates = options.changes.request_rates
     needed = {"--in 800": sent, "--out 64": answered, "--rates 1,2,4": rates}
     if missing := [f"`{option}`" for option, value in needed.items() if value is None]:
         raise UsageError(
             "a load without a workload needs `--in`, `--out` and `--rates`", hint=f"add {' and '.join(missing)}"
         )
-    data = {"input_tokens": sent, "output_tokens": answered, "rates_rps": rates}
+    data = {"input_tokens": sent, "output_tokens": answered, "request_rates": rates}
     return f"{sent}-in-{answered}-out", _valid(data)
 
 
@@ -184,22 +184,22 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         "seed": changes.seed,
     }
     update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
-    if changes.rates_rps is not None:
-        update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
+    if changes.request_rates is not None:
+        update |= {"request_rates": tuple(sorted(set(changes.request_rates))), "ramp": None}
     if changes.requests is not None:
         update |= {"duration_s": None}  # which would decide instead
     if changes.ttft_p95_s is not None:
-        update["limits"] = workload.limits.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
+        update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     return _valid({**workload.model_dump(exclude_unset=True), **changed}), tuple(
-        sorted(changed.keys() & {"requests", "duration_s", "limits"})
+        sorted(changed.keys() & {"requests", "duration_s", "slo"})
     )
 
 
 def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
     if changes.requests is not None and changes.duration_s is not None:
         raise UsageError("`--requests` and `--duration` both say how many requests to send: give one")
-    if workload.load == "closed" and (changes.rates_rps or changes.duration_s or changes.arrivals):
+    if workload.load == "closed" and (changes.request_rates or changes.duration_s or changes.arrivals):
         raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
 
 

@@ -122,7 +122,7 @@ def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
     """
     found: dict[str, list[str]] = {}
     hint = f"`--requests {2 * _FEWEST}`"
-    for rate in workload.rates_rps:
+    for rate in workload.request_rates:
         requests = workload.requests_at(rate)
         short = (requests - 1) / rate < _SHORTEST
         if (counted := requests - requests // 2) < _FEWEST:
@@ -130,7 +130,7 @@ def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
         elif short:
             found.setdefault(_too_short((requests - 1) / rate, _SHORTEST), []).append(f"{rate:g}")
         if short or workload.duration_s is not None:
-            hint = f"`--duration {max(2 * _SHORTEST, math.ceil(2 * _FEWEST / min(workload.rates_rps))):g}`"
+            hint = f"`--duration {max(2 * _SHORTEST, math.ceil(2 * _FEWEST / min(workload.request_rates))):g}`"
     return tuple(f"{', '.join(rates)} rps will not be judged: {reason}" for reason, rates in found.items()), hint
 
 

@@ -25,7 +25,7 @@ class RateRamp(StrictModel):
     """Rates beyond the listed ones: up from the last in steps while the load is sustained."""
 
     step_rps: Rate
-    up_to_rps: Rate
+    max_rps: Rate
 
 
 class SustainedLimits(StrictModel):
@@ -46,31 +46,31 @@ class Workload(StrictModel):
     source: str = ""
     input_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
     output_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
-    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    cache_hit_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    num_prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     prompts: Literal["random", "text"] = "random"
     token_ids: tuple[Annotated[int, Field(ge=0)], int] = ANY_IDS  # the first and the last to draw from
     text_file: Text | None = None  # by default the text that ships
     temperature: Annotated[float, Field(ge=0)] = 0.0
     load: Literal["open", "closed"] = "open"
     arrivals: Literal["constant", "poisson"] = "constant"
-    rates_rps: tuple[Rate, ...] = ()
-    climb: RateRamp | None = None
+    request_rates: tuple[Rate, ...] = ()
+    ramp: RateRamp | None = None
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # at each point
     duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # at each rate, instead of `requests`
     seed: int = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    limits: SustainedLimits = SustainedLimits()
+    slo: SustainedLimits = SustainedLimits()
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> "Workload":
-        if self.load == "open" and (not self.rates_rps or self.concurrency is not None):
-            raise ValueError("an open load needs `rates_rps` and has no `concurrency`")
-        if self.load == "closed" and (self.concurrency is None or self.rates_rps or self.climb):
-            raise ValueError("a closed load needs `concurrency` and has neither `rates_rps` nor `climb`")
-        if list(self.rates_rps) != sorted(set(self.rates_rps)):
-            raise ValueError("`rates_rps` must rise")
+        if self.load == "open" and (not self.request_rates or self.concurrency is not None):
+            raise ValueError("an open load needs `request_rates` and has no `concurrency`")
+        if self.load == "closed" and (self.concurrency is None or self.request_rates or self.ramp):
+            raise ValueError("a closed load needs `concurrency` and has neither `request_rates` nor `ramp`")
+        if list(self.request_rates) != sorted(set(self.request_rates)):
+            raise ValueError("`request_rates` must rise")
         if self.prompts != "random" and "token_ids" in self.model_fields_set:
             raise ValueError("`token_ids` are what `prompts: random` draws from, and nothing else has them")
         if self.token_ids[1] <= self.token_ids[0]:
@@ -80,21 +80,21 @@ class Workload(StrictModel):
         if (tokens := self._most_prompt_tokens()) > _MOST_PROMPT_TOKENS:
             raise ValueError(
                 f"the prompts of one point have {tokens:,} tokens, which are kept in memory: at most "
-                f"{_MOST_PROMPT_TOKENS:,}; lower `requests`, `duration_s`, `prefixes` or `input_tokens`"
+                f"{_MOST_PROMPT_TOKENS:,}; lower `requests`, `duration_s`, `num_prefixes` or `input_tokens`"
             )
         return self
 
     def _most_prompt_tokens(self) -> int:
         """Tokens of the prompts of its largest point; those of a shared prefix count once."""
-        last = max([*self.rates_rps, *([self.climb.up_to_rps] if self.climb else [])], default=0.0)
+        last = max([*self.request_rates, *([self.ramp.max_rps] if self.ramp else [])], default=0.0)
         prompts = self.requests_at(last) if self.load == "open" else self.requests
         own = self.input_tokens - self.prefix_tokens
-        return self.prefixes * self.input_tokens + prompts * own
+        return self.num_prefixes * self.input_tokens + prompts * own
 
     @property
     def prefix_tokens(self) -> int:
         """Tokens at the start of each prompt that come from one of the shared prefixes."""
-        return round(self.input_tokens * self.cached_share)
+        return round(self.input_tokens * self.cache_hit_rate)
 
     def requests_at(self, rate_rps: float) -> int:
         """How many requests are sent at one rate."""

@@ -29,12 +29,12 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "moe.routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "moe.shared_experts": ("n_shared_experts",),
     "moe.experts_per_token": ("num_experts_per_tok",),
-    "cache.head_dim": ("head_dim",),
-    "cache.v_head_dim": ("v_head_dim",),
-    "cache.kv_lora_rank": ("kv_lora_rank",),
-    "cache.qk_rope_head_dim": ("qk_rope_head_dim",),
-    "cache.index_head_dim": ("index_head_dim",),
-    "cache.sliding_window": ("sliding_window",),
+    "kv_cache.head_dim": ("head_dim",),
+    "kv_cache.v_head_dim": ("v_head_dim",),
+    "kv_cache.kv_lora_rank": ("kv_lora_rank",),
+    "kv_cache.qk_rope_head_dim": ("qk_rope_head_dim",),
+    "kv_cache.index_head_dim": ("index_head_dim",),
+    "kv_cache.sliding_window": ("sliding_window",),
 }  # fmt: skip
 _MOST: Final = 1 << 53  # of what is counted; a larger number is none
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -70,9 +70,9 @@ class _FactReader:
 
     def all(self) -> dict[str, Callable[[], ConfigFact | None]]:
         """How each fact is read, in the order of a model's file."""
-        experts, cache = self.config.count("moe.routed_experts"), "cache"
+        experts, cache = self.config.count("moe.routed_experts"), "kv_cache"
         readers: dict[str, Callable[[], ConfigFact | None]] = {
-            "weights": self._weights,
+            "weights_size": self._weights,
             "quantization": self._quantization,
             "context_length": lambda: self._asked("context_length", self.config.context()),
             "layers": lambda: self._count("layers"),
@@ -80,7 +80,7 @@ class _FactReader:
             "kv_heads": self._kv_heads,
             "sparse_attention": self._sparse,
             "mtp_layer": self._mtp_layer,
-            "mtp_weights": self._mtp_weights,
+            "mtp_weights_size": self._mtp_weights,
         }
         if experts is not None and experts.number > 0:
             readers |= {
@@ -172,7 +172,7 @@ class _FactReader:
 
     def width(self) -> ConfigFact | None:
         """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
-        if (found := self.config.count("cache.head_dim")) is not None:
+        if (found := self.config.count("kv_cache.head_dim")) is not None:
             return found
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
         if hidden is None or heads is None or heads.number < 1:
@@ -180,7 +180,7 @@ class _FactReader:
         return ConfigFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
 
     def _v_head_dim(self) -> ConfigFact | None:
-        found, keys = self.config.count("cache.v_head_dim"), self.width()
+        found, keys = self.config.count("kv_cache.v_head_dim"), self.width()
         if found is None or found.number == 0 or keys is None or found.value == keys.value:
             return None
         return replace(found, name=f"{CONFIG}: {found.name}")
@@ -189,14 +189,14 @@ class _FactReader:
         """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
         windows = self.config.windows
         found = ConfigFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
-        return self._asked("cache.sliding_layers", found, LAYER_TYPES)
+        return self._asked("kv_cache.sliding_layers", found, LAYER_TYPES)
 
     def _no_cache(self) -> None:
         """Nothing to write: it is known why, or the architecture is not known and the user has to say."""
         if self.known is not None:
             self.notes.append(
                 f"`{self.name}` has {self.known.why}: what a token takes of the cache is not reckoned with here, "
-                "and `cache` is left out"
+                "and `kv_cache` is left out"
             )
             return
         kept = "what its attention keeps of a token"
@@ -206,10 +206,10 @@ class _FactReader:
         if not self.name:
             message = f"{CONFIG} names no architecture in `architectures`, and so it is not known {kept}"
         hint = (
-            "`--set cache.head_dim=N` for heads of keys and values, `--set cache.kv_lora_rank=N --set "
-            "cache.qk_rope_head_dim=N` for a latent, `--set cache=null` to do without capacity"
+            "`--set kv_cache.head_dim=N` for heads of keys and values, `--set kv_cache.kv_lora_rank=N --set "
+            "kv_cache.qk_rope_head_dim=N` for a latent, `--set kv_cache=null` to do without capacity"
         )
-        self.missing["cache"] = Problem(message, self.outline.where, hint)
+        self.missing["kv_cache"] = Problem(message, self.outline.where, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         found = parsers_of(self.name, self.config.model_type)
@@ -287,10 +287,10 @@ def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
         if heads is not None and (width := reader.width()) is not None:
             yield HEAD_ROWS, heads.number * width.number, f"`{heads.name}` x `head_dim`"
     if kind.attention == "latent":
-        rank, rope = config.count("cache.kv_lora_rank"), config.count("cache.qk_rope_head_dim")
+        rank, rope = config.count("kv_cache.kv_lora_rank"), config.count("kv_cache.qk_rope_head_dim")
         if rank is not None and rope is not None:
             yield LATENT_ROWS, rank.number + rope.number, f"`{rank.name}` + `{rope.name}`"
-        if (width := config.count("cache.index_head_dim")) is not None:
+        if (width := config.count("kv_cache.index_head_dim")) is not None:
             yield INDEXER_ROWS, width.number, f"`{width.name}`"
     if (experts := config.count("moe.routed_experts")) is not None and experts.number:
         for ending in EXPERT_ROWS:

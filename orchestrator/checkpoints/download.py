@@ -47,9 +47,9 @@ def stage_checkpoint(
     where it lies. Raises WeightsError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
     full disk, a download that broke off: what has arrived stays and the next call resumes.
     """
-    if model.source.kind != "hub":
+    if model.checkpoint.source != "hub":
         return verify_fresh(directory, model, asked)
-    listing = list_files(model.source.location, model.source.revision, hub)
+    listing = list_files(model.checkpoint.path, model.checkpoint.revision, hub)
     ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
     _require_room(directory, listing)

@@ -35,7 +35,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
             raise BuildError(
                 f"model `{model.name}` is not generated over files that were not made here",
                 where=str(target),
-                hint="move them away, or serve them: `--set model.origin.kind=directory`",
+                hint="move them away, or serve them: `--set model.checkpoint.source=local`",
             )
         for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
             remove_tree(left, within=home.models)

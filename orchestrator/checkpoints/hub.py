@@ -98,7 +98,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     try:
         name = RepositoryId(repository)
     except UnsafeValueError as error:
-        hint = "a repository is `org/name`, in a profile `model.origin.location`; not its address in a browser"
+        hint = "a repository is `org/name`, in a profile `model.checkpoint.path`; not its address in a browser"
         raise CheckpointError(str(error), hint=hint) from error
     try:
         wanted = _in_full(api, name, revision)
@@ -111,16 +111,16 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
         raise CheckpointError(f"`{repository}` is gated and not open to this token", hint=hint) from error
     except errors.RevisionNotFoundError as error:
-        hint = "correct the revision, in a profile `model.origin.revision`"
+        hint = "correct the revision, in a profile `model.checkpoint.revision`"
         raise CheckpointError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
     except errors.RepositoryNotFoundError as error:
-        hint = "correct its name, in a profile `model.origin.location`; a private repository needs `export HF_TOKEN=…`"
+        hint = "correct its name, in a profile `model.checkpoint.path`; a private repository needs `export HF_TOKEN=…`"
         raise CheckpointError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         why = str(error).partition("\n")[0] or type(error).__name__
         hint = (
             "try again; `HF_ENDPOINT` names a mirror; one that lies on this machine is served with "
-            "`--set model.origin.kind=directory --set model.origin.location=DIRECTORY`"
+            "`--set model.checkpoint.source=local --set model.checkpoint.path=DIRECTORY`"
         )
         raise HostError(f"the hub cannot be asked: {why}", where=api.endpoint, hint=hint) from error
     except (

@@ -48,7 +48,7 @@ def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     scaled = "factor" in config.rope  # what is left of such positions is not judged
     for key in NAMES:
         section, _, name = key.rpartition(".")
-        if section == "cache" or (key == "context_length" and scaled):
+        if section == "kv_cache" or (key == "context_length" and scaled):
             continue
         said = getattr(model.moe if section else model, name, None)
         if said is not None and (found := config.count(key)) is not None:

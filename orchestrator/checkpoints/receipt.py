@@ -44,9 +44,9 @@ class CheckpointReceipt:
 
     def is_for(self, model: Model) -> bool:
         """Whether it speaks of this model's checkpoint."""
-        pinned = model.source.revision
+        pinned = model.checkpoint.revision
         as_pinned = pinned is None or self.revision is None or self.revision.startswith(pinned)
-        return self.location == model.source.location and as_pinned
+        return self.location == model.checkpoint.path and as_pinned
 
 
 def receipt_path(directory: Path) -> Path:

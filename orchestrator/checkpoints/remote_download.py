@@ -68,8 +68,8 @@ class RemoteDownload:
         Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
         cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
         """
-        source, hub = self.model.source, self.hub
-        listing = list_files(source.location, source.revision, hub) if hub and source.kind == "hub" else None
+        source, hub = self.model.checkpoint, self.hub
+        listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
         program.feed(json.dumps(self._asked(listing, hub)) + "\n")
         with self._folder() as folder:
             mirror = Path(folder) / "checkpoint"

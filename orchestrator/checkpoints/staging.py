@@ -73,7 +73,7 @@ def stage_remote(
 
     Raises UsageError for a checkpoint that is generated where it is used, else as `RemoteDownload.run`.
     """
-    if plan.model.source.kind == "generated":
+    if plan.model.checkpoint.source == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
     return _far(plan, directory, machine, hub_of(environ), accept=accept, mirror=mirror)
 
@@ -123,7 +123,7 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
         raise
     except CheckpointError as error:
         changed = read_receipt(directory) is not None and not isinstance(error, CheckpointNotFoundError)
-        if plan.model.source.kind != "hub" or changed or not allowed:
+        if plan.model.checkpoint.source != "hub" or changed or not allowed:
             raise
     return download(plan, directory)
 
@@ -143,7 +143,7 @@ def stage_missing_there(
     except (CheckpointModifiedError, CheckpointMismatchError):
         raise
     except CheckpointError:
-        if plan.model.source.kind != "hub" or not allowed:
+        if plan.model.checkpoint.source != "hub" or not allowed:
             raise
     return stage_remote(plan, directory, machine, environ, mirror=mirror)
 

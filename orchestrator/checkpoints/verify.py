@@ -24,7 +24,7 @@ from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
 FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
-_SIZES_AGREE: Final = 0.02  # of a model's `weights`, which a person may have rounded
+_SIZES_AGREE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class VerifiedCheckpoint:
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
     """Where a model's checkpoint lies: its own directory, or its place in the tool's home."""
-    return Path(model.source.location) if model.source.kind == "directory" else home.models / FileName(model.name)
+    return Path(model.checkpoint.path) if model.checkpoint.source == "local" else home.models / FileName(model.name)
 
 
 def needs_mtp(plan: Plan) -> bool:
@@ -107,7 +107,7 @@ def verify_fresh(directory: Path, model: Model, asked: VerifyOptions) -> Verifie
             problems=found.problems,
         )
     receipt = CheckpointReceipt(
-        location=model.source.location,
+        location=model.checkpoint.path,
         revision=asked.revision,
         mtp_layer=asked.layer,
         shards=found.shards,
@@ -202,8 +202,8 @@ def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
     found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
     if abs(found - model.weight_bytes) > _SIZES_AGREE * found:
         yield Mismatch(
-            message=f"`model.weights` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint has {found / 1e9:.1f} GB",
-            hint=f"`--set model.weights={found}`: capacity is reckoned with it",
+            message=f"`model.weights_size` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint {found / 1e9:.1f} GB",
+            hint=f"`--set model.weights_size={found}`: capacity is reckoned with it",
         )
 
 
@@ -226,16 +226,16 @@ def _stamps(directory: Path, model: Model) -> Stamps:
     except OSError as error:
         if not directory.exists():
             message = f"there is no checkpoint of `{model.name}`"
-            elsewhere = "correct `model.origin.location`, or put the checkpoint there"
-            hint = elsewhere if model.source.kind == "directory" else _stage(model)
+            elsewhere = "correct `model.checkpoint.path`, or put the checkpoint there"
+            hint = elsewhere if model.checkpoint.source == "local" else _stage(model)
             raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
         message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
         raise CheckpointError(message, where=str(error.filename)) from error
 
 
 def _stage(model: Model) -> str:
-    if model.source.kind == "generated":
+    if model.checkpoint.source == "generated":
         return "`deploy up PROFILE` makes it"
-    if model.source.kind == "directory":
+    if model.checkpoint.source == "local":
         return "copy the files again; if the change was meant, `deploy stage PROFILE` takes note of it"
     return "`deploy stage PROFILE` fetches what is missing"

@@ -103,7 +103,7 @@ def command(
         workload=workload,
         tokens=(tokens_in, tokens_out),
         changes=WorkloadChanges(
-            rates_rps=read_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
+            request_rates=read_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
         usd_per_gpu_hour=price,

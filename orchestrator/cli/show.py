@@ -66,6 +66,6 @@ def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> 
     """Return the summary, with what its workload demands."""
     load, slo = loaded.valid.load, ""
     if load is not None:
-        limits = load_workload(load.name, catalog=loaded.valid.catalog).limits
-        slo = f"TTFT p95 at most {limits.ttft_p95_s:g} s, {limits.success_share:.0%} succeed"
+        limit = load_workload(load.name, catalog=loaded.valid.catalog).slo
+        slo = f"TTFT p95 at most {limit.ttft_p95_s:g} s, {limit.success_share:.0%} succeed"
     return plan_summary(loaded.plan, home, load=load, slo=slo, image=image, width=terminal_width())

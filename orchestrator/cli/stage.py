@@ -47,5 +47,7 @@ def command(
         print_json({**asdict(verified), "directory": str(verified.directory)})
         return
     say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
-    if directory is not None and plan.model.source.kind == "hub":
-        note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={verified.directory}`")
+    if directory is not None and plan.model.checkpoint.source == "hub":
+        note(
+            f"serve from there: `--set model.checkpoint.source=local --set model.checkpoint.path={verified.directory}`"
+        )

@@ -110,7 +110,7 @@ def command(
         at_rps=at,
         ttft_p95_s=ttft,
         workload=workload,
-        rates_rps=read_rates(rates),
+        request_rates=read_rates(rates),
         confirm=confirm,
         usd_per_gpu_hour=price,
         seed=seed,

@@ -47,7 +47,7 @@ class EntryKind(Enum):
     TEXT = "profiles/texts/*.txt"
     PUBLISHED = "profiles/published/*.yaml"
     KERNELS = "profiles/kernels/*.yaml"
-    REPORTS = "profiles/reports/*.yaml"
+    KNOWN_ISSUES = "profiles/known_issues/*.yaml"
     RECIPE = "profiles/recipes/*.yaml"
     PATCH = "patches/*/patch.yaml"
     IMAGE_FILE = "images/*"

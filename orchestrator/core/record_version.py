@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-RECORD_VERSION: Final = 1  # one more with each change after which an older `deploy` would misread a record
+RECORD_VERSION: Final = 2  # one more with each change after which an older `deploy` would misread a record
 KEY: Final = "version"
 
 

@@ -16,8 +16,8 @@ from orchestrator.core.text import parse_json
 
 # Decided by other parts of a profile, so that one fact is written once.
 RESERVED: Mapping[str, str] = {
-    "model-path": "model.origin",
-    "model": "model.origin",
+    "model-path": "model.checkpoint",
+    "model": "model.checkpoint",
     "served-model-name": "model.served_name",
     "host": "server.host",
     "port": "server.port",

@@ -39,7 +39,7 @@ _RESERVED: Final[Mapping[str, str]] = {
         ("service-discovery", "selector", "service-discovery-port", "service-discovery-namespace"), "runtime"
     ),
     "prometheus-host": "server.host",
-    "shutdown-grace-period-secs": "waiting.grace",
+    "shutdown-grace-period-secs": "timeouts.termination_grace",
 }
 
 

@@ -18,7 +18,7 @@ from orchestrator.engine.gateway import CONTROL_KEY
 MODULE: Final = "sglang.launch_server"
 # The options that `launch_argv` writes by itself, with the keys of a profile that say them.
 PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
-    "model-path": ("model", "origin"),
+    "model-path": ("model", "checkpoint"),
     "served-model-name": ("model", "served_name"),
     "host": ("server", "host"),
     "port": ("server", "port"),

@@ -113,10 +113,10 @@ def forecast(
 
 def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
     """What would refuse a part at once."""
-    greedy = next((hazard for hazard in plan.hazards if hazard.id == GREEDY), None) if plan else None
+    greedy = next((warning for warning in plan.warnings if warning.id == GREEDY), None) if plan else None
     for part in parts:
         if greedy is not None and part.suite.samples:
-            yield f"`{part.suite.name}` will be refused: {greedy.what}; {greedy.hint}"
+            yield f"`{part.suite.name}` will be refused: {greedy.summary}; {greedy.hint}"
 
 
 def plan_behind(name: str, home: Home, *, planned: bool) -> Plan | None:

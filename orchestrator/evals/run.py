@@ -250,11 +250,11 @@ def require_askable(suite: Suite, *targets: BenchTarget | None, data: Path | Non
 
 def require_sampling(target: BenchTarget, suite: Suite) -> None:
     """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
-    greedy = next((hazard for hazard in target.hazards if hazard.id == GREEDY), None)
+    greedy = next((warning for warning in target.warnings if warning.id == GREEDY), None)
     if greedy is not None and float(suite.generation["temperature"]) > 0:
         raise BenchError(
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, and this server cannot",
-            details=greedy.what,
+            details=greedy.summary,
             where=target.url,
             hint=f"{greedy.hint}; `gsm8k` is greedy",
         )

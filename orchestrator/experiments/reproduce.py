@@ -137,7 +137,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
     here = request.weights.absolute() if request.weights and not own_model else None
-    staged = ("model.origin.kind=directory", f"model.origin.location={here}") if here else ()
+    staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
     overrides = (*request.overrides, *staged, *run.settings)
     return MeasuredServer(
         name=run.server,
@@ -153,7 +153,7 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
 
 def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     """Why a plan does without a stage; None where it needs it."""
-    if stage == "stage" and plan.model.source.kind == "generated":
+    if stage == "stage" and plan.model.checkpoint.source == "generated":
         return "its checkpoint is made on the way up"
     if stage == "kernels" and not uses_tuned_table(plan):
         return "its server asks aiter for no MXFP4 experts"
@@ -188,8 +188,8 @@ def _there(host: str | None) -> tuple[str, ...]:
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
     """What a stage downloads where it is missing, and for how many seconds."""
-    if stage == "stage" and plan.model.source.kind == "hub":
-        return plan.model.source.location, plan.model.weight_bytes / (download_mb_s * 1e6)
+    if stage == "stage" and plan.model.checkpoint.source == "hub":
+        return plan.model.checkpoint.path, plan.model.weight_bytes / (download_mb_s * 1e6)
     if stage in {"kernels", "build"} and plan.engine.image:
         return plan.engine.image, PULL
     return "", 0.0
@@ -274,9 +274,9 @@ def bench_seconds(workload: Workload, *, tok_s: float) -> float:
     """How long a workload takes: arrivals at each rate and a drain, or one answer after the other at `tok_s`."""
     if workload.load == "closed":
         return workload.requests * workload.output_tokens / tok_s / (workload.concurrency or 1)
-    rates = list(workload.rates_rps)
-    if workload.climb is not None:
-        rates += [rates[-1] + workload.climb.step_rps * (step + 1) for step in range(_CLIMB)]
+    rates = list(workload.request_rates)
+    if workload.ramp is not None:
+        rates += [rates[-1] + workload.ramp.step_rps * (step + 1) for step in range(_CLIMB)]
     return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
 
 

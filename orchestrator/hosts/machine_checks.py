@@ -137,7 +137,7 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
     plan, verify = subject.plan, subject.access.checkpoint
     if verify is None:
         return
-    on_hub = plan.model.source.kind == "hub"
+    on_hub = plan.model.checkpoint.source == "hub"
     try:
         found, size = verify()
     except CheckpointError as error:
@@ -147,11 +147,11 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
             level, found = fail, _first(error)
         yield level("checkpoint", found, "whole", error.each()[0].hint or error.hint or "`deploy stage PROFILE`")
         if plan.model.gated and on_hub:
-            yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
+            yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.checkpoint.path}")
         return
     planned = plan.model.weight_bytes
     if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
-        hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights` in the model's file"
+        hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights_size` in the model's file"
         yield warn("checkpoint", found, f"whole, {planned / 1e9:.1f} GB", hint)
     else:
         yield info("checkpoint", found, "whole")

@@ -21,7 +21,7 @@ _OPEN: Final = "conflict"
 def require_version(receipt: ImageReceipt, engine: Engine) -> None:
     """The package in the image calls itself what the engine does; a build between two releases is told and taken.
 
-    Sources that do not say are taken too. Raises BuildError for another release: flags, hazards and reports were all
+    Sources that do not say are taken too. Raises BuildError for another release: flags, warnings and reports were all
     looked up for the engine's.
     """
     found = next((source.version for name, source in receipt.sources if name == "sglang" and source), None)

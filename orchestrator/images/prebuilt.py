@@ -193,5 +193,5 @@ def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
             yield Problem(f"patch `{use.id}` is in it in another form than here", f"patches/{use.id}", _ANEW)
     for name, record in records.items():
         if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
-            hint = "take an image that was built without it, or leave it out of `without_patches`"
+            hint = "take an image that was built without it, or leave it out of `skip_patches`"
             yield Problem(f"it carries patch `{name}` ({record.state}), the plan does not", f"patches/{name}", hint)

@@ -64,9 +64,9 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _template(plan: Plan, catalog: Catalog) -> str:
-    path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.template}.Dockerfile.j2")
+    path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.dockerfile}.Dockerfile.j2")
     if path is None:
-        raise BuildError(f"there is no image template `{plan.engine.template}`", where=f"engine {plan.engine.name}")
+        raise BuildError(f"there is no image template `{plan.engine.dockerfile}`", where=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
 
 

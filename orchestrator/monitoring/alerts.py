@@ -65,7 +65,7 @@ def skipped_rules(server: MonitoredServer) -> Iterator[str]:
     if server.speculates and ACCEPT_LENGTH not in server.expected:
         yield f"DeployAcceptLengthLow fires where no draft is right: `--expect {ACCEPT_LENGTH}=…` names a better length"
     if server.servers > 1 and not server.gateway_is_scraped:
-        yield "no alert of the gateway: nobody is let in to its counters, or its servers; see `kubernetes.metrics_from`"
+        yield "no alert of the gateway: nobody may read its counters; see `kubernetes.allowed_scrapers`"
     if server.plan.gpus and not server.gpu_target:
         yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
     yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"

@@ -57,7 +57,7 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
     head = (
         f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
         "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
-        f"its pods have to be let in by the NetworkPolicy of `{server.name}`: `kubernetes.metrics_from`, in a profile",
+        f"the NetworkPolicy of `{server.name}` has to let its pods in: `kubernetes.allowed_scrapers` in the profile",
         *skipped_rules(server),
     )
     return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)

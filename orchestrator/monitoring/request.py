@@ -126,12 +126,12 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)
-    limit = Expected(value=load.limits.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
-    if not load.cached_share:
+    limit = Expected(value=load.slo.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
+    if not load.cache_hit_rate:
         return {TTFT_P95: limit}
     return {
         TTFT_P95: limit,
-        HIT_SHARE: Expected(value=load.cached_share, source=f"`cached_share` of workload `{name}`"),
+        HIT_SHARE: Expected(value=load.cache_hit_rate, source=f"`cache_hit_rate` of workload `{name}`"),
     }
 
 

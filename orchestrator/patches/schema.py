@@ -108,12 +108,13 @@ class SourceProbe(StrictModel):
 class Detect(StrictModel):
     """How the content of the sources decides.
 
-    Any of `about` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or by
-    this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a conflict
-    for a diff or a config, which must not be guessed at; not applicable for anything else. Else: not applicable.
+    Any of `context` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or
+    by this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a
+    conflict for a diff or a config, which must not be guessed at; not applicable for anything else. Else: not
+    applicable.
     """
 
-    about: tuple[SourceProbe, ...] | None = Field(
+    context: tuple[SourceProbe, ...] | None = Field(
         default=None, description="the code that the patch is about, where its file alone does not tell"
     )
     needed: tuple[SourceProbe, ...]
@@ -185,7 +186,7 @@ class Patch(StrictModel):
     verify: tuple[SourceProbe, ...] = Field(
         description="what must be found in the final image, where the patch was applied"
     )
-    drops: Prose = Field(description="when and why the patch drops itself")
+    removed_when: Prose = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")
     def _is_told_when_applied(self) -> "Patch":

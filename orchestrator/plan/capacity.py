@@ -38,13 +38,13 @@ _LARGEST: Final = 0.99  # static fraction
 
 
 class Load(StrictModel):
-    """The lengths of a workload, in tokens. `cached_share` of an input is one of `prefixes`, which requests share."""
+    """The lengths of a workload, in tokens. Requests share `num_prefixes` prefixes of `cache_hit_rate` of an input."""
 
     name: Text
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
-    cached_share: float = Field(default=0.0, ge=0, lt=1)
-    prefixes: int = Field(default=1, ge=1)
+    cache_hit_rate: float = Field(default=0.0, ge=0, lt=1)
+    num_prefixes: int = Field(default=1, ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
     unknown = _unknown(profile, facts)
     cache = None if unknown else _cache(profile, facts, memory)
     served = _served(profile, facts, load, cache) if load and cache else None
-    if model.mtp_layer is not None and facts.drafts is None and model.mtp_weights is None:
+    if model.mtp_layer is not None and facts.drafts is None and model.mtp_weights_size is None:
         unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
     if facts.drafts is not None and facts.drafts.own_model:
         unknown.append("the weights of the draft model are not known: they are not counted")
@@ -158,12 +158,12 @@ def graph_requests(profile: Profile, facts: ServingFacts) -> int:
 def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
     """Why the size of a token is not known."""
     model, why = profile.model, []
-    if model.cache is None:
+    if model.kv_cache is None:
         why.append(
             "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy add "
             "model` left it out, its comments say why"
         )
-    elif model.cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
+    elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")
     if _windows(profile, facts) is not None and facts.window_pool_option:
         why.append(
@@ -176,7 +176,7 @@ def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
 
 def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
     """The layers with a sliding window, as far as the engine keeps a pool for them."""
-    cache = profile.model.cache
+    cache = profile.model.kv_cache
     if cache is None or cache.sliding_layers is None or facts.window_ratio is None:
         return None
     return SlidingWindow(
@@ -198,7 +198,7 @@ def _type(profile: Profile, facts: ServingFacts) -> tuple[str, int] | None:
 def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     vram, model = profile.hardware.vram, profile.model
     free = max(vram - _PROCESS - (_COLLECTIVES if ranks > 1 else 0), 0)
-    loaded = model.weights - (0 if facts.drafts else model.mtp_weights or 0)
+    loaded = model.weights_size - (0 if facts.drafts else model.mtp_weights_size or 0)
     weights = loaded // ranks
     working = _working(profile, facts, ranks=ranks)
     fraction, said = facts.memory_fraction, "set"
@@ -223,7 +223,7 @@ def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
 
 
 def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> ActivationSpec:
-    cache = profile.model.cache
+    cache = profile.model.kv_cache
     return ActivationSpec(
         vram=profile.hardware.vram,
         ranks=ranks,
@@ -275,7 +275,7 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
 
 
 def _attention(profile: Profile) -> MhaCache | MlaCache:
-    cache = profile.model.cache
+    cache = profile.model.kv_cache
     if cache is None:
         raise ValueError("the model's cache is not known")
     if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
@@ -292,10 +292,10 @@ def _attention(profile: Profile) -> MhaCache | MlaCache:
 def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
     """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
     drafts = facts.drafts
-    prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if facts.prefix_cache else 0
+    prefix = int(load.input_tokens * load.cache_hit_rate) // cache.page * cache.page if facts.prefix_cache else 0
     tokens = load.input_tokens - prefix + load.output_tokens + (drafts.room if drafts else 0)
     tokens = math.ceil(tokens / cache.page) * cache.page
-    shared = prefix * load.prefixes
+    shared = prefix * load.num_prefixes
     at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
     if at_once is not None and cache.windows is not None:
         verified = drafts.tokens if drafts is not None and drafts.tokens_are_set else 1
@@ -313,7 +313,7 @@ def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -
     )
 
 
-def capacity_hazards(capacity: Capacity) -> Iterator[PlanWarning]:
+def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     """What does not fit, and is no reason to refuse a start: sglang lets requests wait, or runs out of memory later."""
     served, memory, cache = capacity.served, capacity.memory, capacity.cache
     if served is not None and cache is not None and not served.fits:
@@ -322,7 +322,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[PlanWarning]:
         capped = capacity.most_tokens is not None and capacity.most_tokens - cache.page < (cache.tokens or 0)
         yield PlanWarning(
             id="capacity-requests",
-            what=(
+            summary=(
                 f"{f'{running:,} requests' if running > 1 else 'a request'} of `{served.load}` "
                 f"{'at once need' if running > 1 else 'needs'} {needed:,} tokens of a replica's cache, which holds "
                 f"{cache.tokens:,}: {f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
@@ -333,7 +333,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[PlanWarning]:
     if capacity.most_tokens is not None and capacity.most_tokens < capacity.context:
         yield PlanWarning(
             id="capacity-context",
-            what=(
+            summary=(
                 f"`{Meaning.CACHE_TOKENS}` {capacity.most_tokens:,} is less than one context of {capacity.context:,} "
                 "tokens: longer requests are refused"
             ),
@@ -344,7 +344,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[PlanWarning]:
         kept = capacity.kept_bytes
         yield PlanWarning(
             id="capacity-fraction",
-            what=(
+            summary=(
                 f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights "
                 f"and cache; activations and graphs may need {memory.working_bytes / 1e9:.1f} GB"
             ),

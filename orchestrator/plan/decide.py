@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.engine.flags import FlagTable, flag_words
 from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Load, capacity_hazards
+from orchestrator.plan.capacity import Load, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import KnownIssues, blocking_issues, matching_issues
@@ -59,7 +59,7 @@ class PlanningContext:
 
     table: FlagTable
     ledger: Sequence[Patch]
-    reports: KnownIssues
+    known_issues: KnownIssues
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     load: Load | None  # that the profile is meant for
     settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes that have a section in a profile
@@ -76,20 +76,20 @@ def decide(name: str, *, profile: Profile, composed: MergedProfile, knowledge: P
         table=knowledge.table,
         ledger=knowledge.ledger,
         runtimes=knowledge.runtimes,
-        known_bad=knowledge.reports.known_bad,
+        blocked_issues=knowledge.known_issues.blocked,
         load=knowledge.load,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge, facts=facts)
     plan = with_fusion_flag(plan, facts.experts)
-    accepted = profile.accept_known_bad
-    _refuse(name, blocking_issues(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
-    reports = knowledge.reports
+    accepted = profile.allow_known_issues
+    _refuse(name, blocking_issues(knowledge.known_issues.blocked, plan, accepted=accepted, place=composed.place))
+    reports = knowledge.known_issues
     return replace(
         plan,
-        hazards=(*matching_issues(reports.hazards, plan), *capacity_hazards(case.capacity)),
+        warnings=(*matching_issues(reports.warnings, plan), *capacity_warnings(case.capacity)),
         wrong_answers=matching_issues(reports.wrong_answers, plan),
-        inexact=matching_issues(reports.inexact, plan),
+        nondeterministic=matching_issues(reports.nondeterministic, plan),
     )
 
 
@@ -121,14 +121,14 @@ def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: Pl
         flags=_flags(profile),
         env=_env(profile, patch_env(knowledge.ledger, uses)),
         patches=uses,
-        hazards=(),  # these three are looked for in the plan itself
+        warnings=(),  # these three are looked for in the plan itself
         wrong_answers=(),
-        inexact=(),
-        waiting=profile.waiting,
-        healing=profile.healing,
+        nondeterministic=(),
+        timeouts=profile.timeouts,
+        restart_policy=profile.restart_policy,
         kubernetes=settings.kubernetes,
         slurm=settings.slurm,
-        ready_image=facts.image,
+        prebuilt_image=facts.image,
     )
 
 
@@ -142,7 +142,7 @@ def _patches(profile: Profile, knowledge: PlanningContext, facts: Facts) -> tupl
         speculative_steps=drafts.steps if drafts else None,
         inputs=facts.inputs,
     )
-    return tuple(use for use in select_patches(knowledge.ledger, known) if use.id not in profile.without_patches)
+    return tuple(use for use in select_patches(knowledge.ledger, known) if use.id not in profile.skip_patches)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:
@@ -174,7 +174,7 @@ def _hardware(profile: Profile, composed: MergedProfile) -> Hardware:
         name=composed.names["hardware"],
         vendor=hardware.vendor,
         arch=hardware.arch,
-        product=hardware.product,
+        gpu_product=hardware.gpu_product,
         gpus=hardware.gpus,
         compute_units=hardware.compute_units,
         vram_bytes=hardware.vram,
@@ -189,7 +189,7 @@ def _container(container: ContainerSection) -> ContainerRequirements:
         all_gpus=container.all_gpus,
         groups=tuple(container.groups),
         ipc=container.ipc,
-        shm_bytes=container.shm,
+        shm_bytes=container.shm_size,
         ulimits=tuple(Ulimit(name=name, soft=limit.soft, hard=limit.hard) for name, limit in limits),
         security_opt=tuple(container.security_opt),
         cap_add=tuple(container.cap_add),
@@ -202,8 +202,10 @@ def model_of(profile: Profile, composed: MergedProfile) -> Model:
     return Model(
         name=composed.names["model"],
         served_name=model.served_name,
-        source=ModelSource(kind=model.origin.kind, location=model.origin.location, revision=model.origin.revision),
-        weight_bytes=model.weights,
+        checkpoint=ModelSource(
+            source=model.checkpoint.source, path=model.checkpoint.path, revision=model.checkpoint.revision
+        ),
+        weight_bytes=model.weights_size,
         quantization=model.quantization,
         context_length=model.context_length,
         layers=model.layers,
@@ -226,14 +228,14 @@ def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
     room = min(facts.context, facts.cache_tokens or inf)
     most = int(room) // _TOKENS_OF_A_WORD
     for section in profile.model.questions:
-        by_chunk = section.filler == "chunk"
-        words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
+        by_chunk = section.filler_words == "chunk"
+        words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler_words, str) else section.filler_words
         if by_chunk or words <= most:
             yield SmokeQuestion(
-                question=section.question,
-                answer=section.answer,
+                prompt=section.prompt,
+                expected=section.expected,
                 filler_words=min(words, most),
-                tokens=section.tokens,
+                max_tokens=section.max_tokens,
                 origin=section.origin,
                 source=section.source,
             )

@@ -1,4 +1,4 @@
-"""What is reported of layouts, broken or hazardous: data (profiles/reports/*.yaml), matched against a plan."""
+"""What is reported of layouts, broken or hazardous: data (profiles/known_issues/*.yaml), matched against a plan."""
 
 import operator
 import re
@@ -35,7 +35,7 @@ class IssueConditions(StrictModel):
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
     checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of where the model comes from")
     quantizations: tuple[str, ...] = Field(default=(), description="shell patterns")
-    image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
+    image_older_than: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
     experts: bool | None = Field(default=None, description="whether the model has routed experts")
     flags: Mapping[str, str] = Field(
@@ -43,13 +43,13 @@ class IssueConditions(StrictModel):
     )
     without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
     env: Mapping[str, str] = Field(default={}, description="variable -> shell pattern of its value")
-    env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
+    without_env: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
 
     @property
     def key(self) -> KeyPath:
         """The key of a profile that most narrowly says what is broken."""
         if self.checkpoints:
-            return "model", "origin"
+            return "model", "checkpoint"
         if self.flags:
             return "flags", next(iter(self.flags))
         return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
@@ -59,19 +59,21 @@ class KnownIssue(StrictModel):
     """One report: what breaks, where it was reported, what repairs it."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    what: Text = Field(description="what happens, as a user sees it")
+    summary: Text = Field(description="what happens, as a user sees it")
     source: Text = Field(description="repository and number, or the public file that says so")
     hint: Text = Field(description="what to do instead")
-    when: IssueConditions
+    match: IssueConditions
 
 
 class KnownIssues(StrictModel):
-    """A file of reports: of what is broken, and refused; of hazards, which are told; of what the smoke test finds."""
+    """A file of reports: of what is broken, and refused; of warnings, which are told; of what the smoke test finds."""
 
-    known_bad: tuple[KnownIssue, ...] = ()
-    hazards: tuple[KnownIssue, ...] = ()
+    blocked: tuple[KnownIssue, ...] = ()
+    warnings: tuple[KnownIssue, ...] = ()
     wrong_answers: tuple[KnownIssue, ...] = Field(default=(), description="what makes answers wrong")
-    inexact: tuple[KnownIssue, ...] = Field(default=(), description="why two greedy answers may rightly differ")
+    nondeterministic: tuple[KnownIssue, ...] = Field(
+        default=(), description="why two greedy answers may rightly differ"
+    )
 
     def __add__(self, other: "KnownIssues") -> "KnownIssues":
         """What both say."""
@@ -88,12 +90,12 @@ def blocking_issues(
     """What is reported broken about a plan, save the reports whose id the user accepts; `place` is that of a key."""
     return tuple(
         Problem(
-            f"this layout is reported broken: {entry.what} ({entry.source})",
-            place(entry.when.key),
-            f"{entry.hint}; if you know better: `--set accept_known_bad=[{entry.id}]`",
+            f"this layout is reported broken: {entry.summary} ({entry.source})",
+            place(entry.match.key),
+            f"{entry.hint}; if you know better: `--set allow_known_issues=[{entry.id}]`",
         )
         for entry in entries
-        if entry.id not in accepted and matches(entry.when, plan)
+        if entry.id not in accepted and matches(entry.match, plan)
     )
 
 
@@ -102,9 +104,9 @@ def matching_issues(
 ) -> tuple[PlanWarning, ...]:
     """What is reported of a plan without being a reason to refuse it; `image_env` is what its image sets."""
     return tuple(
-        PlanWarning(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
+        PlanWarning(id=entry.id, summary=entry.summary, source=entry.source, hint=entry.hint)
         for entry in entries
-        if matches(entry.when, plan, image_env=image_env)
+        if matches(entry.match, plan, image_env=image_env)
     )
 
 
@@ -116,15 +118,15 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
         and (not when.platforms or engine.platform in when.platforms)
         and (not when.archs or plan.hardware.arch in when.archs)
         and _any(when.models, plan.model.name)
-        and _any(when.checkpoints, plan.model.source.location)
+        and _any(when.checkpoints, plan.model.checkpoint.path)
         and _any(when.quantizations, plan.model.quantization)
-        and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
+        and (when.image_older_than is None or 0 < image_date(engine.image) < when.image_older_than)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
         and (when.experts is None or when.experts == (plan.model.moe is not None))
         and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
         and all(plan.flag(name) is None for name in when.without_flags)
         and all(name in values and fnmatch(values[name], good) for name, good in when.env.items())
-        and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())
+        and all(values.get(name, "").lower() != good.lower() for name, good in when.without_env.items())
     )
 
 

@@ -17,11 +17,11 @@ from orchestrator.core.yaml_document import Document, dump_yaml
 from orchestrator.plan.diff import differences, flatten
 from orchestrator.plan.plan import Plan
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 COMMIT: Final = "commit"  # beside the files of a checkpoint
 _SHORT: Final = 8  # characters of the digest of a line, which tells where: that of its section tells whether
 LOCK_FILE: Final = "lock.yaml"  # how its name ends
-_SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")
+_SAID: Final = ("description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
 _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
 
 

@@ -26,7 +26,9 @@ from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
-GREEDY: Final = "speculation-is-greedy"  # the hazard of that id (profiles/reports/hazards.yaml): nothing is sampled
+GREEDY: Final = (
+    "speculation-is-greedy"  # the warning of that id (profiles/known_issues/warnings.yaml): nothing is sampled
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Hardware:
     name: str
     vendor: str  # amd | nvidia | cpu
     arch: str
-    product: str | None  # what who rents it out calls the GPU
+    gpu_product: str | None  # what who rents it out calls the GPU
     gpus: int
     compute_units: int  # of one GPU
     vram_bytes: int  # of one GPU
@@ -95,12 +97,12 @@ class Hardware:
 class ModelSource:
     """Where the checkpoint comes from.
 
-    `kind` is `hub` (location: repository id), `generated` (location: the generator script under images/) or
-    `directory` (location: an absolute path).
+    `source` is `hub` (path: repository id), `generated` (path: the generator script under images/) or `local` (path: an
+    absolute directory).
     """
 
-    kind: str
-    location: str
+    source: str
+    path: str
     revision: str | None
 
 
@@ -119,10 +121,10 @@ class Moe:
 class SmokeQuestion:
     """What the smoke test asks, and the one right answer; `filler_words` stand where the question says `{filler}`."""
 
-    question: str
-    answer: str
+    prompt: str
+    expected: str
     filler_words: int
-    tokens: int  # that the answer may have
+    max_tokens: int  # that the answer may have
     origin: Origin
     source: str
 
@@ -133,7 +135,7 @@ class Model:
 
     name: str
     served_name: str
-    source: ModelSource
+    checkpoint: ModelSource
     weight_bytes: int
     quantization: str
     context_length: int
@@ -157,7 +159,7 @@ class Engine:
     image: str | None  # base image reference, without digest
     image_digest: str | None  # sha256:..., where one is known
     image_fallbacks: tuple[str, ...]  # to take where that one is gone and no digest is pinned
-    template: str  # Dockerfile template under images/, without `.Dockerfile.j2`
+    dockerfile: str  # Dockerfile template under images/, without `.Dockerfile.j2`
     requirements: str | None  # pinned requirement file under images/, for the process runtime
     python: str | None  # an interpreter that already has the engine, for the process runtime inside a rented pod
     source_dir: str  # where the image keeps the package `sglang`
@@ -191,7 +193,7 @@ class HttpEndpoint:
 
     host: str
     port: int
-    allow_public: bool
+    allow_unauthenticated: bool
     api_key_env: str | None
 
     @property
@@ -249,7 +251,7 @@ class PlanWarning:
     """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
 
     id: str
-    what: str
+    summary: str
     source: str
     hint: str
 
@@ -271,14 +273,14 @@ class Plan:
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
     patches: tuple[PlannedPatch, ...]
-    hazards: tuple[PlanWarning, ...]
+    warnings: tuple[PlanWarning, ...]
     wrong_answers: tuple[PlanWarning, ...]  # what makes answers of plans like this one wrong, told where they are
-    inexact: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
-    waiting: TimeoutsSection
-    healing: RestartPolicySection
+    nondeterministic: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
+    timeouts: TimeoutsSection
+    restart_policy: RestartPolicySection
     kubernetes: KubernetesSection | None  # None for other runtimes
     slurm: SlurmSection | None  # None for other runtimes
-    ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
+    prebuilt_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""

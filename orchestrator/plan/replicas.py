@@ -100,7 +100,7 @@ def _in_cluster(plan: Plan) -> tuple[object, ...]:
     found, job = plan.kubernetes, plan.slurm
     if job is not None:
         return (job.gateway_partition,)
-    return (found.context, found.namespace, found.secret) if found else ()
+    return (found.context, found.namespace, found.api_key_secret) if found else ()
 
 
 def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:

@@ -33,7 +33,7 @@ class RuleContext:
     table: FlagTable
     ledger: Sequence[Patch]
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
-    known_bad: Sequence[KnownIssue]
+    blocked_issues: Sequence[KnownIssue]
     load: Load | None  # that the profile is meant for
 
     def place(self, *path: str | int) -> str:
@@ -201,7 +201,7 @@ def weights_fit(case: RuleContext) -> Iterator[Problem]:
             f"the weights need {memory.weights_bytes / 1e9:.1f} GB a GPU at tp {case.profile.layout.tp.value} and "
             f"leave no room for a cache: {memory.fraction:g} of the {memory.free_bytes / 1e9:.0f} GB that are free of "
             f"{memory.vram_bytes / 1e9:.0f} is {room / 1e9:.1f} GB",
-            case.place("model", "weights"),
+            case.place("model", "weights_size"),
             "raise `layout.tp`, or choose a smaller quantization",
         )
 
@@ -292,30 +292,30 @@ def public_address_is_allowed(case: RuleContext) -> Iterator[Problem]:
             f"`{server.host}` is not an address", case.place("server", "host"), "such as 127.0.0.1 or 0.0.0.0"
         )
         return
-    if not address.is_loopback and server.api_key_env is None and not server.allow_public:
+    if not address.is_loopback and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             f"`{server.host}` can be reached from other machines and the server has no API key",
             case.place("server", "host"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_public=true`",
+            "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )
 
 
 def patches_exist(case: RuleContext) -> Iterator[Problem]:
     """A patch that is left out is one the ledger has."""
     known = [patch.id for patch in case.ledger]
-    for index, name in enumerate(case.profile.without_patches):
+    for index, name in enumerate(case.profile.skip_patches):
         if name not in known:
-            place = case.place("without_patches", index)
+            place = case.place("skip_patches", index)
             yield Problem(f"the ledger has no patch `{name}`", place, did_you_mean(name, known))
 
 
 def reports_exist(case: RuleContext) -> Iterator[Problem]:
     """A report that is accepted is one that was made."""
-    known = [report.id for report in case.known_bad]
-    for index, name in enumerate(case.profile.accept_known_bad):
+    known = [report.id for report in case.blocked_issues]
+    for index, name in enumerate(case.profile.allow_known_issues):
         if name not in known:
-            place = case.place("accept_known_bad", index)
+            place = case.place("allow_known_issues", index)
             yield Problem(f"there is no report `{name}` of a layout known as bad", place, did_you_mean(name, known))
 
 

@@ -7,7 +7,7 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.capacity import Capacity, KvCache, LoadFit
 from orchestrator.plan.plan import Plan, PlanWarning
 
-_HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
+_WARNINGS = "capacity-"  # how the ids of those begin that this computation finds
 
 
 def capacity_table(found: Capacity) -> str:
@@ -25,13 +25,13 @@ def note_capacity(plan: Plan, found: Capacity) -> None:
 
 def unfit(plan: Plan) -> tuple[PlanWarning, ...]:
     """What does not fit."""
-    return tuple(hazard for hazard in plan.hazards if hazard.id.startswith(_HAZARDS))
+    return tuple(warning for warning in plan.warnings if warning.id.startswith(_WARNINGS))
 
 
 def warn_capacity(plan: Plan) -> None:
     """Say what does not fit."""
-    for hazard in unfit(plan):
-        warn(hazard.what, hint=hazard.hint)
+    for warning in unfit(plan):
+        warn(warning.summary, hint=warning.hint)
 
 
 def _words(found: Capacity) -> Iterator[str]:

@@ -82,13 +82,13 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
     And for several servers: `deploy watch`, which stays there as long as the server is up, looks after one.
     """
     plan, place, problems = asked.plan, asked.composed.place, []
-    if plan.hardware.vendor != "cpu" and plan.hardware.product is None:
-        hint = "`--set hardware.product=MI355X`, as the broker's catalog has it"
+    if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
+        hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
         problems.append(Problem("the hardware says no name by which a GPU is rented", place(("hardware",)), hint))
-    if plan.model.source.kind == "directory":
-        hint = "a rented machine downloads it: `model.origin.kind=hub`, with the repository as `model.origin.location`"
+    if plan.model.checkpoint.source == "local":
+        hint = "a rented machine downloads it: `model.checkpoint.source=hub`, the repository as `model.checkpoint.path`"
         problems.append(
-            Problem(f"`{plan.model.source.location}` is on this machine", place(("model", "origin", "location")), hint)
+            Problem(f"`{plan.model.checkpoint.path}` is on this machine", place(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
         hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"

@@ -60,8 +60,8 @@ def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
     if runtime_class(plan.runtime).elsewhere:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
-    table = () if plan.ready_image else tuple(_table(plan, place.home))
-    if plan.model.source.kind == "hub":  # its engine judges the arguments before anything is downloaded
+    table = () if plan.prebuilt_image else tuple(_table(plan, place.home))
+    if plan.model.checkpoint.source == "hub":  # its engine judges the arguments before anything is downloaded
         return (*image, checkpoint, *table, _start(plan))
     return (checkpoint, *table, *image, _start(plan))
 
@@ -79,8 +79,8 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 
 def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
-    if place.far is not None and model.source.kind == "hub":
-        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.source.location} on {place.far}: what is missing of it"
+    if place.far is not None and model.checkpoint.source == "hub":
+        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.checkpoint.path} on {place.far}: what is missing of it"
         return UpStep(
             name="checkpoint",
             what=f"{what} is downloaded there, at {DOWNLOAD_MB_S:.0f} MB/s",
@@ -88,16 +88,16 @@ def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
         )
     if place.far is not None:
         return UpStep(name="checkpoint", what=f"verified on {place.far}", about=STEP_SECONDS["stage"])
-    if model.source.kind == "generated":
-        generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.source.location)
+    if model.checkpoint.source == "generated":
+        generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
         what = str(directory) if done else f"{directory}: made here"
         return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
     missing = max(model.weight_bytes - bytes_present(directory), 0)
-    if missing == 0 or model.source.kind != "hub":
+    if missing == 0 or model.checkpoint.source != "hub":
         return UpStep(name="checkpoint", what=f"{directory}: verified", about=STEP_SECONDS["stage"])
     left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
-    what = f"{missing / 1e9:.1f} GB{left} of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
+    what = f"{missing / 1e9:.1f} GB{left} of {model.checkpoint.path} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
     return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
 
 
@@ -136,8 +136,8 @@ def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
 
 
 def _engine(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
-    if artifacts.plan.ready_image:
-        yield _ready_image(artifacts.plan.ready_image)
+    if artifacts.plan.prebuilt_image:
+        yield _ready_image(artifacts.plan.prebuilt_image)
     else:
         yield from _image(artifacts, place)
 

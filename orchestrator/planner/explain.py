@@ -87,7 +87,7 @@ def _question(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Explained:
     question = value if isinstance(value, dict) else {}
     return Explained(
         key=".".join(str(step) for step in path),
-        value=f"{question.get('answer')} ← {question.get('question')}",
+        value=f"{question.get('expected')} ← {question.get('prompt')}",
         origin=str(question.get("origin", Origin.USER.value)),
         source=str(question.get("source", "")),
         place=loaded.composed.place(path),

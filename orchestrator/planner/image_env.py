@@ -16,7 +16,7 @@ from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.registry import Registry
 from orchestrator.plan.known_issues import matching_issues
 from orchestrator.plan.plan import EnvVar, Plan, PlanWarning
-from orchestrator.planner.planning import read_reports
+from orchestrator.planner.planning import read_known_issues
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
 
@@ -39,7 +39,7 @@ def image_of(plan: Plan) -> str | None:
     """The image whose environment a plan's server starts in; None for one that runs in no image."""
     if not runtime_class(plan.runtime).contained or plan.engine.image is None:
         return None
-    return plan.ready_image or base_reference(plan.engine)
+    return plan.prebuilt_image or base_reference(plan.engine)
 
 
 def known_config(image: str, home: Home) -> ImageConfig | None:
@@ -83,11 +83,11 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[ImageVariable]:
         yield ImageVariable(name=name, image=value, plan=own.get(name))
 
 
-def image_hazards(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
+def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
     """What is reported of the plan with the image's own variables, and not of the plan alone."""
-    known = {hazard.id for hazard in plan.hazards}
-    found = matching_issues(read_reports(Catalog.from_environment()).hazards, plan, image_env=config.env)
-    return tuple(hazard for hazard in found if hazard.id not in known)
+    known = {warning.id for warning in plan.warnings}
+    found = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
+    return tuple(warning for warning in found if warning.id not in known)
 
 
 def image_config(plan: Plan, home: Home) -> ImageConfig | None:

@@ -84,9 +84,9 @@ def _model(name: str, catalog: Catalog) -> Entry:
     model = read_model(path, ModelFile, catalog.shown(path))
     return {
         "quantization": model.quantization,
-        "weights_gb": round(model.weights / 1e9, 3),
+        "weights_gb": round(model.weights_size / 1e9, 3),
         "context_length": model.context_length,
-        "origin": f"{model.origin.kind} {model.origin.location}",
+        "checkpoint": f"{model.checkpoint.source} {model.checkpoint.path}",
     }
 
 

@@ -50,10 +50,10 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
     plan, _ = profile_source(profile, overrides, home).planned()
     unknown: dict[str, str] = {}
     listing, pins = None, list(overrides)
-    if plan.model.source.kind == "hub":
+    if plan.model.checkpoint.source == "hub":
         try:
-            listing = list_files(plan.model.source.location, plan.model.source.revision, hub_of(environ))
-            pins.append(f"model.origin.revision={listing.commit}")
+            listing = list_files(plan.model.checkpoint.path, plan.model.checkpoint.revision, hub_of(environ))
+            pins.append(f"model.checkpoint.revision={listing.commit}")
         except DeployError as error:
             unknown["checkpoint"] = redact(error.message)  # what a mirror says may hold a token
     if runtime_class(plan.runtime).contained and plan.engine.image_digest is None:
@@ -101,7 +101,7 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
         unknown["engine.image_digest"] = "the profile pins none, and no registry was asked"
     if (taken := runtime_class(plan.runtime).takes(plan)) is not None:
         unknown[taken.key] = taken.unpinned
-    if plan.model.source.kind == "hub":
+    if plan.model.checkpoint.source == "hub":
         unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
     profile = _seen_from(run, profile) if is_path(profile) else profile
     lock = _lock(plan, profile, overrides, home, checkpoint=_received(plan, home), unknown=unknown)
@@ -110,7 +110,7 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
 
 def _received(plan: Plan, home: Home) -> dict[str, str]:
     """What this machine knows of a checkpoint of the hub: the commit that it was staged at, the sizes of its files."""
-    receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.source.kind == "hub" else None
+    receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.checkpoint.source == "hub" else None
     if receipt is None or receipt.revision is None:
         return {}
     return {COMMIT: receipt.revision, **{path: str(size) for path, (size, _) in sorted(receipt.files.items())}}
@@ -125,7 +125,7 @@ def _lock(
     checkpoint: Mapping[str, str],
     unknown: Mapping[str, str],
 ) -> Lock:
-    if plan.model.source.kind == "directory":
+    if plan.model.checkpoint.source == "local":
         unknown = {**unknown, "checkpoint": "it is a directory: no hub knows its files"}
     for use in plan.patches:
         if use.kind == "file" and use.input_sha256 is None:
@@ -165,13 +165,13 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
-    catalog, source = Catalog.of(home), plan.model.source
+    catalog, source = Catalog.of(home), plan.model.checkpoint
     contained = runtime_class(plan.runtime).contained
     named = [
         *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
         plan.engine.requirements,
-        f"{plan.engine.template}.Dockerfile.j2" if contained else None,
-        source.location if source.kind == "generated" else None,
+        f"{plan.engine.dockerfile}.Dockerfile.j2" if contained else None,
+        source.path if source.source == "generated" else None,
     ]
     paths = {name: catalog.find(EntryKind.IMAGE_FILE, name) for name in named if name}
     return {name: path for name, path in paths.items() if path}

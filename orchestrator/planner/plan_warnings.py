@@ -4,7 +4,7 @@ from orchestrator.core.console import note, warn
 from orchestrator.images.config import ImageConfig
 from orchestrator.plan.fusion import inferred_fusion_flag
 from orchestrator.plan.plan import Plan, PlanWarning
-from orchestrator.planner.image_env import image_hazards
+from orchestrator.planner.image_env import image_warnings
 
 
 def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | None = None) -> tuple[PlanWarning, ...]:
@@ -13,8 +13,8 @@ def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | N
     First comes a server that needs no key. Known issues that match the plan follow, then those that only match with
     the variables of its `image`.
     """
-    hazards = image_hazards(plan, image) if image is not None else ()
-    return (*_open_server(plan, name or plan.profile), *plan.hazards, *hazards)
+    warnings = image_warnings(plan, image) if image is not None else ()
+    return (*_open_server(plan, name or plan.profile), *plan.warnings, *warnings)
 
 
 def report_warnings(
@@ -32,12 +32,12 @@ def report_warnings(
 
 def warning_text(warning: PlanWarning) -> str:
     """Return a warning with its source."""
-    return f"{warning.what} ({warning.source})" if warning.source else warning.what
+    return f"{warning.summary} ({warning.source})" if warning.source else warning.summary
 
 
 def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:
     if not plan.server.answers_everyone:
         return ()
-    what = f"`{name}` listens on {plan.server.host} without an API key; anyone who can reach it can use it"
+    summary = f"`{name}` listens on {plan.server.host} without an API key; anyone who can reach it can use it"
     hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
-    return (PlanWarning(id="open-server", what=what, source="", hint=hint),)
+    return (PlanWarning(id="open-server", summary=summary, source="", hint=hint),)

@@ -70,7 +70,7 @@ class LoadedProfile:
         return PlanningContext(
             table=self.table,
             ledger=read_ledger(self.catalog),
-            reports=read_reports(self.catalog),
+            known_issues=read_known_issues(self.catalog),
             runtimes={name: kind.rules() for name, kind in kinds.items()},
             settings={name: kind.settings for name, kind in kinds.items()},
             load=self.load,
@@ -107,9 +107,9 @@ class ResolvedProfile:
         return self.valid.profile
 
 
-def read_reports(catalog: Catalog) -> KnownIssues:
+def read_known_issues(catalog: Catalog) -> KnownIssues:
     """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
-    files = [read_model(path, KnownIssues, catalog.shown(path)) for path in catalog.all(EntryKind.REPORTS)]
+    files = [read_model(path, KnownIssues, catalog.shown(path)) for path in catalog.all(EntryKind.KNOWN_ISSUES)]
     return sum(files, KnownIssues())
 
 

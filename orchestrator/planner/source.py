@@ -57,7 +57,7 @@ class ProfileSource:
     def image_on_node(self) -> bool:
         """Whether the nodes of a cluster have the image, and no registry has to."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
-        return cluster is not None and cluster.image_on_node
+        return cluster is not None and cluster.image_pull_policy == "Never"
 
     def files(self) -> dict[str, bytes]:
         """Read what the user gives, and the table that was built for this model and layout, where one was."""
@@ -173,7 +173,7 @@ def run_source(run: RunDir, home: Home) -> RunSource:
 
 def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
     """What the plan names and this machine no longer has; what it has is put into `inputs`."""
-    if plan.ready_image is not None:
+    if plan.prebuilt_image is not None:
         return  # all of it is in the image
     carried = {patch.id: patch for patch in carried_patches(plan)}
     for use in plan.patches:

@@ -61,14 +61,14 @@ _Rows = Iterator[tuple[str, str]]
 
 
 def _checkpoint(plan: Plan) -> _Rows:
-    model, source = plan.model, plan.model.source
+    model, checkpoint = plan.model, plan.model.checkpoint
     yield "profile", f"{plan.profile}: {plan.description}" if plan.description else plan.profile
     size = model.weight_bytes
     weights = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
     facts = f"{model.quantization}, {weights}, {model.context_length:,} tokens of context"
     yield "model", f"{model.name}, served as `{model.served_name}`: {facts}"
-    revision = f", revision {_short(source.revision)}" if source.revision else ""
-    yield "checkpoint", f"{source.kind} {source.location}{revision}{', gated' if model.gated else ''}"
+    revision = f", revision {_short(checkpoint.revision)}" if checkpoint.revision else ""
+    yield "checkpoint", f"{checkpoint.source} {checkpoint.path}{revision}{', gated' if model.gated else ''}"
 
 
 def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
@@ -79,7 +79,7 @@ def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
     if reference is None:
         yield "environment", engine.python or engine.requirements or "the interpreter of this machine"
         return
-    kind = "prebuilt" if plan.ready_image else "patched" if plan.patches else "base"
+    kind = "prebuilt" if plan.prebuilt_image else "patched" if plan.patches else "base"
     name, _, digest = reference.partition("@")
     yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
     if image is None:
@@ -118,16 +118,17 @@ def _server(plan: Plan) -> _Rows:
 def _workload(load: Load | None, slo: str) -> _Rows:
     if load is None:
         return
-    cached = f", {load.cached_share:.0%} of a prompt from cache" if load.cached_share else ""
+    cached = f", {load.cache_hit_rate:.0%} of a prompt from cache" if load.cache_hit_rate else ""
     demand = f"; SLO: {slo}" if slo else ""
     yield "workload", f"{load.name}: {load.input_tokens:,} tokens in, {load.output_tokens:,} out{cached}{demand}"
 
 
 def _timeouts(plan: Plan) -> _Rows:
-    waiting, healing = plan.waiting, plan.healing
-    times = f"start without progress {format_duration(waiting.silence)}, stop {format_duration(waiting.grace)}"
-    restarts = f"at most {healing.restarts} restarts in {format_duration(healing.window)}"
-    yield "timeouts", f"{times}, unhealthy {format_duration(healing.unhealthy_after)}; {restarts}"
+    timeouts, restart_policy = plan.timeouts, plan.restart_policy
+    times = f"start without progress {format_duration(timeouts.progress_deadline)}"
+    times += f", stop {format_duration(timeouts.termination_grace)}"
+    restarts = f"at most {restart_policy.max_attempts} restarts in {format_duration(restart_policy.window)}"
+    yield "timeouts", f"{times}, unhealthy {format_duration(restart_policy.unhealthy_after)}; {restarts}"
 
 
 def _patches(plan: Plan) -> _Rows:
@@ -157,11 +158,12 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
         if plan.wrong_answers
         else ""
     )
-    varying = f"nondeterministic: {', '.join(issue.id for issue in plan.inexact)}" if plan.inexact else ""
+    varying = ", ".join(issue.id for issue in plan.nondeterministic)
+    varying = f"nondeterministic: {varying}" if varying else ""
     if causes or varying:
         yield "issues", "; ".join(filter(None, [causes, varying]))
     for warning in plan_warnings(plan, image=image):
-        yield "warning", warning.what
+        yield "warning", warning.summary
         if warning.hint:
             yield "  hint", warning.hint
 

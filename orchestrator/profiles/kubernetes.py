@@ -26,15 +26,15 @@ Taint: TypeAlias = Annotated[
 class KubernetesWeights(StrictModel):
     """Where the pods find the checkpoint, `MODEL` in there; whoever runs the cluster brings it."""
 
-    claim: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
+    pvc: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
     host_path: AbsolutePath | None = Field(
         default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
     )
 
     @model_validator(mode="after")
     def _is_one_place(self) -> "KubernetesWeights":
-        if self.claim and self.host_path:
-            raise ValueError("`claim` and `host_path` are two places: name one")
+        if self.pvc and self.host_path:
+            raise ValueError("`pvc` and `host_path` are two places: name one")
         return self
 
 
@@ -45,8 +45,8 @@ class KubernetesSection(StrictModel):
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = Field(
         default="default", description="namespace of everything that is rendered"
     )
-    image_on_node: bool = Field(
-        default=False, description="the nodes hold the image and never pull it; it then needs no registry"
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
+        default="IfNotPresent", description="`Never` where the nodes hold the image, which then needs no registry"
     )
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets to pull the image with")
     node_selector: tuple[Label, ...] = Field(
@@ -56,27 +56,27 @@ class KubernetesSection(StrictModel):
     tolerations: tuple[Taint, ...] = Field(
         default=(), description="taints to run in spite of, such as `amd.com/gpu:NoSchedule`"
     )
-    groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    supplemental_groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="ids of groups that own the GPUs' device nodes, where the image is not run by root"
     )
     cpu: int | None = Field(default=None, ge=1, description="cores that are set aside for it")
     memory: Size | None = Field(default=None, description="memory that is set aside for it, and its limit")
     runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
-    service: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="how the Service is reached: from the cluster alone, or from outside of it"
     )
-    clients: tuple[Label, ...] = Field(
+    allowed_clients: tuple[Label, ...] = Field(
         default=("deploy.client=true",), description="labels of the pods of its namespace that may reach the server"
     )
-    metrics_from: tuple[Label, ...] = Field(
+    allowed_scrapers: tuple[Label, ...] = Field(
         default=(),
         description="labels of another namespace whose pods may read metrics, such as "
         "`kubernetes.io/metadata.name=monitoring` of a Prometheus there",
     )
-    secret: ObjectName | None = Field(
+    api_key_secret: ObjectName | None = Field(
         default=None, description="the Secret that holds the API key, in its key `config.yaml`; default: one of its own"
     )
-    patience: int = Field(
+    pending_timeout: int = Field(
         default=30,
         ge=0,
         le=86_400,

@@ -107,7 +107,7 @@ class ContainerSection(StrictModel):
         default=[], description="groups that own the device nodes, by name; resolved on the host"
     )
     ipc: Word | None = Field(default=None, description="IPC namespace, such as `host`")
-    shm: Size | None = Field(default=None, description="size of /dev/shm")
+    shm_size: Size | None = Field(default=None, description="size of /dev/shm")
     ulimits: dict[Word, UlimitSection] = Field(default={}, description="resource limits by name")
     security_opt: list[Word] = Field(default=[], description="security options, such as seccomp=unconfined")
     cap_add: list[Word] = Field(default=[], description="capabilities, such as SYS_PTRACE")
@@ -118,7 +118,7 @@ class HardwareSection(StrictModel):
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
     arch: Word = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
-    product: Word | None = Field(default=None, description="what who rents it out calls the GPU, such as MI355X")
+    gpu_product: Word | None = Field(default=None, description="what who rents it out calls the GPU, such as MI355X")
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
     vram: Size = Field(description="memory of one GPU")
@@ -138,23 +138,23 @@ CatalogName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalog)]
 class CheckpointSection(StrictModel):
     """Where the checkpoint comes from."""
 
-    kind: Literal["hub", "generated", "directory"] = Field(description="hub, generated or directory")
-    location: Text = Field(
+    source: Literal["hub", "generated", "local"] = Field(description="hub, generated or local")
+    path: Text = Field(
         pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
     )
     revision: Word | None = Field(default=None, description="commit of the repository, its first digits, or a branch")
 
-    @field_validator("location")
+    @field_validator("path")
     @classmethod
-    def _is_of_its_kind(cls, location: str, info: ValidationInfo) -> str:
-        kind = info.data.get("kind")
-        if kind == "generated" and not is_valid_name(location):
+    def _is_of_its_source(cls, path: str, info: ValidationInfo) -> str:
+        source = info.data.get("source")
+        if source == "generated" and not is_valid_name(path):
             raise ValueError("expected the name of a script under images/")
-        if kind == "directory" and not location.startswith("/"):
+        if source == "local" and not path.startswith("/"):
             raise ValueError("expected an absolute path: a server is started in another directory")
-        if kind == "hub":
-            RepositoryId(location)
-        return location
+        if source == "hub":
+            RepositoryId(path)
+        return path
 
 
 class MoeSection(StrictModel):
@@ -176,26 +176,26 @@ def _filler(value: object) -> object:
 class QuestionSection(StrictModel):
     """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
 
-    question: Text = Field(min_length=1, description="what is asked; text without sense takes the place of `{filler}`")
-    answer: Text = Field(
+    prompt: Text = Field(min_length=1, description="what is asked; text without sense takes the place of `{filler}`")
+    expected: Text = Field(
         min_length=1,
         description="all that is to be answered; case, white space and a full stop at the end do not count",
     )
-    filler: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
+    filler_words: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
         default=0, description="words of filler; `chunk` for more than a chunk of the profile's prefill has tokens"
     )
-    tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
+    max_tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
     origin: Origin = Field(default=Origin.USER, description="published, recipe, measured, inferred or user")
     source: Text = Field(default="", description="where it comes from")
 
     @model_validator(mode="after")
     def _has_a_place_for_its_filler(self) -> "QuestionSection":
-        if (self.filler != 0) != (FILLER in self.question):
-            raise ValueError(f"`{FILLER}` belongs into a question that has `filler`, and into no other")
+        if (self.filler_words != 0) != (FILLER in self.prompt):
+            raise ValueError(f"`{FILLER}` belongs into a question that has `filler_words`, and into no other")
         return self
 
 
-class CacheSection(StrictModel):
+class KvCacheSection(StrictModel):
     """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
 
     head_dim: int | None = Field(default=None, ge=1, description="width of a head of keys")
@@ -207,7 +207,7 @@ class CacheSection(StrictModel):
     sliding_layers: int | None = Field(default=None, ge=1, description="layers with such a window; the others keep all")
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> "CacheSection":
+    def _is_one_of_both(self) -> "KvCacheSection":
         latent = (self.kv_lora_rank, self.qk_rope_head_dim)
         if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and any(latent)):
             raise ValueError("expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`")
@@ -225,9 +225,9 @@ class CacheSection(StrictModel):
 class ModelSection(StrictModel):
     """The checkpoint."""
 
-    origin: CheckpointSection = Field(description="where it comes from")
+    checkpoint: CheckpointSection = Field(description="where it comes from")
     served_name: Word = Field(description="the name clients ask for")
-    weights: Size = Field(ge=1, description="size of all weights")
+    weights_size: Size = Field(ge=1, description="size of all weights")
     quantization: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
@@ -242,11 +242,11 @@ class ModelSection(StrictModel):
         default=None, description="index of the next-token-prediction layer in the checkpoint"
     )
     gated: bool = Field(default=False, description="needs a token to download")
-    mtp_weights: Size | None = Field(
-        default=None, description="that layer's part of `weights`, which only speculation loads"
+    mtp_weights_size: Size | None = Field(
+        default=None, description="that layer's part of `weights_size`, which only speculation loads"
     )
     moe: MoeSection | None = Field(default=None, description="the routed experts")
-    cache: CacheSection | None = Field(
+    kv_cache: KvCacheSection | None = Field(
         default=None, description="what a token takes of the KV cache; without it capacity is not computed"
     )
     questions: tuple[QuestionSection, ...] = Field(
@@ -256,10 +256,10 @@ class ModelSection(StrictModel):
 
     @model_validator(mode="after")
     def _sparse_attention_has_an_indexer(self) -> "ModelSection":
-        if self.cache and self.sparse_attention != (self.cache.index_head_dim is not None):
-            raise ValueError("`cache.index_head_dim` is for `sparse_attention: true`, and required there")
-        if self.cache and (self.cache.sliding_layers or 0) >= self.layers:
-            raise ValueError("`cache.sliding_layers` is fewer than `layers`: some layer keeps all tokens")
+        if self.kv_cache and self.sparse_attention != (self.kv_cache.index_head_dim is not None):
+            raise ValueError("`kv_cache.index_head_dim` is for `sparse_attention: true`, and required there")
+        if self.kv_cache and (self.kv_cache.sliding_layers or 0) >= self.layers:
+            raise ValueError("`kv_cache.sliding_layers` is fewer than `layers`: some layer keeps all tokens")
         return self
 
 
@@ -276,7 +276,7 @@ class EngineSection(StrictModel):
         default=(),
         description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )
-    template: CatalogName = Field(description="Dockerfile template under images/")
+    dockerfile: CatalogName = Field(description="Dockerfile template under images/")
     requirements: CatalogName | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
     source_dir: AbsolutePath = Field(
@@ -326,7 +326,7 @@ class ServerSection(StrictModel):
 
     host: Text = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=30000, ge=1, le=65535, description="port to listen on")
-    allow_public: bool = Field(default=False, description="listen beyond this machine without an API key")
+    allow_unauthenticated: bool = Field(default=False, description="listen beyond this machine without an API key")
     api_key_env: Text | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of your shell that holds the API key"
     )
@@ -347,11 +347,9 @@ class Profile(StrictModel):
     server: ServerSection = Field(default=ServerSection(), description="the HTTP side")
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
-    without_patches: list[Text] = Field(
-        default=[], description="patches to leave out although the ledger calls for them"
-    )
-    waiting: TimeoutsSection = Field(default=TimeoutsSection(), description="when to give up")
-    healing: RestartPolicySection = Field(default=RestartPolicySection(), description="what `deploy watch` does")
+    skip_patches: list[Text] = Field(default=[], description="patches to leave out although the ledger calls for them")
+    timeouts: TimeoutsSection = Field(default=TimeoutsSection(), description="when to give up")
+    restart_policy: RestartPolicySection = Field(default=RestartPolicySection(), description="what `deploy watch` does")
     kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="how a cluster runs it")
     slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
-    accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")
+    allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to run in spite of")

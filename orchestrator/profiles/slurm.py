@@ -30,26 +30,26 @@ class SlurmSection(StrictModel):
     )
     account: Word | None = Field(default=None, description="account that the job is charged to")
     qos: Word | None = Field(default=None, description="quality of service")
-    time: JobTime | None = Field(
+    time_limit: JobTime | None = Field(
         default=None,
         description="how long the job may run, such as 8:00:00 or 7-00:00:00; else the partition's default",
     )
     gpu_type: Word | None = Field(default=None, description="type of the GPUs in the cluster's gres, such as mi355x")
     exclusive: bool = Field(default=True, description="take whole nodes, with all of their CPUs and memory")
-    signal: int = Field(
+    signal_before_end: int = Field(
         default=120, ge=0, le=65535, description="seconds before the end of its time at which the server is told to end"
     )
     requeue: bool = Field(
         default=False,
         description="start the job again when its node fails; its secrets then stay in a file until `down`",
     )
-    pending: int | None = Field(
+    queue_timeout: int | None = Field(
         default=None,
         ge=1,
         le=_WEEK,
         description="seconds that the job may wait for its place; any where it is not said",
     )
-    options: tuple[Annotated[str, Field(pattern=_JOB_OPTION)], ...] = Field(
+    sbatch_options: tuple[Annotated[str, Field(pattern=_JOB_OPTION)], ...] = Field(
         default=(), description="further options of sbatch for the servers, such as --constraint=gfx950"
     )
     container: Literal["none", "pyxis", "apptainer"] = Field(

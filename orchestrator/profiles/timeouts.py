@@ -12,10 +12,10 @@ _WEEK: Final = 7 * 86_400  # seconds
 class TimeoutsSection(StrictModel):
     """When to give up."""
 
-    silence: int = Field(
+    progress_deadline: int = Field(
         default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
     )
-    grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
+    termination_grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
     health_deadline: int = Field(
         default=120, ge=0, le=_WEEK, description="seconds `up` waits for a server that already runs to become healthy"
     )
@@ -32,5 +32,5 @@ class RestartPolicySection(StrictModel):
             description="seconds a rank may neither answer nor get on, and is taken for hung",
         )
     )
-    restarts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
+    max_attempts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
     window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")

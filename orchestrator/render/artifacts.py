@@ -109,7 +109,7 @@ def gateway_command(
         metrics_host=metrics_host or LOOPBACK,
         metrics_port=plan.gateway.metrics_port,
         servers=[replica.server.url for replica in replica_plans(plan)],
-        grace=plan.waiting.grace,
+        grace=plan.timeouts.termination_grace,
         options=[option.argv for option in plan.gateway.options],
         pods=pods,
     )

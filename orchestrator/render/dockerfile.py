@@ -83,7 +83,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
             labels=_label_instruction(plan),
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        why = f"template `{plan.engine.template}` cannot be rendered: {error}"
+        why = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
         raise BuildError(why, where=f"engine {plan.engine.name}") from error
     texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}

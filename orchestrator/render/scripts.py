@@ -116,9 +116,9 @@ def _comment(text: str) -> str:
 
 def hazard_lines(plan: Plan) -> Iterator[str]:
     """What was reported of plans like this one, as comments."""
-    for hazard in plan.hazards:
+    for warning in plan.warnings:
         yield "#"
-        for text in (f"hazard {hazard.id}: {hazard.what} ({hazard.source})", f"hint: {hazard.hint}"):
+        for text in (f"warning {warning.id}: {warning.summary} ({warning.source})", f"hint: {warning.hint}"):
             yield from textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
 
 

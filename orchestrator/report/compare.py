@@ -199,8 +199,8 @@ def _is_of(result: BenchResult, *workloads: str) -> bool:
 
 
 def _ttft_limit(result: BenchResult) -> float | None:
-    limits = result.run.workload.get("limits")
-    limit = limits.get("ttft_p95_s") if isinstance(limits, dict) else None
+    slo = result.run.workload.get("slo")
+    limit = slo.get("ttft_p95_s") if isinstance(slo, dict) else None
     return float(limit) if isinstance(limit, int | float) and 0 < limit < math.inf else None
 
 

@@ -14,12 +14,12 @@ from orchestrator.report.compare import Comparison
 _NAMES: Final = frozenset(
     {"description", "profile", "server.port", "workload.description", "workload.source", "workload.seed"}
 )
-_RATES: Final = ("workload.rates_rps", "workload.climb")
+_RATES: Final = ("workload.request_rates", "workload.ramp")
 _SENDING: Final = (
     "input_tokens",
     "output_tokens",
-    "cached_share",
-    "prefixes",
+    "cache_hit_rate",
+    "num_prefixes",
     "prompts",
     "text_file",
     "load",
@@ -146,7 +146,7 @@ def _setting(name: str, value: str) -> str:
 def load(comparison: Comparison) -> str:
     """What was sent, from the result's own workload, as far as it says so."""
     workload = comparison.result.run.workload
-    tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cached_share"))
+    tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cache_hit_rate"))
     if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):
         return ""
     shared = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.planner.planning import ResolvedProfile
 
 _AREAS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
+    **dict.fromkeys(("image", "patched", "engine", "patches", "prebuilt_image"), "image"),
     **dict.fromkeys(("weights", "model"), "weights"),
     "locked": "image",
     **dict.fromkeys(("host", "hardware"), "host"),
@@ -35,7 +35,13 @@ _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # what no plan tells
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
-_SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")  # which follow from the rest
+_SAID: Final = (
+    "description",
+    "warnings",
+    "nondeterministic",
+    "wrong_answers",
+    "model.questions",
+)  # which follow from the rest
 _FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 

@@ -23,8 +23,8 @@ def has_image(case: RuleContext) -> Iterator[Problem]:
 
 def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | None, str]:
     """The image's build context with the files that patches are given, and its name; a ready one has no context."""
-    if plan.ready_image is not None:
-        return None, plan.ready_image
+    if plan.prebuilt_image is not None:
+        return None, plan.prebuilt_image
     build = build_context(plan, image_sources(plan, inputs=inputs))
     return build, image_tag(plan, build)
 

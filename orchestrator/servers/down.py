@@ -79,4 +79,4 @@ def _is_ours(servers: Servers, handle: RunningServer) -> bool:
 def grace_of(servers: Servers, name: str) -> float:
     """Seconds the server of that name may take to finish its running requests."""
     plan = read_plan(latest_run(servers.home, name))
-    return float(plan.waiting.grace) if plan else _GRACE
+    return float(plan.timeouts.termination_grace) if plan else _GRACE

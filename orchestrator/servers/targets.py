@@ -29,7 +29,7 @@ def url_target(
         url=Address.from_url(url).url,
         key=api_key(api_key_env),
         provenance=provenance,
-        hazards=(),
+        warnings=(),
         kernel_gate=lambda: None,
     )
 
@@ -53,7 +53,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         url=server.url,
         key=server.key,
         provenance=provenance,
-        hazards=plan.hazards if plan else (),
+        warnings=plan.warnings if plan else (),
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
         behind=tuple(replica.url for replica in handle.replicas),

@@ -103,7 +103,7 @@ def answers_right(client: SmokeClient) -> CheckOutcome:
     if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
-        causes = tuple(f"{each.what} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
+        causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
@@ -288,10 +288,11 @@ def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
 
 def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
-    if not client.target.inexact:
+    if not client.target.nondeterministic:
         return failed(evidence)
     return warning(
-        f"{evidence}, as they may here", causes=tuple(f"{each.what} ({each.source})" for each in client.target.inexact)
+        f"{evidence}, as they may here",
+        causes=tuple(f"{each.summary} ({each.source})" for each in client.target.nondeterministic),
     )
 
 
@@ -305,12 +306,12 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
     if not client.target.greedy:
         return failed(evidence)
-    causes = tuple(f"{each.what} ({each.source}); {each.hint}" for each in client.target.greedy)
+    causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.greedy)
     return warning(f"{evidence}, as is known of this engine", causes=causes)
 
 
 def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
-    said, right = excerpt(answer.content, 40), excerpt(question.answer, 40)
+    said, right = excerpt(answer.content, 40), excerpt(question.expected, 40)
     return f"after {answer.prompt_tokens} tokens {said!r} where {right!r} is right"
 
 

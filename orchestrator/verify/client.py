@@ -63,7 +63,7 @@ class SmokeClient:
         """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
         thinking = {"enable_thinking": False}  # what GLM's template calls it; others do not look at it
         more: Body = {RANK_FIELD: rank, "chat_template_kwargs": thinking}
-        return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.tokens, **more))
+        return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.max_tokens, **more))
 
     def chat_stream(self, body: Body) -> ChatResponse:
         """The answer to a chat request as server-sent events, put together."""

@@ -149,8 +149,8 @@ def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome
     whole = _text([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
     events = list(client.events(endpoints.COMPLETIONS, body))
     if not whole or _text(events) != whole:
-        conclude = warning if whole and target.inexact else failed
-        causes = tuple(f"{each.what} ({each.source})" for each in target.inexact)
+        conclude = warning if whole and target.nondeterministic else failed
+        causes = tuple(f"{each.summary} ({each.source})" for each in target.nondeterministic)
         return conclude(f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}", causes=causes)
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} piece: the answer is not streamed")

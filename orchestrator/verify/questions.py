@@ -11,7 +11,7 @@ _LENGTH: Final = len(_SENTENCE.split())
 
 def prompt_of(question: SmokeQuestion) -> str:
     """What a user asks, with the filler in its place."""
-    return question.question.replace(FILLER, filler(question.filler_words))
+    return question.prompt.replace(FILLER, filler(question.filler_words))
 
 
 def filler(words: int) -> str:
@@ -25,7 +25,7 @@ def filler(words: int) -> str:
 
 def is_right(question: SmokeQuestion, answer: str) -> bool:
     """Whether an answer is the one that is right; case, white space and a full stop at the end do not count."""
-    return _essence(answer) == _essence(question.answer)
+    return _essence(answer) == _essence(question.expected)
 
 
 def _essence(text: str) -> str:

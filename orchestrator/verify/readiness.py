@@ -126,7 +126,9 @@ class _Wait:
         quiet = self._clock() - self._moved
         answer = f"; {self._answer}" if self._answer else ""
         if quiet >= silence:
-            hint = "`deploy diagnose` names known causes; a longer `waiting.silence` in the profile waits longer"
+            hint = (
+                "`deploy diagnose` names known causes; raise `timeouts.progress_deadline` in the profile to wait longer"
+            )
             raise self._error(f"nothing has moved for {quiet:.0f} s while {doing}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
             raise self._error(

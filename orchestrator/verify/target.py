@@ -25,7 +25,7 @@ class Target:
     questions: tuple[SmokeQuestion, ...]  # with one right answer each
     prefill_chunk: int | None  # tokens; None where the plan sets none
     wrong_answers: tuple[PlanWarning, ...]  # what may make answers wrong
-    inexact: tuple[PlanWarning, ...]  # why two greedy answers may differ
+    nondeterministic: tuple[PlanWarning, ...]  # why two greedy answers may differ
     greedy: tuple[PlanWarning, ...]  # why nothing is sampled but the first token
     api_key: Secret | None
 
@@ -46,8 +46,8 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         questions=plan.model.questions,
         prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
-        inexact=plan.inexact,
-        greedy=tuple(hazard for hazard in plan.hazards if hazard.id == GREEDY),
+        nondeterministic=plan.nondeterministic,
+        greedy=tuple(warning for warning in plan.warnings if warning.id == GREEDY),
         api_key=api_key,
     )
 
@@ -74,7 +74,7 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         questions=(),
         prefill_chunk=None,
         wrong_answers=(),
-        inexact=(),
+        nondeterministic=(),
         greedy=(),
         api_key=api_key,
     )

@@ -51,7 +51,7 @@ class Deployment:
 
     def settings(self, *more: str) -> tuple[str, ...]:
         """The words by which the scripted engine serves, on this port."""
-        settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "waiting.grace=2", *more]
+        settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "timeouts.termination_grace=2", *more]
         settings += ["model.questions=null"]  # its answers follow from what is asked, and are right for no model
         return tuple(word for setting in settings for word in ("--set", setting))
 

@@ -177,7 +177,7 @@ def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -
 def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
     """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
-    assert not list(deployment.run(*deployment.up("--set", "healing.unhealthy_after=3")).faults(0))
+    assert not list(deployment.run(*deployment.up("--set", "restart_policy.unhealthy_after=3")).faults(0))
     first = serving(deployment)
     told = deployment.folder / "told"
     script = f'{sys.executable} -c \'import sys; open("{told}", "a").write(sys.stdin.read())\''

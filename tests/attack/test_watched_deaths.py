@@ -95,7 +95,9 @@ def traffic(port: int) -> Iterator[None]:
 
 def test_every_death_is_healed_and_nothing_is_left_behind(deployments: Deployments) -> None:
     deployment = deployments(0)
-    healing = [word for key in ("unhealthy_after=3", "restarts=1000") for word in ("--set", f"healing.{key}")]
+    healing = [
+        word for key in ("unhealthy_after=3", "max_attempts=1000") for word in ("--set", f"restart_policy.{key}")
+    ]
     assert not list(deployment.run(*deployment.up(*healing)).faults(0))
     watched = Watched(deployment)
     watched.wait_for("watching")

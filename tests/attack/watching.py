@@ -23,7 +23,11 @@ def wait_for_event(watch: Command, event: str) -> None:
 
 def watched(deployment: Deployment, *settings: str) -> Command:
     """A server that is watched."""
-    chosen = [word for setting in ("healing.unhealthy_after=3", "healing.restarts=1000") for word in ("--set", setting)]
+    chosen = [
+        word
+        for setting in ("restart_policy.unhealthy_after=3", "restart_policy.max_attempts=1000")
+        for word in ("--set", setting)
+    ]
     assert not list(deployment.run(*deployment.up(*settings, *chosen)).faults(0))
     watch = deployment.start("watch", deployment.name, "--json")
     wait_for_event(watch, "watching")

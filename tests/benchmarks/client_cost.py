@@ -39,17 +39,17 @@ description: the client's own cost
 source: tests/benchmarks/client_cost.py
 input_tokens: {INPUT}
 output_tokens: {OUTPUT}
-cached_share: 0.0
-prefixes: 1
+cache_hit_rate: 0.0
+num_prefixes: 1
 token_ids: [10, 500]
 temperature: 0.0
 load: open
 arrivals: constant
-rates_rps: [1.0]
+request_rates: [1.0]
 requests: 2
 seed: 1
 timeout_s: 60
-limits: {{ttft_p95_s: 5.0, success_share: 0.99}}
+slo: {{ttft_p95_s: 5.0, success_share: 0.99}}
 """
 
 

@@ -104,7 +104,7 @@ def of_processes(servers: int, rounds: int) -> None:
 
 
 def of_pods(servers: int, rounds: int) -> None:
-    settings = ("kubernetes.image_on_node=true", "kubernetes.weights.host_path=/srv")
+    settings = ("kubernetes.image_pull_policy=Never", "kubernetes.weights.host_path=/srv")
     artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
     names = [f"{PREFIX}-{number}" for number in range(servers)]
     objects = [each for name in names for each in objects_of(artifacts, "x", name)]

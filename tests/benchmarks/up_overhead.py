@@ -25,7 +25,7 @@ if IMAGE:
     SETTINGS |= {
         "runtime": "docker",
         "engine.image": IMAGE,
-        "engine.template": "sglang-rocm",
+        "engine.dockerfile": "sglang-rocm",
         "engine.source_dir": "/sgl-workspace/sglang/python/sglang",
         "engine.aiter_dir": "/sgl-workspace/aiter",
     }

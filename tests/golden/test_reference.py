@@ -195,4 +195,5 @@ def test_pages_stay_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= 120
     for folder in ("profiles", "patches", "images", "tests"):
         assert (ROOT / folder / "README.md").read_text().count("\n") <= 40, folder
-    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in PAGES) <= 19_500
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which grows with each change
+    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 19_400

@@ -22,8 +22,8 @@ SHARED = f"""
 description: many shared prefixes, more than the cache of one replica holds
 input_tokens: 4000
 output_tokens: 64
-cached_share: 0.9
-prefixes: 32
+cache_hit_rate: 0.9
+num_prefixes: 32
 token_ids: [10, 500]
 temperature: 0.0
 load: closed
@@ -31,7 +31,7 @@ concurrency: 8
 requests: {REQUESTS}
 seed: 1
 timeout_s: 60
-limits: {{ttft_p95_s: 60.0, success_share: 0.99}}
+slo: {{ttft_p95_s: 60.0, success_share: 0.99}}
 """
 CACHE = "flags.max-total-tokens=90000"  # of each replica; the prefixes are 115,200 tokens
 GATEWAY = "http://127.0.0.1:30050"  # a server by its name is asked for its counters, and one of two is away

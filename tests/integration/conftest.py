@@ -88,7 +88,7 @@ def tiny_model(engine_home: Home, cpu_environment: venv.Venv, tmp_path_factory: 
     """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
     model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
     shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
-    generator = IMAGES / model.source.location
+    generator = IMAGES / model.checkpoint.path
     made = generate_model(model, generator, python=cpu_environment.python, home=shared, progress=Progress())
     return shutil.copytree(made, engine_home.models / model.name)
 

@@ -57,7 +57,7 @@ def test_a_terabyte_costs_headers_alone(tmp_path: Path) -> None:
     env = {**os.environ, "DEPLOY_HOME": str(tmp_path / "home")}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert written(tmp_path / "home", "large").weights == TERABYTE
+    assert written(tmp_path / "home", "large").weights_size == TERABYTE
     seconds, kibibytes = done.stdout.split()[-2:]
     assert float(seconds) < 10
     assert int(kibibytes) * 1024 < 200_000_000
@@ -76,10 +76,10 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="there is no repository `nobody/nothing`"):
             add_model("nobody/nothing", Home(tmp_path), environ=environ)
     found = written(tmp_path, "own")
-    assert (found.origin.kind, found.origin.location, found.origin.revision) == ("hub", REPOSITORY, COMMIT)
-    assert (found.weights, found.layers, found.mtp_layer) == (60_000_000, 78, 78)
+    assert (found.checkpoint.source, found.checkpoint.path, found.checkpoint.revision) == ("hub", REPOSITORY, COMMIT)
+    assert (found.weights_size, found.layers, found.mtp_layer) == (60_000_000, 78, 78)
     assert found.gated
-    assert found.mtp_weights == (576 + 128 + 256 + 1) * 64 * 2
+    assert found.mtp_weights_size == (576 + 128 + 256 + 1) * 64 * 2
     asked = {name for name in hub.sent if name.endswith(".safetensors")}
     assert 0 < len(asked) < 10, asked
 
@@ -99,6 +99,15 @@ def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_fil
         written(tmp_path, "own"),
         read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),
     )
-    for key in ("quantization", "context_length", "layers", "attention_heads", "kv_heads", "moe", "cache", "mtp_layer"):
+    for key in (
+        "quantization",
+        "context_length",
+        "layers",
+        "attention_heads",
+        "kv_heads",
+        "moe",
+        "kv_cache",
+        "mtp_layer",
+    ):
         assert getattr(found, key) == getattr(shipped, key), key
-    assert found.weights == (tiny_model / "model.safetensors").stat().st_size
+    assert found.weights_size == (tiny_model / "model.safetensors").stat().st_size

@@ -149,7 +149,7 @@ def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_r
     )
     container.chmod(0o755)
     job = ("runtime=slurm", "server.api_key_env=KEY", "slurm.container=apptainer", "slurm.image=/i.sif")
-    model = ("model.origin.kind=directory", f"model.origin.location={tiny_model}")
+    model = ("model.checkpoint.source=local", f"model.checkpoint.path={tiny_model}")
     artifacts = render_artifacts(load("cpu-tiny", overrides=(*job, *model, *settings)).plan)
     for name, text in argument_files(artifacts).items():
         (run_dir / name).write_text(text)
@@ -200,9 +200,9 @@ def deploy(engine_home: Home, tmp_path: Path) -> CommandLine:
 
 def of_the_hub(*settings: str) -> list[str]:
     own = (
-        "model.origin.kind=hub",
-        "model.origin.location=tests/tiny",
-        f"model.origin.revision={COMMIT}",
+        "model.checkpoint.source=hub",
+        "model.checkpoint.path=tests/tiny",
+        f"model.checkpoint.revision={COMMIT}",
         f"server.port={free_port()}",
         *settings,
     )
@@ -231,7 +231,7 @@ def test_an_image_is_asked_before_the_checkpoint_and_no_container_is_left(
     image = {
         "runtime": "docker",
         "engine.image": base,
-        "engine.template": "sglang-rocm",
+        "engine.dockerfile": "sglang-rocm",
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
     }

@@ -20,7 +20,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
-    update={"output_tokens": 6, "requests": 4, "rates_rps": (20.0, 21.0), "prefixes": 1, "timeout_s": 5.0}
+    update={"output_tokens": 6, "requests": 4, "request_rates": (20.0, 21.0), "num_prefixes": 1, "timeout_s": 5.0}
 )
 
 
@@ -96,7 +96,7 @@ def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEndin
 def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, number: signal.Signals) -> None:
     """It takes a minute, in which the event loop heard no signal."""
     workload = tmp_path / "large.yaml"
-    large = {"input_tokens": 200, "cached_share": 0.5, "prefixes": 900_000, "requests": 2}
+    large = {"input_tokens": 200, "cache_hit_rate": 0.5, "num_prefixes": 900_000, "requests": 2}
     workload.write_text(json.dumps({**load_workload("smoke-tiny").to_dict(), **large}))
     with scripted(Script()) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))

@@ -106,7 +106,7 @@ ONE_AT_A_TIME = load_workload("single-stream-10k-1.5k").model_copy(
 CASES: Mapping[str, Case] = {
     "knee": Case(
         script=Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)),
-        workload=changed(requests=100, rates_rps=(16.0, 32.0)),
+        workload=changed(requests=100, request_rates=(16.0, 32.0)),
     ),
     "queue": Case(script=Script(one_at_a_time_s=0.15), workload=changed(requests=50)),
     "in halves, usage at the end": Case(script=in_halves(usage_at_end_only=True)),
@@ -117,7 +117,7 @@ CASES: Mapping[str, Case] = {
     "failing": Case(script=failing(), workload=changed(timeout_s=3.0)),
     "slow accept": Case(
         script=Script(answer=lambda _: Answer(ttft_s=0.3), connect_delay_s=0.3),
-        workload=changed(requests=4, rates_rps=(20.0,)),
+        workload=changed(requests=4, request_rates=(20.0,)),
     ),
     "stalled": Case(script=stalled()),
 }

@@ -25,7 +25,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 
-IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
+IN_THE_SECOND_RATE = 2 * WORKLOAD.num_prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 
 
 def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_no_garbage_is_collected_while_the_clock_runs(tmp_path: Path) -> None:
         return Answer()
 
     bench(Script(answer=answer), tmp_path, workload=QUICK.model_copy(update={"requests": 4}))
-    assert collects == [False] * (WORKLOAD.prefixes + 4)
+    assert collects == [False] * (WORKLOAD.num_prefixes + 4)
     assert gc.isenabled()
 
 
@@ -84,7 +84,7 @@ def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
-    workload = WORKLOAD.model_copy(update={"rates_rps": (40.0, 41.0, 42.0)})
+    workload = WORKLOAD.model_copy(update={"request_rates": (40.0, 41.0, 42.0)})
     answered = itertools.count()
 
     def answer(_: int) -> Answer:
@@ -175,10 +175,10 @@ def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) -> None:
     workload, asked = tmp_path / "one-rate.yaml", threading.Event()
-    workload.write_text(json.dumps({**WORKLOAD.to_dict(), "climb": None, "concurrency": None, "duration_s": None}))
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), "ramp": None, "concurrency": None, "duration_s": None}))
 
     def answer(index: int) -> Answer:
-        if index > WORKLOAD.prefixes:
+        if index > WORKLOAD.num_prefixes:
             asked.set()
         return Answer(cached_tokens=300)
 
@@ -195,7 +195,7 @@ def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) ->
 def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
     """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
     workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
-    rates = {"rates_rps": [20.0, 21.0], "climb": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
+    rates = {"request_rates": [20.0, 21.0], "ramp": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
     answered, silence = itertools.count(), threading.Event()
 

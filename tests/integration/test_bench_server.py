@@ -28,7 +28,7 @@ from orchestrator.hosts.venvs.venv import Venv
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 REQUESTS = 30
-WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})
+WORKLOAD = load_workload("smoke-tiny").model_copy(update={"request_rates": (4.0,), "requests": REQUESTS})
 TURNS, TURN_REQUESTS = 3, 14
 AGREES = 0.25  # of the median
 QUANTITIES = ("ttft", "e2e_latency", "tpot")  # as sglang.bench_serving names them
@@ -86,7 +86,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
     assert counted is not None
     assert counted.prompt_tokens == point.input_tokens == 8 * 700
     assert point.cache is not None
-    assert point.cache.usage_share == pytest.approx(workload.cached_share, abs=0.02)
+    assert point.cache.usage_share == pytest.approx(workload.cache_hit_rate, abs=0.02)
     told = load_result(tmp_path).run
     text = read_text(workload)
     assert told.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
@@ -121,9 +121,9 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
     assert counted.cached_tokens == round(cache.usage_share * point.input_tokens)
     assert cache.usage_share == cache.metrics_share
     assert cache.usage_share_per_request is not None
-    assert cache.usage_share_per_request.p50 == WORKLOAD.cached_share
+    assert cache.usage_share_per_request.p50 == WORKLOAD.cache_hit_rate
     # of 491 ids two own parts begin with the same one now and then: a token more from cache
-    assert cache.usage_share_per_request.max == pytest.approx(WORKLOAD.cached_share, abs=0.005)
+    assert cache.usage_share_per_request.max == pytest.approx(WORKLOAD.cache_hit_rate, abs=0.005)
     assert counted.ttft_mean_s is not None
     assert counted.e2e_mean_s is not None
     assert latency.ttft_from_send_s.mean > counted.ttft_mean_s  # the client sees the server's time and the way there
@@ -139,7 +139,7 @@ def test_sglangs_own_client_finds_the_same(server: CpuServer, their_turn: Turn, 
     The clients take turns. Where one and the same client does not find the same again, less is to be seen between two;
     where it differs by more than clients may, the machine is too busy, and that half of the test is not judged.
     """
-    changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
+    changes = {"cache_hit_rate": 0.0, "num_prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
     ours, theirs = list[Medians](), list[Medians]()
     for turn in range(TURNS):
@@ -195,7 +195,7 @@ def their_turn(
         "--random-range-ratio=1.0",
         "--tokenize-prompt",
         f"--num-prompts={TURN_REQUESTS}",
-        f"--request-rate={WORKLOAD.rates_rps[0]}",
+        f"--request-rate={WORKLOAD.request_rates[0]}",
         "--disable-tqdm",
         "--flush-cache",
         f"--output-file={written}",

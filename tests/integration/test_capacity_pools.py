@@ -49,7 +49,7 @@ WINDOWS = {
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
         "beta_slow": 1.0, "truncate": False},
 }  # fmt: skip
-WINDOWED = ("layers=4", "cache.head_dim=32", "cache.sliding_window=128", "cache.sliding_layers=3")
+WINDOWED = ("layers=4", "kv_cache.head_dim=32", "kv_cache.sliding_window=128", "kv_cache.sliding_layers=3")
 TRITON = "attention-backend=triton"  # of those that it asks for, one that can be named here
 DRAFTS = ("speculative-algorithm=EAGLE", "speculative-num-steps=5", "speculative-eagle-topk=1",
           "speculative-num-draft-tokens=6", "max-running-requests=4")  # fmt: skip
@@ -64,7 +64,7 @@ CASES = {
     ),
     "moe-with-mtp": (
         GLM_MTP,
-        ("layers=3", "mtp_layer=3", "cache.head_dim=64"),
+        ("layers=3", "mtp_layer=3", "kv_cache.head_dim=64"),
         ("max-total-tokens=500000", *DRAFTS),
     ),
     "windows": (WINDOWS, WINDOWED, ("max-total-tokens=300000", TRITON)),
@@ -73,7 +73,10 @@ CASES = {
     ),
     "mla": (
         MLA,
-        ("layers=3", "kv_heads=null", "cache.head_dim=null", "cache.kv_lora_rank=64", "cache.qk_rope_head_dim=16"),
+        (
+            *("layers=3", "kv_heads=null", "kv_cache.head_dim=null"),
+            *("kv_cache.kv_lora_rank=64", "kv_cache.qk_rope_head_dim=16"),
+        ),
         ("max-total-tokens=1000000",),
     ),
 }  # fmt: skip

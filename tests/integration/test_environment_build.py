@@ -171,8 +171,8 @@ def test_model_is_made_again_only_when_its_generator_changed(cpu_environment: Ve
     from orchestrator.planner.planning import load
 
     model = load("cpu-tiny").plan.model
-    generator = tmp_path / model.source.location
-    generator.write_bytes((data_root() / "images" / model.source.location).read_bytes())
+    generator = tmp_path / model.checkpoint.path
+    generator.write_bytes((data_root() / "images" / model.checkpoint.path).read_bytes())
 
     def made() -> dict[str, bytes]:
         folder = generate_model(model, generator, python=cpu_environment.python, home=home, progress=Progress())

@@ -114,7 +114,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
 
 def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pair: Pair, tmp_path: Path) -> None:
     unhealthy = tmp_path / "unhealthy"
-    settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "waiting.health_deadline=240")
+    settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=240")
     pair.up(*settings)
     unhealthy.write_text(f"{pair.port + 16}")
     wait_for(lambda: count_servers(pair.url) == 1)
@@ -127,7 +127,7 @@ def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pa
 
 def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: Pair, tmp_path: Path) -> None:
     unhealthy = tmp_path / "unhealthy"
-    settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "waiting.health_deadline=1")
+    settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=1")
     pair.up(*settings)
     unhealthy.write_text(f"{pair.port + 16}")
     wait_for(lambda: count_servers(pair.url) == 1)
@@ -138,7 +138,7 @@ def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: 
 
 @pytest.mark.slow
 def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_again(pair: Pair) -> None:
-    pair.up("healing.unhealthy_after=2")
+    pair.up("restart_policy.unhealthy_after=2")
     with pair.deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
         os.kill(pair.pid(pair.handle), signal.SIGSTOP)

@@ -53,12 +53,12 @@ def up(base: str, port: int) -> list[str]:
         "runtime": "docker",
         "replicas": 2,
         "engine.image": base,
-        "engine.template": "sglang-rocm",
+        "engine.dockerfile": "sglang-rocm",
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
         "server.port": port,
         "server.api_key_env": "PAIR_KEY",
-        "waiting.grace": 0,
+        "timeouts.termination_grace": 0,
         "model.questions": "null",
         "env.SCRIPTED_PAUSE": 1,  # a start takes 6 s: the gateway has to notice that a server is away
     }

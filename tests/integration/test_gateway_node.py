@@ -89,12 +89,12 @@ def up_words(node: OwnNode, image: str, port: int) -> tuple[str, ...]:
     settings = (
         "replicas=2",
         f"server.port={port}",
-        "kubernetes.image_on_node=true",
+        "kubernetes.image_pull_policy=Never",
         f"kubernetes.weights.host_path={node.folder / 'checkpoints'}",
         "server.api_key_env=PAIR_KEY",
         "model.questions=null",
-        "waiting.grace=2",
-        "healing.unhealthy_after=12",
+        "timeouts.termination_grace=2",
+        "restart_policy.unhealthy_after=12",
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", image, *sets)

@@ -36,9 +36,9 @@ NO_ANSWER = [
 BROKEN_STREAMS = sorted(name for name in BEHAVIORS if name.startswith("stream-") and name != "stream-for-ever")
 ODD_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "true", "[[1]]", "{}", "9" * 30, ""]
 WORKLOAD = Workload(
-    description="a test", source="a test", input_tokens=20, output_tokens=6, cached_share=0.0, prefixes=1,
-    token_ids=(10, 500), temperature=0.0, load="open", arrivals="constant", rates_rps=(50.0,), requests=4, seed=1,
-    timeout_s=ENOUGH, limits={"ttft_p95_s": 5.0, "success_share": 0.99},
+    description="a test", source="a test", input_tokens=20, output_tokens=6, cache_hit_rate=0.0, num_prefixes=1,
+    token_ids=(10, 500), temperature=0.0, load="open", arrivals="constant", request_rates=(50.0,), requests=4, seed=1,
+    timeout_s=ENOUGH, slo={"ttft_p95_s": 5.0, "success_share": 0.99},
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def target(url: str) -> Target:
     return Target(
         url=url, served_name="tiny", context_length=32768, dp=1, speculative=False, prefix_cache=True,
         cache_report=True, metrics=True, grammar=True, questions=(), prefill_chunk=None, wrong_answers=(),
-        inexact=(), greedy=(),
+        nondeterministic=(), greedy=(),
         api_key=None,
     )  # fmt: skip
 

@@ -228,7 +228,7 @@ def test_a_file_that_is_a_link_is_replaced_and_what_it_names_is_kept(
 def test_what_is_no_repository_is_an_error_of_the_user_with_the_form_to_write(
     hub: Hub, tmp_path: Path, place: list[str], repository: str
 ) -> None:
-    done = stage(hub, tmp_path, "--set", f"model.origin.location={repository}", *place)
+    done = stage(hub, tmp_path, "--set", f"model.checkpoint.path={repository}", *place)
     assert done.returncode == 3, done.stderr
     assert "write `org/name`" in done.stderr
 

@@ -68,11 +68,11 @@ def cases() -> list[Any]:
     """Each field that holds a string, in the first profile that has it."""
     found: dict[tuple[Any, ...], Any] = {}
     for profile in PROFILES:
-        for overrides in ((), ("model.origin.kind=directory", "model.origin.location=/srv/weights")):
+        for overrides in ((), ("model.checkpoint.source=local", "model.checkpoint.path=/srv/weights")):
             plan = load(profile, overrides=overrides).plan
             for path in leaves(plan):
                 field = (bool(overrides), *(step for step in path if not isinstance(step, int)))
-                if field[-1] not in BY_PATTERN and (not overrides or field[-1] == "location"):
+                if field[-1] not in BY_PATTERN and (not overrides or field[-1] == "path"):
                     found.setdefault(field, pytest.param(plan, path, id=".".join(map(str, field))))
     return list(found.values())
 

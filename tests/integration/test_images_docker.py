@@ -335,7 +335,8 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
     assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
     assert ("AITER_CONFIG_FMOE", "/opt/deploy/tables/tuned_fmoe.csv") in {(v.name, v.value) for v in plan.env}
     assert (
-        plan.ready_image == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
+        plan.prebuilt_image
+        == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
     )
     assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
     assert compute_coverage(plan, given, place.home).found.missed_by_load == ()

@@ -46,7 +46,7 @@ def hadolint() -> Path:
 @pytest.mark.parametrize("template", PROFILES)
 def test_clean(hadolint: Path, template: str) -> None:
     plan = load(PROFILES[template], overrides=base_overrides("registry.example/base:1@sha256:" + "ab" * 32)).plan
-    assert plan.engine.template == template
+    assert plan.engine.dockerfile == template
 
     found = lint(hadolint, dockerfile(plan))
 

@@ -33,7 +33,7 @@ pytestmark = [
 
 IMAGE: Final = f"registry.invalid/sglang@sha256:{'0123456789abcdef' * 4}"
 KEY: Final = "sk-0f-the-tests-0f-the-tests"
-CLAIM: Final = ("--set", "kubernetes.weights.claim=models")
+CLAIM: Final = ("--set", "kubernetes.weights.pvc=models")
 HOST_PATH: Final = ("--set", "kubernetes.weights.host_path=/srv/models")
 
 
@@ -92,7 +92,11 @@ def listed(cluster: OwnCluster, home: Home) -> list[dict[str, Any]]:
 
 
 def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", patience: int = 1) -> tuple[str, ...]:
-    settings = (f"kubernetes.namespace={namespace}", f"kubernetes.patience={patience}", "server.api_key_env=SGLANG_KEY")
+    settings = (
+        f"kubernetes.namespace={namespace}",
+        f"kubernetes.pending_timeout={patience}",
+        "server.api_key_env=SGLANG_KEY",
+    )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", profile, "--name", "boxed", "--on", "kubernetes", "--image", IMAGE, "--accept-untuned", *sets, *more)
 

@@ -96,10 +96,10 @@ def test_a_claim_without_the_checkpoint_is_told_and_its_server_starts_once_it_is
     hub = Hub(repository="tests/tiny", directory=tiny_model)
     settings = (
         "kubernetes.weights.host_path=null",
-        "kubernetes.weights.claim=models",
-        "model.origin.kind=hub",
-        f"model.origin.location={hub.repository}",
-        f"model.origin.revision={COMMIT[:8]}",
+        "kubernetes.weights.pvc=models",
+        "model.checkpoint.source=hub",
+        f"model.checkpoint.path={hub.repository}",
+        f"model.checkpoint.revision={COMMIT[:8]}",
     )
     serves = "import time; print('serves', flush=True); time.sleep(600)"
     server = cluster_engine.start("claimed", cluster_engine.artifacts(*settings, argv=("python3", "-c", serves)))
@@ -136,11 +136,11 @@ def stream_is_killed() -> bool:
 
 def up_words(models: Path) -> tuple[str, ...]:
     settings = (
-        "kubernetes.image_on_node=true",
+        "kubernetes.image_pull_policy=Never",
         f"kubernetes.weights.host_path={models}",
         "server.api_key_env=SGLANG_KEY",
-        "waiting.grace=2",
-        f"waiting.silence={PATIENCE}",  # a busy machine imports torch three times meanwhile
+        "timeouts.termination_grace=2",
+        f"timeouts.progress_deadline={PATIENCE}",  # a busy machine imports torch three times meanwhile
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", ENGINE_IMAGE, *sets)

@@ -31,9 +31,7 @@ from orchestrator.servers.start.prepare import builtin_tables
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
-PLAN = plan_of(
-    "mi355x-tp8-july", "runtime=process", "engine.python=python3", "without_patches=[eagle-verify-broadcast]"
-)
+PLAN = plan_of("mi355x-tp8-july", "runtime=process", "engine.python=python3", "skip_patches=[eagle-verify-broadcast]")
 BUILT = SimpleNamespace(path="", found=SimpleNamespace(line=""))
 
 
@@ -213,7 +211,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
 
 def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
+    overrides = ("runtime=process", f"engine.python={sys.executable}", "skip_patches=[eagle-verify-broadcast]")
     plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
 
     prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), HostRef(home=home), home.packages)

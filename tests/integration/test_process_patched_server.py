@@ -42,7 +42,7 @@ detect:
   present: [{file: srt/server_args.py, match: '^os\\.write\\(1'}]
 apply: {kind: diff, file: marked.patch}
 verify: [{file: srt/server_args.py, match: '^os\\.write\\(1'}]
-drops: never
+removed_when: never
 """
 TABLE_YAML = """\
 id: table
@@ -60,7 +60,7 @@ apply:
   destination: /opt/deploy/tables/tuned_fmoe.csv
   env: [{name: AITER_CONFIG_FMOE, value: /opt/deploy/tables/tuned_fmoe.csv, origin: user, source: the test}]
 verify: []
-drops: never
+removed_when: never
 """
 # In a child that is spawned, as sglang's schedulers are: where it all comes from.
 CHILD = """\
@@ -160,7 +160,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
 def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, package: Path) -> None:
     before = (package / MARKED).read_bytes()
     argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}"]
-    argv += ["--set", "waiting.grace=2", "--json"]
+    argv += ["--set", "timeouts.termination_grace=2", "--json"]
     shown = marked.run(*argv, "--dry-run")
     assert "#   marked" in shown.stdout
 

@@ -36,7 +36,7 @@ def publication(tmp_path: Path) -> Publication:
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
-            ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [4.0, 5.0]"),
+            ("request_rates: [1.0, 2.0, 4.0]", "request_rates: [4.0, 5.0]"),
             ("requests: 40", "requests: 10"),
             ("output_tokens: 24", "output_tokens: 12"),
         )

@@ -18,7 +18,7 @@ from orchestrator.core.errors import DeployError
 
 ROUNDS = 80
 WORKLOAD = load_workload("smoke-tiny").model_copy(
-    update={"output_tokens": 4, "requests": 3, "rates_rps": (40.0, 41.0), "prefixes": 1, "timeout_s": 5.0}
+    update={"output_tokens": 4, "requests": 3, "request_rates": (40.0, 41.0), "num_prefixes": 1, "timeout_s": 5.0}
 )
 ODD = (None, [], {}, -1, 1.5, True, "1", "", float("nan"), 10**400, [[]], {"a": 1}, 0, "complete", "interrupted")
 

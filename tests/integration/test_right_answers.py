@@ -36,7 +36,7 @@ def questions() -> tuple[SmokeQuestion, ...]:
 @pytest.fixture(scope="module")
 def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_model: Path) -> list[dict[str, Any]]:
     """What transformers answers to each question."""
-    asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.tokens} for each in questions])
+    asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.max_tokens} for each in questions])
     done = subprocess.run(
         [str(cpu_environment.python), str(PROGRAM), str(tiny_model)],
         input=asked,
@@ -58,10 +58,10 @@ def test_the_list_is_what_transformers_answers(
     if os.environ.get("UPDATE_GOLDEN"):
         text = MODEL.read_text()
         for question, right in zip(questions, texts, strict=True):
-            text = text.replace(f"answer: {question.answer}\n", f"answer: {right}\n")
+            text = text.replace(f"expected: {question.expected}\n", f"expected: {right}\n")
         MODEL.write_text(text)
     else:
-        assert [question.answer for question in questions] == texts
+        assert [question.expected for question in questions] == texts
     assert [answer["bf16"] for answer in answers] == [True] * 3
     assert min(answer["margin"] for answer in answers) > CLEAR
 
@@ -73,7 +73,9 @@ def test_sglang_gives_the_same_tokens(
     with EngineClient(server.url, key=None) as client:
         assert client.post_status(endpoints.FLUSH_CACHE, b"") == 200
         given = [
-            read_generated(client.post(endpoints.GENERATE, generate_body(answer["prompt_ids"], tokens=question.tokens)))
+            read_generated(
+                client.post(endpoints.GENERATE, generate_body(answer["prompt_ids"], tokens=question.max_tokens))
+            )
             for question, answer in zip(questions, answers, strict=True)
         ]
     assert [list(each.ids) for each in given] == [answer["ids"] for answer in answers]

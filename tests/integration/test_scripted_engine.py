@@ -53,7 +53,7 @@ def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
         python.chmod(0o755)
         mixed = replace(made, python=python)
-        mixed.up(f"waiting.silence={PATIENCE}")
+        mixed.up(f"timeouts.progress_deadline={PATIENCE}")
         yield mixed
 
 

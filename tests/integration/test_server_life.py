@@ -28,7 +28,12 @@ def port() -> int:
 
 
 def up(port: int, *more: str) -> tuple[str, ...]:
-    settings = (f"server.port={port}", f"engine.python={ENGINE}", "waiting.grace=2", "model.questions=null")
+    settings = (
+        f"server.port={port}",
+        f"engine.python={ENGINE}",
+        "timeouts.termination_grace=2",
+        "model.questions=null",
+    )
     return ("up", "cpu-tiny", "--name", NAME, *(word for each in settings for word in ("--set", each)), *more)
 
 

@@ -50,7 +50,7 @@ def gpu_python(tmp_path: Path) -> Path:
 
 def words(profile: str, name: str, *settings: str) -> list[str]:
     """`up` on Slurm, with a server that asks for a key."""
-    every = ("server.api_key_env=THE_KEY", f"server.port={free_port()}", "waiting.grace=3", *settings)
+    every = ("server.api_key_env=THE_KEY", f"server.port={free_port()}", "timeouts.termination_grace=3", *settings)
     return ["up", profile, "--on", "slurm", "--name", name, *(word for each in every for word in ("--set", each))]
 
 
@@ -60,7 +60,7 @@ def scripted(name: str, *settings: str) -> list[str]:
 
 def with_gpus(name: str, python: Path, *settings: str) -> list[str]:
     """A server that takes both GPUs of a node, as Slurm counts them."""
-    layout = ("layout.tp=2", f"slurm.gpu_type={GPU_TYPE}", "hardware.gpus=2", "slurm.time=30")
+    layout = ("layout.tp=2", f"slurm.gpu_type={GPU_TYPE}", "hardware.gpus=2", "slurm.time_limit=30")
     return words("h200-tiny", name, f"engine.python={python}", "model.questions=null", *layout, *settings)
 
 
@@ -140,7 +140,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         code, said = first.end(signal.SIGINT)
         assert (code, "Traceback" in said) == (130, False), said
         assert len(slurm_cluster.queue()) == len(NODES)
-        over = deploy.run(*up, "--set", "slurm.pending=1")
+        over = deploy.run(*up, "--set", "slurm.queue_timeout=1")
         assert (over.returncode, "; 1 s are over" in over.stderr) == (6, True)
         assert len(slurm_cluster.queue()) == len(NODES)
 
@@ -193,7 +193,7 @@ def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: S
     for setting, why in (
         ("slurm.gpu_type=h100", "Requested node configuration is not available"),
         ("slurm.partition=nope", "Invalid partition name specified"),
-        ("slurm.options=[--constraint=nothing]", "Invalid feature specification"),
+        ("slurm.sbatch_options=[--constraint=nothing]", "Invalid feature specification"),
     ):
         refused = deploy.run("preflight", *up[1:4], *up[6:], "--set", setting)
         assert (refused.returncode, why in " ".join(refused.stdout.split())) == (4, True), refused.stdout
@@ -203,9 +203,9 @@ def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: S
 @pytest.mark.parametrize(
     ("settings", "why", "hint"),
     [
-        (["slurm.partition=short", "slurm.time=30"], "more time than the partition gives", "slurm.time"),
-        (["slurm.options=[--constraint=nothing]"], "Invalid feature specification", "sinfo"),
-        (["slurm.options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
+        (["slurm.partition=short", "slurm.time_limit=30"], "more time than the partition gives", "slurm.time_limit"),
+        (["slurm.sbatch_options=[--constraint=nothing]"], "Invalid feature specification", "sinfo"),
+        (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
     ],
 )
 def test_what_can_never_run_is_refused_with_words(

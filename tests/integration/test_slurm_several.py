@@ -45,7 +45,7 @@ class Pair:
         return handle
 
     def words(self, *more: str) -> list[str]:
-        own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "waiting.grace=1"]
+        own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "timeouts.termination_grace=1"]
         fixed = ["model.questions=null", "server.api_key_env=PAIR_KEY", "slurm.exclusive=false"]
         settings = (word for each in (*own, *fixed, *more) for word in ("--set", each))
         return ["up", "cpu-tiny", "--on", "slurm", "--name", NAME, *settings]

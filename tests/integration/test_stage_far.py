@@ -229,7 +229,7 @@ def test_a_machine_that_cannot_be_reached_is_told(hub: Hub, tmp_path: Path) -> N
 
 def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str, tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "share", mtp_layer=78)
-    origin = ("--set", "model.origin.kind=directory", "--set", f"model.origin.location={there}", "--dir", str(there))
+    origin = ("--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={there}", "--dir", str(there))
     assert stage(hub, tmp_path, far, *origin).returncode == 0
     assert read_receipt(there) is not None
     (there / SECOND).unlink()

@@ -71,7 +71,7 @@ def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path:
 
 
 def test_a_commit_is_found_by_its_first_digits_and_another_may_be_asked_for(hub: Hub, tmp_path: Path) -> None:
-    assert load("mi355x-tp8").plan.model.source.revision == COMMIT[:8]
+    assert load("mi355x-tp8").plan.model.checkpoint.revision == COMMIT[:8]
     newest = stage(hub, tmp_path, "--revision", "main", "--json")
     assert json.loads(newest.stdout)["revision"] == COMMIT
     unknown = stage(hub, tmp_path, "--revision", "0123456")
@@ -188,9 +188,9 @@ def test_a_gated_repository_takes_the_token_from_the_environment_and_shows_it_no
 
 
 def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:
-    revision = stage(hub, tmp_path, "--set", "model.origin.revision=nowhere")
+    revision = stage(hub, tmp_path, "--set", "model.checkpoint.revision=nowhere")
     assert (revision.returncode, "has no revision `nowhere`" in revision.stderr) == (4, True)
-    repository = stage(hub, tmp_path, "--set", "model.origin.location=amd/nothing")
+    repository = stage(hub, tmp_path, "--set", "model.checkpoint.path=amd/nothing")
     assert (repository.returncode, "there is no repository `amd/nothing`" in repository.stderr) == (4, True)
 
 
@@ -230,7 +230,7 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=40, mtp_layer=78)
     many = write_checkpoint(tmp_path / "many", shards=10_000, size=100, mtp_layer=78)
     for directory in (big, many):
-        origin = ["--set", "model.origin.kind=directory", "--set", f"model.origin.location={directory}"]
+        origin = ["--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={directory}"]
         argv = [sys.executable, "-c", WITH_PEAK, *command(*origin)[3:]]
         done = subprocess.run(argv, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -263,6 +263,6 @@ def test_a_lock_holds_what_the_hub_knows_every_file_by(hub: Hub, tmp_path: Path)
     found = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), given)
     known = {str(each["path"]): f"{each['size']} {each['oid']}" for each in hub.listing()}
     assert found.checkpoint == {"commit": COMMIT, **known}
-    assert f"model.origin.revision={COMMIT}" in found.overrides
+    assert f"model.checkpoint.revision={COMMIT}" in found.overrides
     assert hub.tokens == {f"Bearer {hub.token}"}
     assert hub.token not in found.text

@@ -83,7 +83,7 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
     assert "--replace" in other.stderr
 
-    line = up("line", port, "--set", "waiting.grace=2")  # sglang takes 15 s and more to end by itself
+    line = up("line", port, "--set", "timeouts.termination_grace=2")  # sglang takes 15 s and more to end by itself
     locked = ("--set", "flags.max-total-tokens=32768", "--set", "server.api_key_env=THE_KEY", "--replace")
     unset = deploy.run(*line, *locked)
     assert unset.returncode == 2

@@ -68,11 +68,11 @@ def up_words(image: str, port: int) -> list[str]:
     settings = {
         "runtime": "docker",
         "engine.image": image,
-        "engine.template": "sglang-rocm",
+        "engine.dockerfile": "sglang-rocm",
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
         "server.port": port,
-        "waiting.grace": 5,  # sglang takes 15 s and more to end by itself
+        "timeouts.termination_grace": 5,  # sglang takes 15 s and more to end by itself
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]

@@ -11,34 +11,34 @@ from orchestrator.planner.planning import load, render_artifacts, rendered_files
 
 IMAGE: Final = f"registry.example/sglang@sha256:{'0123456789abcdef' * 4}"
 HOST_PATH: Final = "kubernetes.weights.host_path=/srv/models"
-MONITORED: Final = "kubernetes.metrics_from=[kubernetes.io/metadata.name=monitoring]"
+MONITORED: Final = "kubernetes.allowed_scrapers=[kubernetes.io/metadata.name=monitoring]"
 CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between them everything that can be said
     "mi355x-tp4dp2": (
         "kubernetes.namespace=serving",
         "kubernetes.node_selector=[amd.com/gpu.device-id=75a3]",
         "kubernetes.tolerations=[amd.com/gpu:NoSchedule]",
-        "kubernetes.weights.claim=models",
+        "kubernetes.weights.pvc=models",
         "server.api_key_env=SGLANG_KEY",
     ),
     "b200-tp8": (
         "kubernetes.runtime_class=nvidia",
         "kubernetes.image_pull_secrets=[registry]",
-        "kubernetes.groups=[44,109]",
+        "kubernetes.supplemental_groups=[44,109]",
         "kubernetes.cpu=16",
         "kubernetes.memory=64GiB",
         "kubernetes.tolerations=[team=ours:NoExecute]",
-        "kubernetes.service=NodePort",
+        "kubernetes.service_type=NodePort",
         "server.api_key_env=SGLANG_KEY",
         HOST_PATH,
     ),
     "mi355x-tp4x2": ("kubernetes.namespace=serving", MONITORED, "server.api_key_env=SGLANG_KEY", HOST_PATH),
-    "cpu-tiny": (HOST_PATH, "kubernetes.image_on_node=true"),
+    "cpu-tiny": (HOST_PATH, "kubernetes.image_pull_policy=Never"),
 }
 
 
 def cluster_plan(profile: str, *overrides: str, image: str | None = IMAGE) -> Plan:
     """The plan of a profile on a cluster."""
-    return replace(load(profile, overrides=("runtime=kubernetes", *overrides)).plan, ready_image=image)
+    return replace(load(profile, overrides=("runtime=kubernetes", *overrides)).plan, prebuilt_image=image)
 
 
 def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:

@@ -58,7 +58,7 @@ def glm_plan(
             gpus=8,
             compute_units=256,
             vram_bytes=288 << 30,
-            product=None,
+            gpu_product=None,
             container=ContainerRequirements(
                 devices=("/dev/kfd", "/dev/dri"),
                 all_gpus=False,
@@ -73,7 +73,7 @@ def glm_plan(
         model=Model(
             name="glm",
             served_name="glm",
-            source=ModelSource(kind="hub", location="amd/GLM-5.2-MXFP4", revision=None),
+            checkpoint=ModelSource(source="hub", path="amd/GLM-5.2-MXFP4", revision=None),
             weight_bytes=438 << 30,
             quantization="quark-mxfp4",
             context_length=1 << 20,
@@ -93,7 +93,7 @@ def glm_plan(
             image="sglang-rocm:test",
             image_digest=None,
             image_fallbacks=(),
-            template="sglang-rocm",
+            dockerfile="sglang-rocm",
             requirements=None,
             python=None,
             source_dir="/sgl-workspace/sglang/python",
@@ -103,21 +103,21 @@ def glm_plan(
         layout=Layout(tp=tp, dp=dp, ep=ep, dp_attention=False),
         replicas=1,
         gateway=None,
-        server=HttpEndpoint(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
+        server=HttpEndpoint(host="127.0.0.1", port=30000, allow_unauthenticated=False, api_key_env=None),
         flags=tuple(
             Flag(name=name.replace("_", "-"), values=() if value is None else (value,), origin=Origin.USER, source="")
             for name, value in flags.items()
         ),
         env=(),
         patches=(),
-        hazards=(),
+        warnings=(),
         wrong_answers=(),
-        inexact=(),
-        waiting=TimeoutsSection(silence=60, grace=5, health_deadline=120),
-        healing=RestartPolicySection(unhealthy_after=60, restarts=3, window=600),
+        nondeterministic=(),
+        timeouts=TimeoutsSection(progress_deadline=60, termination_grace=5, health_deadline=120),
+        restart_policy=RestartPolicySection(unhealthy_after=60, max_attempts=3, window=600),
         kubernetes=None,
         slurm=None,
-        ready_image=None,
+        prebuilt_image=None,
     )
 
 

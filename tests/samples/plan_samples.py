@@ -17,12 +17,12 @@ def flag(name: str, value: str | None) -> Flag:
     return Flag(name=name, values=() if value is None else (value,), origin=Origin.USER, source="")
 
 
-def model(location: str, *, kind: str = "directory", revision: str | None = None, mtp_layer: int | None = 3) -> Model:
+def model(location: str, *, kind: str = "local", revision: str | None = None, mtp_layer: int | None = 3) -> Model:
     """A small model with an MTP layer."""
     return Model(
         name="small",
         served_name="small",
-        source=ModelSource(kind=kind, location=location, revision=revision),
+        checkpoint=ModelSource(source=kind, path=location, revision=revision),
         weight_bytes=1000,
         quantization="bf16",
         context_length=1024,

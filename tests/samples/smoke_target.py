@@ -20,7 +20,7 @@ TARGET = Target(
     questions=(),
     prefill_chunk=None,
     wrong_answers=(),
-    inexact=(),
+    nondeterministic=(),
     greedy=(),
     api_key=None,
 )

@@ -29,7 +29,11 @@ class ClusterEngine:
 
     def artifacts(self, *overrides: str, argv: tuple[str, ...]) -> Artifacts:
         """`cpu-tiny` on a free port, of which `argv` takes the place of the server."""
-        settings = ("kubernetes.image_on_node=true", "kubernetes.weights.host_path=/tmp", f"server.port={free_port()}")
+        settings = (
+            "kubernetes.image_pull_policy=Never",
+            "kubernetes.weights.host_path=/tmp",
+            f"server.port={free_port()}",
+        )
         artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings, *overrides, image=PYTHON_IMAGE))
         return replace(artifacts, command=replace(artifacts.command, argv=argv))
 

@@ -51,7 +51,7 @@ class Pair:
 
     def settings(self) -> list[str]:
         """What `--set` says of them."""
-        own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "waiting.grace=1"]
+        own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "timeouts.termination_grace=1"]
         return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
 
     def words(self, *more: str) -> list[str]:

@@ -12,9 +12,9 @@ from orchestrator.bench.workload import Workload, load_workload
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
-    update={"output_tokens": TOKENS, "requests": 30, "rates_rps": (10.0,), "prefixes": 2, "timeout_s": 5.0}
+    update={"output_tokens": TOKENS, "requests": 30, "request_rates": (10.0,), "num_prefixes": 2, "timeout_s": 5.0}
 )
-QUICK = WORKLOAD.model_copy(update={"rates_rps": (60.0,)})  # where no time is judged
+QUICK = WORKLOAD.model_copy(update={"request_rates": (60.0,)})  # where no time is judged
 
 
 def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchResult:
@@ -46,7 +46,7 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK
 
 def after_warm_up(answer: Callable[[int], Answer], workload: Workload = WORKLOAD) -> Callable[[int], Answer]:
     """Quick answers to the warm-up, then `answer(0)`, `answer(1)`, ..."""
-    return lambda index: answer(index - workload.prefixes) if index >= workload.prefixes else Answer()
+    return lambda index: answer(index - workload.num_prefixes) if index >= workload.num_prefixes else Answer()
 
 
 def only(result: BenchResult) -> Point:

@@ -166,7 +166,7 @@ class SlurmEngine:
 
     def start(self, name: str, argv: tuple[str, ...], *settings: str) -> CpuServer:
         """Start a program as if it were a server."""
-        overrides = ("runtime=slurm", "server.allow_public=true", "slurm.exclusive=false", *settings)
+        overrides = ("runtime=slurm", "server.allow_unauthenticated=true", "slurm.exclusive=false", *settings)
         artifacts = self.engine.artifacts(*overrides, argv=argv)
         run = open_run(self.engine.home, name, artifacts.plan)
         handle = self.runtime.start(artifacts, name=name, run_dir=run.path, secrets={})

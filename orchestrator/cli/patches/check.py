@@ -46,7 +46,7 @@ def command(
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
             f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
-            hint="no image is built from them; fix the patch, or leave it out with `without_patches` in the profile",
+            hint="no image is built from them; fix the patch, or leave it out with `skip_patches` in the profile",
         )
 
 

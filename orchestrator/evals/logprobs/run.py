@@ -209,8 +209,8 @@ def keep(side: ProbeSide, report: ProbeReport) -> None:
 
 def checkpoint_source(plan: Plan) -> str:
     """Return the location of the plan's checkpoint, with its revision where one is pinned."""
-    source = plan.model.source
-    return f"{source.location}@{source.revision}" if source.revision else source.location
+    source = plan.model.checkpoint
+    return f"{source.path}@{source.revision}" if source.revision else source.path
 
 
 def _require_same_checkpoint(identity: Identity, reference: LogprobReference) -> None:

@@ -67,7 +67,7 @@ class SweepRequest:
     at_rps: float | None = None
     ttft_p95_s: float | None = None
     workload: str | None = None
-    rates_rps: tuple[float, ...] | None = None
+    request_rates: tuple[float, ...] | None = None
     confirm: int | None = None
     usd_per_gpu_hour: float | None = None
     seed: int = 1
@@ -80,7 +80,7 @@ class SweepRequest:
     @property
     def again(self) -> str:
         """The command that goes on with it."""
-        rates = ",".join(f"{rate:g}" for rate in self.rates_rps) if self.rates_rps else None
+        rates = ",".join(f"{rate:g}" for rate in self.request_rates) if self.request_rates else None
         given = {
             "--space": self.space,
             "--output": self.output if self.beside else None,
@@ -161,8 +161,8 @@ class Sweep:
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
         if needed > context:
             return f"a request of the load has {needed:,} tokens, and the context {context:,}"
-        own = {hazard.id for hazard in unfit(self.plan)}
-        return "; ".join(hazard.what for hazard in unfit(plan) if hazard.id not in own)
+        own = {warning.id for warning in unfit(self.plan)}
+        return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in own)
 
     def begun(self) -> dict[str, object]:
         """What a journal was begun with, by which it is known again."""
@@ -201,7 +201,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     read_text(loaded, catalog=catalog)
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
-        rates_rps=_ladder(loaded, request.rates_rps or said.rates_rps, at_rps),
+        request_rates=_ladder(loaded, request.request_rates or said.request_rates, at_rps),
         requests=None,
         duration_s=None,
         arrivals=None,
@@ -213,7 +213,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     goal = Goal(
         objective=_objective(request.objective) if request.objective else said.objective or usual,
         at_rps=at_rps,
-        ttft_p95_s=workload.limits.ttft_p95_s,
+        ttft_p95_s=workload.slo.ttft_p95_s,
         closed=workload.load == "closed",
     )
     sweep = Sweep(
@@ -260,7 +260,7 @@ def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float |
     """The rates to measure, up to the one at which the objective is read; None: the workload's own."""
     if at_rps is None or workload.load == "closed":
         return rates
-    return (*(rate for rate in rates or workload.rates_rps if rate < at_rps), at_rps)
+    return (*(rate for rate in rates or workload.request_rates if rate < at_rps), at_rps)
 
 
 def _require_sensible(sweep: Sweep) -> None:

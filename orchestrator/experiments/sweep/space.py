@@ -91,7 +91,7 @@ class SpaceFile(StrictModel):
         default=None, description="the rate at which the objective is read; default: each configuration's own knee"
     )
     workload: Text | None = Field(default=None, description="a workload's name, or a file; default: the profile's")
-    rates_rps: Annotated[tuple[Annotated[float, Field(gt=0, le=10_000)], ...], Field(min_length=1)] | None = Field(
+    request_rates: Annotated[tuple[Annotated[float, Field(gt=0, le=10_000)], ...], Field(min_length=1)] | None = Field(
         default=None, description="the ladder of rates, rising; default: the workload's"
     )
     confirm: Annotated[int, Field(ge=0, le=10)] | None = Field(
@@ -108,8 +108,8 @@ class SpaceFile(StrictModel):
     def _varies(self) -> "SpaceFile":
         if not (self.layouts or self.flags or self.env):
             raise ValueError("expected something that varies: `layouts`, `flags` or `env`")
-        if self.rates_rps is not None and list(self.rates_rps) != sorted(set(self.rates_rps)):
-            raise ValueError("`rates_rps` must rise")
+        if self.request_rates is not None and list(self.request_rates) != sorted(set(self.request_rates)):
+            raise ValueError("`request_rates` must rise")
         return self
 
 

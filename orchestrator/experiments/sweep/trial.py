@@ -76,7 +76,7 @@ class _Ladder:
         if goal.known_now(result):
             return BenchEnding.COMPLETE
         point = result.points[-1]
-        last = workload.climb.up_to_rps if workload.climb else (workload.rates_rps or (0.0,))[-1]
+        last = workload.ramp.max_rps if workload.ramp else (workload.request_rates or (0.0,))[-1]
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna stops no trial that has several objectives
         held_rates = goal.held_rates(result)

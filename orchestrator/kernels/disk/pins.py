@@ -45,7 +45,7 @@ class _Keys(StrictModel):
 class _Names(StrictModel):
     commits: tuple[str, ...]
     patterns: tuple[str, ...]
-    without: Mapping[int, tuple[int, ...]] = {}
+    exclude: Mapping[int, tuple[int, ...]] = {}
 
 
 class _Dimensions(StrictModel):
@@ -64,7 +64,7 @@ class _Bound(StrictModel):
 class _Answered(_Dimensions):
     first: int = Field(default=1, alias="from")
     to: int
-    without: tuple[int, ...] = ()
+    exclude: tuple[int, ...] = ()
 
 
 class _Gpu(StrictModel):
@@ -134,7 +134,7 @@ def read_pins(catalog: Catalog | None = None) -> Pins:
             commit=commit,
             patterns=tuple(re.compile(pattern) for pattern in group.patterns),
             bound=bound,
-            without=group.without,
+            without=group.exclude,
         )
         for group in raw.names
         for commit in group.commits
@@ -148,7 +148,7 @@ def _own(group: _BlockFp8) -> Iterator[BuiltinKeys]:
     for gpu in group.gpus:
         tokens = {
             Shape(model_dim=key.model_dim, inter_dim=key.inter_dim, expert=key.expert, topk=key.topk): tuple(
-                size for size in buckets(key.to) if size >= key.first and size not in key.without
+                size for size in buckets(key.to) if size >= key.first and size not in key.exclude
             )
             for key in gpu.keys
         }

@@ -147,10 +147,10 @@ def _instead(key: str) -> tuple[str, ...]:
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
     """The lines, and the template that follows from the platform, where nobody says another."""
     platform = next((line.value for line in lines if line.path == ("platform",)), None)
-    if any(line.path == ("template",) for line in lines):
+    if any(line.path == ("dockerfile",) for line in lines):
         return [*lines]
     template = YamlLine(
-        path=("template",), value=f"sglang-{platform}", comment="that of its platform"
+        path=("dockerfile",), value=f"sglang-{platform}", comment="that of its platform"
     )  # which is asked for
     return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
@@ -205,7 +205,7 @@ def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
 def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator[str]:
     for patch in patches:
         if patch.state == CONFLICT:
-            yield f"no image is built with patch `{patch.id}`, which fits nowhere: `without_patches` leaves it out"
+            yield f"no image is built with patch `{patch.id}`, which fits nowhere: `skip_patches` leaves it out"
     if facts.get("image") and not facts.get("image_digest"):
         yield "no registry knows the image by a digest here: it is not pinned, and its tag may come to mean another"
     if facts["platform"] == "rocm" and not facts.get("aiter_dir"):

@@ -48,15 +48,15 @@ def add_model(
     free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
-        outline, origin = local_outline(directory), {"kind": "directory", "location": str(directory)}
+        outline, checkpoint = local_outline(directory), {"source": "local", "path": str(directory)}
         found, gated = describe(outline, keys), False
         for difference in compared(outline, drafts=bool(outline.config.drafts)):
             warn(difference.message, hint=difference.hint)
     else:
         outline, listing = hub_outline(where, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated
-        origin = {"kind": "hub", "location": where, "revision": listing.commit}
-    lines = _lines(name, origin, found, given, gated=gated)
+        checkpoint = {"source": "hub", "path": where, "revision": listing.commit}
+    lines = _lines(name, checkpoint, found, given, gated=gated)
     require_whole(lines, found.missing, where, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
@@ -77,12 +77,12 @@ def _directory(where: str) -> Path | None:
 
 
 def _lines(
-    name: str, origin: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
+    name: str, checkpoint: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
 ) -> list[YamlLine]:
     """The lines of the file in the order of its schema: what was read, and over it what the user says."""
     lines: dict[tuple[str, ...], YamlLine] = {
         ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
-        ("origin",): YamlLine(path=("origin",), value=dict(origin)),
+        ("checkpoint",): YamlLine(path=("checkpoint",), value=dict(checkpoint)),
         ("served_name",): YamlLine(path=("served_name",), value=name, comment="by its file; another with `--set`"),
     }
     if gated:

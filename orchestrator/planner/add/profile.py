@@ -105,12 +105,12 @@ class _Draft:
         return replace(self, keys={**self.keys}, settings={**self.settings}, decisions=[*self.decisions])
 
     def text(self) -> str:
-        lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "waiting"]
+        lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "timeouts"]
         for (section, key), (value, why) in self.ordered():
             setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": why}
             lines.append(YamlLine(path=(section, key), value=setting))
-        waiting = self.keys.get("waiting")
-        lines += [YamlLine(path=("waiting", key), value=value) for key, value in _items(waiting)]
+        timeouts = self.keys.get("timeouts")
+        lines += [YamlLine(path=("timeouts", key), value=value) for key, value in _items(timeouts)]
         head = [
             "yaml-language-server: $schema=profile.schema.json",
             f"{self.name}, as `deploy add profile` proposed it: nothing of it was measured.",
@@ -202,7 +202,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["workload"] = workload
     draft.keys |= {"hardware": request.hardware, "model": request.model, "engine": engine}
     if like is not None:
-        draft.keys["waiting"] = dict(like.profile.waiting.model_dump())
+        draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
     if workload:
         why = "as asked for" if request.workload else f"as `{request.like}` has it"

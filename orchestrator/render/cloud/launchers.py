@@ -19,8 +19,8 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
     plan, given = rental.plan, " ".join(f"--secret {name}" for name in rental.secrets)
     hardware = plan.hardware
     resources: dict[str, object] = {"cpus": f"{_CPUS}+"}
-    if hardware.product is not None:
-        resources = {"accelerators": {hardware.product: rental.gpus}}
+    if hardware.gpu_product is not None:
+        resources = {"accelerators": {hardware.gpu_product: rental.gpus}}
     if rental.image is not None:
         resources["image_id"] = f"docker:{rental.image}"
     task = {
@@ -49,8 +49,8 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
     plan = rental.plan
     hardware, shm = plan.hardware, plan.hardware.container.shm_bytes
     resources: dict[str, object] = {"cpu": f"{_CPUS}..", "disk": f"{rental.disk_gib}GB.."}
-    if hardware.product is not None:
-        resources["gpu"] = {"vendor": hardware.vendor, "name": hardware.product, "count": rental.gpus}
+    if hardware.gpu_product is not None:
+        resources["gpu"] = {"vendor": hardware.vendor, "name": hardware.gpu_product, "count": rental.gpus}
     if shm is not None:
         resources["shm_size"] = f"{shm >> 30}GB"
     common = {

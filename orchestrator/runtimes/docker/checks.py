@@ -30,7 +30,7 @@ def daemon(subject: CheckContext) -> Iterator[Finding]:
 def image(subject: CheckContext) -> Iterator[Finding]:
     """The image can be reached: one that is ready, else the base, which has to be the one that was pinned."""
     plan, engine = subject.plan, subject.plan.engine
-    name = plan.ready_image or engine.image
+    name = plan.prebuilt_image or engine.image
     if name is None or subject.access.runner(("docker", "--version")).code == _MISSING:
         return
     try:
@@ -40,7 +40,7 @@ def image(subject: CheckContext) -> Iterator[Finding]:
         why = str(error).rpartition(": ")[2]  # Go puts the cause last
         yield warn("image", f"the registry cannot be asked: {why}", name, hint)
         return
-    if plan.ready_image:
+    if plan.prebuilt_image:
         pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` makes it"
         yield info("image", "there", name) if digests else fail("image", "no such image", name, pushed)
         return
@@ -65,7 +65,7 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
 
 def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
     """Room for an image that is still to be pulled."""
-    image = plan.ready_image or plan.engine.image
+    image = plan.prebuilt_image or plan.engine.image
     if not image or plan.hardware.vendor == "cpu":
         return
     root = runner(("docker", "info", "--format", "{{.DockerRootDir}}"))

@@ -87,7 +87,7 @@ def _several(plan: Plan, build: BuildContext | None, image: str, found: FoundPat
         caches=(),
         publish=None,
         restarts=MAX_RESTARTS,
-        stop_grace=plan.waiting.grace,
+        stop_grace=plan.timeouts.termination_grace,
     )
     command = replace(
         gateway_command(plan, launcher=f"{IMAGE_DIR}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
@@ -124,7 +124,7 @@ def container_spec(plan: Plan, image: str, found: FoundPatches = AS_PLANNED) -> 
         caches=_caches(plan, image),
         publish=(plan.server.host, plan.server.port, plan.server.port),
         restarts=MAX_RESTARTS,
-        stop_grace=plan.waiting.grace,
+        stop_grace=plan.timeouts.termination_grace,
     )
 
 
@@ -203,7 +203,7 @@ def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
 
 def _mounts(plan: Plan, found: FoundPatches) -> tuple[Mount, ...]:
     model, inside = plan.model, container_model(plan)
-    source = model.source.location if model.source.kind == "directory" else f"models/{model.name}"
+    source = model.checkpoint.path if model.checkpoint.source == "local" else f"models/{model.name}"
     mounts = [Mount(source=source, target=inside, read_only=True)]
     if overlay := overlay_path(plan, found):
         mounts.append(Mount(source=overlay, target=f"{inside}/config.json", read_only=True))

@@ -19,7 +19,7 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
         yield info("cluster", str(version), "a cluster that answers")
         yield from _rights(cluster)
         yield from _nodes(cluster, plan)
-        for kind, name in (("persistentvolumeclaim", settings.weights.claim), ("secret", settings.secret)):
+        for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
             if name is not None:
                 yield _there(cluster, kind, name)
     except HostError as error:

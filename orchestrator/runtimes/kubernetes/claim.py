@@ -21,16 +21,16 @@ _DOWNLOAD: Final = (
 
 def how_to_fill(plan: Plan) -> str:
     """The command that downloads the plan's checkpoint into its claim; in words where no hub has it."""
-    cluster, source = cluster_of(plan), plan.model.source
-    if source.kind != "hub":
+    cluster, source = cluster_of(plan), plan.model.checkpoint
+    if source.source != "hub":
         return f"`deploy stage {plan.profile}` makes it; copy its directory to `{plan.model.name}` in the claim"
     container = {
         "name": _POD,
         "image": _IMAGE,
-        "command": ["sh", "-c", _RUN, _DOWNLOAD, source.location, source.revision or "main", model_path(plan)],
+        "command": ["sh", "-c", _RUN, _DOWNLOAD, source.path, source.revision or "main", model_path(plan)],
         "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
-    volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.weights.claim}}
+    volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.weights.pvc}}
     pod = {"apiVersion": "v1", "spec": {"containers": [container], "volumes": [volume]}}
     namespace = Cluster(cluster.context or "", cluster.namespace)
     return namespace.shown("run", _POD, "--restart=Never", f"--image={_IMAGE}", f"--overrides={json.dumps(pod)}")

@@ -25,7 +25,7 @@ def objects_of_start(
     """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
     plan = artifacts.plan
     given = split_secrets(secrets, api_key_env=plan.server.api_key_env)
-    if given.config is not None and cluster_of(plan).secret is None:
+    if given.config is not None and cluster_of(plan).api_key_secret is None:
         about = metadata(plan, name, secret_name(plan, name))
         data = {CONFIG: given.config.reveal()}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}

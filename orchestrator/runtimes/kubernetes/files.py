@@ -50,8 +50,8 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
 
 def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
     pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name: give it with `--image`"
-    on_node = "`--set kubernetes.image_on_node=true` where the nodes hold it"
-    if not cluster_of(plan).image_on_node:
+    on_node = "`--set kubernetes.image_pull_policy=Never` where the nodes hold it"
+    if cluster_of(plan).image_pull_policy != "Never":
         if image.built_here:
             yield Problem(f"its image `{image.reference}` is in no registry", "kubernetes", f"{pushed}; or {on_node}")
         elif "@sha256:" not in image.reference:
@@ -71,8 +71,8 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has those of its node's container runtime, and can ask for no others"
     cluster = cluster_of(plan)
-    if cluster.weights.claim:
-        yield f"before that, once: claim `{cluster.weights.claim}` gets `{plan.model.name}`; {how_to_fill(plan)}"
+    if cluster.weights.pvc:
+        yield f"before that, once: claim `{cluster.weights.pvc}` gets `{plan.model.name}`; {how_to_fill(plan)}"
     if variable := plan.server.api_key_env:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]

@@ -23,7 +23,7 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
     cluster = cluster_of(plan)
     port = replica_plans(plan)[0].server.port
     pods = PodDiscovery(namespace=cluster.namespace, labels={NAME: name, ROLE: REPLICA}, port=port)
-    metrics = ANY_ADDRESS if cluster.metrics_from else LOOPBACK
+    metrics = ANY_ADDRESS if cluster.allowed_scrapers else LOOPBACK
     launcher = f"{IMAGE_DIR}/{LAUNCHER}"
     command = gateway_command(plan, launcher=launcher, host=ANY_ADDRESS, metrics_host=metrics, pods=pods)
     return replace(command, env=(("PYTHONPATH", IN_IMAGE_PACKAGES),))

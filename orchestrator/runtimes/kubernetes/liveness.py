@@ -23,7 +23,7 @@ def hang_seconds(plan: Plan) -> int:
     Those of `deploy watch`; the last look may begin as many seconds later as there are between two.
     """
     between = _between(plan)
-    return math.ceil(plan.healing.unhealthy_after / between) * between
+    return math.ceil(plan.restart_policy.unhealthy_after / between) * between
 
 
 def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
@@ -45,4 +45,4 @@ def liveness_program() -> dict[str, str]:
 
 
 def _between(plan: Plan) -> int:
-    return min(_BETWEEN, plan.healing.unhealthy_after)
+    return min(_BETWEEN, plan.restart_policy.unhealthy_after)

@@ -77,8 +77,8 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
     """What any unit says."""
     cluster = cluster_of(plan)
     behind = part not in {"", GATEWAY}  # their gateway alone reaches them
-    beyond = cluster.service != "ClusterIP"  # clients beyond the cluster have no labels
-    clients = selected(name, GATEWAY) if behind else None if beyond else pairs(cluster.clients)
+    beyond = cluster.service_type != "ClusterIP"  # clients beyond the cluster have no labels
+    clients = selected(name, GATEWAY) if behind else None if beyond else pairs(cluster.allowed_clients)
     is_open = not part and beyond  # whoever reads metrics needs no second rule
     return {
         "gateway": part == GATEWAY,
@@ -89,17 +89,17 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "annotations": annotations(plan, name, cluster.namespace, part),
         "selected": selected(name, part),
         "clients": clients,
-        "scrapers": pairs(cluster.metrics_from) if cluster.metrics_from and not is_open else None,
+        "scrapers": pairs(cluster.allowed_scrapers) if cluster.allowed_scrapers and not is_open else None,
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
-        "service_type": "ClusterIP" if behind else cluster.service,
+        "service_type": "ClusterIP" if behind else cluster.service_type,
         "port": plan.server.port,
         "startup_limit": startup_limit(plan),
         "gateway_limit": GATEWAY_LIMIT,
-        "waiting": plan.waiting,
+        "timeouts": plan.timeouts,
         "node_selector": pairs(cluster.node_selector),
         "tolerations": [_toleration(taint) for taint in cluster.tolerations],
         "image": image,
-        "pull_policy": "Never" if cluster.image_on_node else "IfNotPresent",
+        "pull_policy": cluster.image_pull_policy,
         "key_secret": secret_name(plan, name),
     }
 
@@ -120,12 +120,12 @@ def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
 
 def _of_server(artifacts: Artifacts) -> dict[str, object]:
     plan, cluster, needs = artifacts.plan, cluster_of(artifacts.plan), artifacts.plan.hardware.container
-    directory = plan.model.source.location if plan.model.source.kind == "directory" else None
+    directory = plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else None
     models_at = MODELS if directory is None else model_path(plan)
     mounts = {"models": models_at}
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
-    claim = None if directory else cluster.weights.claim
+    claim = None if directory else cluster.weights.pvc
     missing = f"claim `{claim}` does not hold `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
         **_command(plan, artifacts.command),
@@ -185,7 +185,7 @@ def _pod_security(needs: ContainerRequirements, cluster: KubernetesSection) -> M
     found: Manifest = {}
     if "seccomp=unconfined" in needs.security_opt:
         found["seccompProfile"] = {"type": "Unconfined"}
-    groups = sorted({*cluster.groups, *(int(group) for group in needs.groups if group.isdigit())})
+    groups = sorted({*cluster.supplemental_groups, *(int(group) for group in needs.groups if group.isdigit())})
     if groups:
         found["supplementalGroups"] = groups
     return found

@@ -23,7 +23,7 @@ def cluster_of(plan: Plan) -> KubernetesSection:
 
 def secret_name(plan: Plan, name: str) -> str:
     """The Secret with the API key of a server."""
-    return cluster_of(plan).secret or f"{object_name(name)}-key"
+    return cluster_of(plan).api_key_secret or f"{object_name(name)}-key"
 
 
 def gpus_asked(plan: Plan) -> tuple[str, int]:

@@ -157,7 +157,7 @@ class KubernetesRuntime(Runtime):
             self._discard(seat, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
-        self._patience[unit.identity] = settings.patience
+        self._patience[unit.identity] = settings.pending_timeout
         self._forwards[unit.identity] = forward = Forward(cluster, plan.server.port)
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 

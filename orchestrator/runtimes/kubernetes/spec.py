@@ -22,24 +22,24 @@ from orchestrator.runtimes.labels import GATEWAY, PART
 
 def weights_have_a_place(case: RuleContext) -> Iterator[Problem]:
     """The pods find the checkpoint: in a claim, or on their node."""
-    weights, origin = case.profile.kubernetes.weights, case.profile.model.origin.kind
-    if origin != "directory" and not weights.claim and not weights.host_path:
+    weights, origin = case.profile.kubernetes.weights, case.profile.model.checkpoint.source
+    if origin != "local" and not weights.pvc and not weights.host_path:
         yield Problem(
             "nothing says where the pods find the checkpoint",
             case.place("kubernetes", "weights") or case.place("runtime"),
-            "`--set kubernetes.weights.claim=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
+            "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
         )
 
 
 def asks_for_a_key(case: RuleContext) -> Iterator[Problem]:
     """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
-    server, service = case.profile.server, case.profile.kubernetes.service
-    if service != "ClusterIP" and server.api_key_env is None and not server.allow_public:
+    server, service = case.profile.server, case.profile.kubernetes.service_type
+    if service != "ClusterIP" and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             f"a Service of type {service} is reached from beyond the cluster and the server has no API key",
-            case.place("kubernetes", "service"),
+            case.place("kubernetes", "service_type"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_public=true`",
+            "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )
 
 
@@ -77,7 +77,7 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
         port=PORT,
         called=object_name(name),
         replica=PART if several else None,
-        gateway=selected(name, GATEWAY) if several and cluster_of(plan).metrics_from else None,
+        gateway=selected(name, GATEWAY) if several and cluster_of(plan).allowed_scrapers else None,
         gateway_port=METRICS_PORT,
     )
 

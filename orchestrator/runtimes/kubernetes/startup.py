@@ -12,5 +12,5 @@ _LEAST: Final = 480  # seconds, however little is loaded: kernels are compiled, 
 
 
 def startup_limit(plan: Plan) -> int:
-    """Seconds a pod may take to become ready: its weights over the slowest share, and `waiting.silence` more."""
-    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.waiting.silence
+    """Seconds a pod may take to become ready: its weights over the slowest share, and `progress_deadline` more."""
+    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.timeouts.progress_deadline

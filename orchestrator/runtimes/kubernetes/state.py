@@ -290,7 +290,11 @@ def _unwell(view: PodView, last: Seen) -> str:
     if said := [message for message in messages if message.startswith(_LIVENESS)]:
         return f" (its livenessProbe had said: {_one_line(said[-1].removeprefix(_LIVENESS))})"
     late = any(_NOT_STARTED in message for message in messages)
-    return " (it was ended as it did not serve in time; a longer `waiting.silence` gives it more)" if late else ""
+    return (
+        " (it was ended as it did not serve in time; a longer `timeouts.progress_deadline` gives it more)"
+        if late
+        else ""
+    )
 
 
 def _utc(moment: str) -> str:

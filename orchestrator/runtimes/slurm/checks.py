@@ -37,8 +37,10 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
     if plan.gateway is not None:
         yield _judged(runner, "gateway", job_options(plan, plan.profile))
         yield from _whole_nodes(runner, plan, job)
-    if job.time is None:
-        yield warn("time", "the partition's default", "as long as it is to serve", "`--set slurm.time=7-00:00:00`")
+    if job.time_limit is None:
+        yield warn(
+            "time", "the partition's default", "as long as it is to serve", "`--set slurm.time_limit=7-00:00:00`"
+        )
 
 
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:

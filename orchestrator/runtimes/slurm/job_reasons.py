@@ -22,8 +22,14 @@ _REASONS: Final = {  # in words, and what may mend it where no waiting does
     "PartitionInactive": ("the partition takes no jobs", _ELSEWHERE),
     "PartitionConfig": ("the partition has no node with what it asks for", _ELSEWHERE),
     "PartitionNodeLimit": ("the partition does not give that many nodes, or those that fit are down", _ELSEWHERE),
-    "PartitionTimeLimit": ("it asks for more time than the partition gives", f"`--set slurm.time=…`, or {_ELSEWHERE}"),
-    "BadConstraints": ("no node can ever have what it asks for", f"see `slurm.options` and `slurm.gpu_type`; {_LOOK}"),
+    "PartitionTimeLimit": (
+        "it asks for more time than the partition gives",
+        f"`--set slurm.time_limit=…`, or {_ELSEWHERE}",
+    ),
+    "BadConstraints": (
+        "no node can ever have what it asks for",
+        f"see `slurm.sbatch_options` and `slurm.gpu_type`; {_LOOK}",
+    ),
     "AccountNotAllowed": ("its account may not use the partition", "`--set slurm.account=…`, or another partition"),
     "QOSNotAllowed": ("its quality of service may not use the partition", "`--set slurm.qos=…`, or another partition"),
     "InvalidAccount": (
@@ -32,10 +38,10 @@ _REASONS: Final = {  # in words, and what may mend it where no waiting does
     ),
     "InvalidQOS": ("its quality of service is none", "`--set slurm.qos=…`; `sacctmgr show qos` lists them"),
     "JobHeldAdmin": ("an administrator holds it", "ask who runs the cluster"),
-    "JobHeldUser": ("it is held", "leave `--hold` out of `slurm.options`"),
+    "JobHeldUser": ("it is held", "leave `--hold` out of `slurm.sbatch_options`"),
     "DependencyNeverSatisfied": (
         "the job that has to end first never ends as it should",
-        "see `--dependency` in `slurm.options`",
+        "see `--dependency` in `slurm.sbatch_options`",
     ),
     "JobLaunchFailure": ("its node could not start it", _ASK),
     "launch failed requeued held": ("its node could not start it, and Slurm holds it", _ASK),

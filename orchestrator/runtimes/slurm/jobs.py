@@ -78,7 +78,7 @@ _REFUSALS: Final = {
     "`sacctmgr show associations user=$USER` lists yours",
     "Invalid qos specification": "`sacctmgr show qos` lists them; `--set slurm.qos=…`",
     "Unable to contact slurm controller (connect failure)": "`scontrol ping` says which one is away",
-    "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time=…`; {_LOOK}",
+    "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time_limit=…`; {_LOOK}",
 }
 
 

@@ -54,7 +54,7 @@ def wait_for_node(
     finally:
         progress.done()
     if job.waits:
-        longer = "a longer `slurm.pending` in the profile waits longer"
+        longer = "a longer `slurm.queue_timeout` in the profile waits longer"
         raise StartError(f"{pending_reason(job)}; {limit:g} s are over", hint="; ".join(filter(None, [longer, hint])))
     if not job.node:
         raise StartError(f"job {number} ended before it ran: {exit_reason(job) or job.state}", hint=_show(number))

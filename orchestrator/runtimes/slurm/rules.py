@@ -65,12 +65,12 @@ def address_is_routable(case: RuleContext) -> Iterator[Problem]:
             case.place("server", "host"),
             "leave it out: on Slurm a server listens on its node's addresses",
         )
-    elif server.api_key_env is None and not server.allow_public:
+    elif server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             "on Slurm everyone in the cluster's network reaches the server, and it has no API key",
             case.place("runtime"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_public=true`",
+            "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )
 
 
@@ -87,8 +87,8 @@ def no_requeue_with_replicas(case: RuleContext) -> Iterator[Problem]:
 
 def options_are_free(case: RuleContext) -> Iterator[Problem]:
     """A further option of sbatch is none that this tool sets, and holds no secret."""
-    for index, option in enumerate(case.profile.slurm.options):
-        place, name = case.place("slurm", "options", index), option[2:].partition("=")[0]
+    for index, option in enumerate(case.profile.slurm.sbatch_options):
+        place, name = case.place("slurm", "sbatch_options", index), option[2:].partition("=")[0]
         if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as getopt_long(3) takes it
             hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "leave it out"
             yield Problem(f"`--{ours}` is set by this tool", place, hint)

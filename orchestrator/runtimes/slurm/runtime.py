@@ -173,7 +173,7 @@ class SlurmRuntime(Runtime):
 
     def placed(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         hint = _GIVE_ROOM if plan.gateway else ""
-        job = wait_for_node(unit.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
+        job = wait_for_node(unit.identity, limit=job_of(plan).queue_timeout, hint=hint, beside=meanwhile)
         return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, unit: Unit) -> ServerState:

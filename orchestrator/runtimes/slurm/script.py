@@ -33,13 +33,13 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
 
 def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
     if not plan.gateway:
-        yield from job.options  # first: of an option that is given again sbatch takes the last
+        yield from job.sbatch_options  # first: of an option that is given again sbatch takes the last
     yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),
         ("account", job.account),
         ("qos", job.qos),
-        ("time", job.time),
+        ("time", job.time_limit),
         ("gres", gres(plan)),
     ):
         if value is not None:
@@ -48,7 +48,7 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
         yield from _OF_GATEWAY
     elif job.exclusive:
         yield from ("--exclusive", "--mem=0")
-    yield f"--signal=B:TERM@{job.signal}"
+    yield f"--signal=B:TERM@{job.signal_before_end}"
     yield "--requeue" if job.requeue else "--no-requeue"  # the cluster's default may be either (JobRequeue)
 
 

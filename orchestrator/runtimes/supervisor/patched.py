@@ -33,7 +33,7 @@ _FINDS: Final = 60.0  # seconds an interpreter may take to say what it imports; 
 _RECEIPT: Final = "receipt.json"
 _APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
 _NO_TABLE: Final = (
-    "`deploy kernels coverage PROFILE` says what the table is for; `without_patches` in the profile leaves it out"
+    "`deploy kernels coverage PROFILE` says what the table is for; `skip_patches` in the profile leaves it out"
 )
 _MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may hold the fix"
 
@@ -129,7 +129,7 @@ def _require_sglang(sources: SourcePatches) -> None:
     for patch in sources.patches:
         if isinstance(patch.apply, Diff) and patch.sources != "sglang":
             message = f"patch `{patch.id}` changes {patch.sources}, of which a process gets no copy"
-            raise PatchError(message, hint="`--set runtime=docker`, or leave it out with `without_patches`")
+            raise PatchError(message, hint="`--set runtime=docker`, or leave it out with `skip_patches`")
 
 
 def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:

@@ -85,7 +85,7 @@ def model_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str:
     """The checkpoint, or its overlay with the patched config.json."""
     if overlay := overlay_path(plan, found):
         return str(PurePosixPath(overlay).parent)
-    return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"
+    return plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else f"models/{plan.model.name}"
 
 
 def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | None = None) -> PreparedRun:

@@ -62,7 +62,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
     interrupted it, with what stands where.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(standing)
-    control = control_of(standing, runtime, servers=plan.replicas, key=start.key, grace=plan.waiting.grace)
+    control = control_of(standing, runtime, servers=plan.replicas, key=start.key, grace=plan.timeouts.termination_grace)
     if start.request.least_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
@@ -174,7 +174,7 @@ class _RollingUpdate:
         self.control.take_away(self._address(number), old)
         step.away = True
         if old is not None:
-            grace = plan.waiting.grace
+            grace = plan.timeouts.termination_grace
             stop_server(self.runtime, old, home=self.servers.home, grace=grace, why=_REPLACED)
         self._standing.pop(number, None)
         wait_until_released(plan, self.place)
@@ -210,7 +210,7 @@ class _RollingUpdate:
             url=new.url,
             key=self.start.key,
             provenance=ServerProvenance(),
-            hazards=self._plan.hazards,
+            warnings=self._plan.warnings,
             kernel_gate=lambda: None,
         )
         called, folder = self._called(number), self._folder(number)

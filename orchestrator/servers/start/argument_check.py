@@ -38,13 +38,13 @@ def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] |
 
     With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
     """
-    source = plan.model.source
+    source = plan.model.checkpoint
     with suppress(HostError):  # who needs the checkpoint itself says what is wrong with it
         if (found := known_checkpoint(plan.model, place)) is not None:
             return read_engine_files(found)
-        if fetch and source.kind == "hub":
+        if fetch and source.source == "hub":
             hub = hub_of(os.environ)
-            return read_engine_files(Checkpoint(HubFiles(list_files(source.location, source.revision, hub), hub)))
+            return read_engine_files(Checkpoint(HubFiles(list_files(source.path, source.revision, hub), hub)))
     return None
 
 

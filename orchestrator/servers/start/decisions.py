@@ -100,19 +100,19 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     tuned kernels where there is none yet, and once more with it.
     """
     plan, home, rows, image, early = first.plan, place.home, NOTHING_GIVEN, None, None
-    if plan.ready_image is not None and not runtime_class(plan.runtime).elsewhere:
-        image = fetch_image(plan.ready_image, place)
+    if plan.prebuilt_image is not None and not runtime_class(plan.runtime).elsewhere:
+        image = fetch_image(plan.prebuilt_image, place)
         rows = rows_in(image, plan, place, accept_untuned=request.accept_untuned)
         note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")
     look_at_coverage(request, plan, place, rows)
-    files = engine_files(plan, place, fetch=request.stage) if plan.model.source.kind == "hub" else None
+    files = engine_files(plan, place, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
     if files is not None:
         early = _judged(source, first.artifacts, place, files)
     ensure_checkpoint(plan, place, stage=request.stage)
     mirror = mirror_path(plan.model, place)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
         rows = replace(rows, model=mirror)
-    if not source.decided and plan.ready_image is None:
+    if not source.decided and plan.prebuilt_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
     final = _decide(source, place, image)
     report_warnings(final.plan, before=plan)

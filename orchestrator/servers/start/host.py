@@ -166,7 +166,7 @@ def wait_until_released(
 
 def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
     directory = checkpoint_directory(plan.model, home)
-    if plan.model.source.kind == "generated" and not directory.exists():
+    if plan.model.checkpoint.source == "generated" and not directory.exists():
         return None  # made on the way up
 
     def verify() -> tuple[str, int]:
@@ -178,6 +178,6 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
 
 def _weights_space(plan: Plan, home: Home) -> Iterator[DiskNeed]:
     directory = checkpoint_directory(plan.model, home)
-    if plan.model.source.kind == "hub":
+    if plan.model.checkpoint.source == "hub":
         size = max(plan.model.weight_bytes - bytes_present(directory), 0)
         yield DiskNeed(purpose="weights", directory=str(directory), size=size)

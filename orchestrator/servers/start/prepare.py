@@ -41,9 +41,9 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
         _bring_far(plan, place, place.far, stage=stage)
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
-    if plan.model.source.kind == "generated":
+    if plan.model.checkpoint.source == "generated":
         python = Path(engine_python(plan.engine, home))
-        generator = Catalog.of(home).path(EntryKind.IMAGE_FILE, plan.model.source.location)
+        generator = Catalog.of(home).path(EntryKind.IMAGE_FILE, plan.model.checkpoint.path)
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
         require_profile_match(directory, plan.model)
     else:
@@ -51,7 +51,7 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
 
 
 def _bring_far(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
-    if plan.model.source.kind == "generated":
+    if plan.model.checkpoint.source == "generated":
         warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
         return
     mirror = mirror_path(plan.model, place)

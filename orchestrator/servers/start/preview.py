@@ -51,7 +51,7 @@ class Preview:
 
     def report(self) -> None:
         """Print what is known of kernels, image and capacity, then the warnings."""
-        if not self.plan.ready_image:
+        if not self.plan.prebuilt_image:
             report_coverage(self.plan, self.home)
         note_environment(self.plan, self.image)
         if self.capacity is not None:
@@ -67,7 +67,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     home, place = source.home, host_ref(source.runtime, source.home, request.host)
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
-    if not plan.ready_image and not request.accept_untuned:
+    if not plan.prebuilt_image and not request.accept_untuned:
         _require_covered(plan, home)
     capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
     return Preview(

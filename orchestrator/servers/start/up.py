@@ -67,7 +67,7 @@ def up(
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
-        request = replace(request, image=made.plan.ready_image) if source.image else request
+        request = replace(request, image=made.plan.prebuilt_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
         if standing is not None:
             with _room_for(home, name, made):
@@ -139,7 +139,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
                 hint=f"`{request.command(name)} --replace` goes on, `deploy rollback {name}` goes back",
             )
         try:
-            await_healthy(handle, servers.runtime(handle), deadline=plan.waiting.health_deadline)
+            await_healthy(handle, servers.runtime(handle), deadline=plan.timeouts.health_deadline)
         except NotReadyError as error:
             raise StartError(
                 f"`{name}` runs this plan and is unhealthy: {error.message}",

@@ -117,7 +117,7 @@ def wait_for_server(
         api_key=key,
         about=about,
     )
-    seconds = wait_until_ready(starting, silence=plan.waiting.silence, timeout=timeout)
+    seconds = wait_until_ready(starting, silence=plan.timeouts.progress_deadline, timeout=timeout)
     record_processes(runtime, handle, seconds)
     return seconds
 

@@ -75,9 +75,9 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
         ranks=plan.layout.dp * plan.replicas,
         replica_urls=tuple(_replica_urls(plan, handle)) if plan.gateway else (),
         api_key_env=plan.server.api_key_env,
-        unhealthy_after=plan.healing.unhealthy_after,
-        max_attempts=plan.healing.restarts,
-        window=plan.healing.window,
+        unhealthy_after=plan.restart_policy.unhealthy_after,
+        max_attempts=plan.restart_policy.max_attempts,
+        window=plan.restart_policy.window,
         restarted_at=tuple(_restart_times(servers.home, name)),
     )
 

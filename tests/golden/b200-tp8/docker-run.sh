@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=ff458e24dcae92769993dc9f6d415f5681aad47c36629aaa938d110668e59e12 \
+  --label deploy.plan=5679231a64c1c8576f3ababd6b9093abe4be2261e3bf159fddb24bbb3467680c \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -20,12 +20,12 @@ docker run --detach --init --name deploy-b200-tp8 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
-  --mount type=volume,source=deploy-cache-0af95254823a-sm100-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-0af95254823a-sm100-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-f3b0016bd454-sm100-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-f3b0016bd454-sm100-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env TORCH_CUDA_ARCH_LIST=10.0 \
-  deploy/b200-tp8:b0f8ca2522cc \
+  deploy/b200-tp8:e2e8d88fc648 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

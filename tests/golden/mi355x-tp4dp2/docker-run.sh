@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=3289cbdbe9a08fe86f7b1f8e98089dfe9f38d752876e9f173fb2c56f1b436e9b \
+  --label deploy.plan=b4da9328e6d1d9af8c74e107ef19f83c3d9046ee87b8ddb08cd4bf9a8be13e3f \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -24,15 +24,15 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-86b141dfe230-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-86b141dfe230-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-86b141dfe230-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-513139bfd0d4-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-513139bfd0d4-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-513139bfd0d4-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:79a780b3a564 \
+  deploy/mi355x-tp4dp2:08c25867b770 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=fc8a0e8786b4d25c4e8993bec9fadc3b2ce621fb414ad9b81c3e8cce0f825c8f \
+  --label deploy.plan=1ab1b8eaf1f23cace195d622a04f6d6bee6a32e79645c89529b1b1ecbd3f2ee6 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -24,15 +24,15 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-9720f5620c27-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-9720f5620c27-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-9720f5620c27-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-396e1c47fddc-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-396e1c47fddc-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-396e1c47fddc-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8:a0a68c7a9a8b \
+  deploy/mi355x-tp8:7741636e1ac3 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

@@ -78,7 +78,7 @@ def test_no_plan_is_made_where_none_is_decided() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "def f(plan: Plan): return replace(plan, ready_image=None)",
+        "def f(plan: Plan): return replace(plan, prebuilt_image=None)",
         "def f(start): return dataclasses.replace(start.artifacts.plan, flags=())",
         "def f(self): return replace(self._plan, flags=())",
         "def f(asked: 'Plan'): return replace(asked, flags=())",

@@ -23,7 +23,7 @@ from orchestrator.bench.workload import load_workload
 from orchestrator.engine.metrics import read_metrics
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
-    update={"input_tokens": 100, "output_tokens": 11, "cached_share": 0.6, "rates_rps": (1.0,)}
+    update={"input_tokens": 100, "output_tokens": 11, "cache_hit_rate": 0.6, "request_rates": (1.0,)}
 )
 
 
@@ -197,7 +197,7 @@ def test_that_arrivals_end_too_soon_is_known_before() -> None:
     )
     assert remedy == "`--duration 40`"
     assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))[0]
-    burst = load_workload("smoke-tiny").model_copy(update={"rates_rps": (50.0,)})
+    burst = load_workload("smoke-tiny").model_copy(update={"request_rates": (50.0,)})
     assert unjudgeable_rates(burst) == (("50 rps will not be judged: 0.8 s counted, 5 s needed",), "`--duration 10`")
 
 

@@ -63,7 +63,7 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> S
 
 
 def changes(**given: object) -> WorkloadChanges:
-    nothing: dict[str, object] = dict.fromkeys(("rates_rps", "requests", "duration_s", "arrivals", "seed"))
+    nothing: dict[str, object] = dict.fromkeys(("request_rates", "requests", "duration_s", "arrivals", "seed"))
     return WorkloadChanges(**{**nothing, **given})  # type: ignore[arg-type]
 
 
@@ -155,8 +155,8 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
 
 
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
-    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(rates_rps=(2.4, 2.0)))
-    assert (workload.rates_rps, workload.climb, overridden) == ((2.0, 2.4), None, ())
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(request_rates=(2.4, 2.0)))
+    assert (workload.request_rates, workload.ramp, overridden) == ((2.0, 2.4), None, ())
 
 
 def test_fewer_requests_are_named() -> None:
@@ -171,8 +171,8 @@ def test_fewer_requests_are_named() -> None:
     [
         ("wafer-20k-1k", {"requests": 10, "duration_s": 10.0}),
         ("wafer-20k-1k", {"requests": 1}),
-        ("wafer-20k-1k", {"rates_rps": (0.0, 1.0)}),
-        ("single-stream-10k-1.5k", {"rates_rps": (1.0,)}),
+        ("wafer-20k-1k", {"request_rates": (0.0, 1.0)}),
+        ("single-stream-10k-1.5k", {"request_rates": (1.0,)}),
     ],
 )
 def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
@@ -222,7 +222,7 @@ def options(
     tokens: tuple[int | None, int | None] = (None, None),
     rates: tuple[float, ...] | None = None,
 ) -> BenchOptions:
-    changes = WorkloadChanges(rates_rps=rates, requests=None, duration_s=None, arrivals=None, seed=None)
+    changes = WorkloadChanges(request_rates=rates, requests=None, duration_s=None, arrivals=None, seed=None)
     return BenchOptions(
         workload=workload,
         tokens=tokens,
@@ -239,7 +239,7 @@ def test_a_load_without_a_file() -> None:
     name, workload = command._workload(options(tokens=(800, 64), rates=(1.0, 2.0)))
 
     assert name == "800-in-64-out"
-    assert (workload.input_tokens, workload.output_tokens, workload.rates_rps) == (800, 64, (1.0, 2.0))
+    assert (workload.input_tokens, workload.output_tokens, workload.request_rates) == (800, 64, (1.0, 2.0))
 
 
 @pytest.mark.parametrize(

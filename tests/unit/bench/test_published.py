@@ -40,9 +40,9 @@ def test_the_caveat_on_tokens_per_request_is_the_table_s_own_arithmetic() -> Non
 
 def test_the_published_workload_is_the_one_that_is_measured() -> None:
     ours = load_workload(WAFER.workload.name)
-    assert (ours.input_tokens, ours.output_tokens, ours.cached_share) == (20000, 1000, 0.60)
-    assert {line.rate_rps for line in WAFER.rates} <= set(ours.rates_rps)
-    assert ours.limits.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
+    assert (ours.input_tokens, ours.output_tokens, ours.cache_hit_rate) == (20000, 1000, 0.60)
+    assert {line.rate_rps for line in WAFER.rates} <= set(ours.request_rates)
+    assert ours.slo.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
     alone = load_workload(WAFER.single_stream.workload)
     assert (alone.input_tokens, alone.output_tokens, alone.concurrency) == (10000, 1500, 1)
 

@@ -24,13 +24,13 @@ from orchestrator.checkpoints.describe import Description, describe
 from orchestrator.checkpoints.summary import local_outline
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, DeployError
 
-LATENT = {"cache.kv_lora_rank": 512, "cache.qk_rope_head_dim": 64}
+LATENT = {"kv_cache.kv_lora_rank": 512, "kv_cache.qk_rope_head_dim": 64}
 EXPECTED: dict[str, dict[str, object]] = {
     "GLM-5.2-FP8": {
         "quantization": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
         "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
-        "cache.index_head_dim": 128, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
+        "kv_cache.index_head_dim": 128, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
     },
     "GLM-4.7-Flash": {
         "quantization": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
@@ -41,17 +41,18 @@ EXPECTED: dict[str, dict[str, object]] = {
         "quantization": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
         "sparse_attention": True, "mtp_layer": 61, "moe.hidden_size": 7168, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
-        "cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
+        "kv_cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
     },
     "Qwen3-235B-A22B": {
         "quantization": "bf16", "context_length": 40960, "layers": 94, "attention_heads": 64, "kv_heads": 4,
         "moe.hidden_size": 4096, "moe.intermediate_size": 1536, "moe.routed_experts": 128, "moe.shared_experts": 0,
-        "moe.experts_per_token": 8, "cache.head_dim": 128, "flags.tool-call-parser": "qwen",
+        "moe.experts_per_token": 8, "kv_cache.head_dim": 128, "flags.tool-call-parser": "qwen",
     },
     "gpt-oss-120b": {
         "quantization": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
         "moe.hidden_size": 2880, "moe.intermediate_size": 2880, "moe.routed_experts": 128, "moe.shared_experts": 0,
-        "moe.experts_per_token": 4, "cache.head_dim": 64, "cache.sliding_window": 128, "cache.sliding_layers": 18,
+        "moe.experts_per_token": 4, "kv_cache.head_dim": 64, "kv_cache.sliding_window": 128,
+        "kv_cache.sliding_layers": 18,
         "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
     },
     "MiniMax-M3-MXFP8": {
@@ -66,7 +67,7 @@ EXPECTED: dict[str, dict[str, object]] = {
     },
     "Llama-3.3-70B-Instruct": {
         "quantization": "bf16", "context_length": 131072, "layers": 80, "attention_heads": 64, "kv_heads": 8,
-        "cache.head_dim": 128,
+        "kv_cache.head_dim": 128,
     },
 }  # fmt: skip
 
@@ -98,8 +99,8 @@ def refused(directory: Path) -> list[str]:
 def test_a_public_checkpoint_is_read_whole(name: str, public: Path) -> None:
     found = described(public / name)
     facts = values(found)
-    drafting = facts.pop("mtp_weights", None)
-    assert facts == {"weights": PUBLIC[name].weights, **EXPECTED[name]}
+    drafting = facts.pop("mtp_weights_size", None)
+    assert facts == {"weights_size": PUBLIC[name].weights, **EXPECTED[name]}
     assert (drafting is not None) == ("mtp_layer" in facts)
     assert found.missing == {}
     assert all(fact.name for fact in found.facts.values())
@@ -109,15 +110,15 @@ def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
     facts = described(public / "GLM-5.2-FP8").facts
     assert facts["layers"].name == "config.json: num_hidden_layers"
     assert facts["sparse_attention"].name == "config.json: index_topk"
-    assert facts["weights"].name == f"bytes of 4 files that {INDEX} names"
+    assert facts["weights_size"].name == f"bytes of 4 files that {INDEX} names"
     assert facts["flags.tool-call-parser"].name == "sglang cookbook GLM-5.2.mdx"
     llama = described(public / "Llama-3.3-70B-Instruct").facts
-    assert llama["cache.head_dim"].name == "config.json: hidden_size / num_attention_heads"
+    assert llama["kv_cache.head_dim"].name == "config.json: hidden_size / num_attention_heads"
 
 
 def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
     rows = 576 + 128 + 256  # its latent, indexer and gate; beside them a norm
-    assert values(described(public / "GLM-5.2-FP8"))["mtp_weights"] == (rows + 1) * 6144 * 2
+    assert values(described(public / "GLM-5.2-FP8"))["mtp_weights_size"] == (rows + 1) * 6144 * 2
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,10 @@ def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int,
         ("context_length", ("max_position_embeddings",)),
         ("moe.experts_per_token", ("num_experts_per_tok",)),
         ("moe.intermediate_size", ("moe_intermediate_size",)),
-        ("cache.kv_lora_rank", ("kv_lora_rank",)),
-        ("cache.index_head_dim", ("index_head_dim",)),
+        ("kv_cache.kv_lora_rank", ("kv_lora_rank",)),
+        ("kv_cache.index_head_dim", ("index_head_dim",)),
         ("quantization", ("dtype",)),
-        ("cache", ("architectures",)),
+        ("kv_cache", ("architectures",)),
     ],
 )
 def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, ...], tmp_path: Path) -> None:
@@ -197,19 +198,19 @@ def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, 
 def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> None:
     missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
     key = {"layer_types": "sliding_layers"}.get(gone, gone)
-    assert [*missing] == [f"cache.{key}"]
-    assert missing[f"cache.{key}"].hint == f"give it: `--set cache.{key}=N`"
-    assert gone in missing[f"cache.{key}"].message
+    assert [*missing] == [f"kv_cache.{key}"]
+    assert missing[f"kv_cache.{key}"].hint == f"give it: `--set kv_cache.{key}=N`"
+    assert gone in missing[f"kv_cache.{key}"].message
 
 
 def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
-    problem = described(folder).missing["cache"]
+    problem = described(folder).missing["kv_cache"]
     assert "`LamaForCausalLM` is not known here" in problem.message
     assert "nearest known is `LlamaForCausalLM`" in problem.message
-    assert "--set cache.head_dim=N" in problem.hint
+    assert "--set kv_cache.head_dim=N" in problem.hint
     nameless = write_config(tmp_path, {**LLAMA_33_70B, "architectures": []})
-    assert "names no architecture" in described(nameless).missing["cache"].message
+    assert "names no architecture" in described(nameless).missing["kv_cache"].message
 
 
 def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path
     text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
     facts = values(described(write_config(tmp_path, whole, prefix="language_model.model.")))
-    assert (facts["layers"], facts["quantization"], facts["cache.kv_lora_rank"]) == (61, "fp8", 512)
+    assert (facts["layers"], facts["quantization"], facts["kv_cache.kv_lora_rank"]) == (61, "fp8", 512)
     assert not any(key.startswith("flags") for key in facts)
 
 
@@ -283,7 +284,7 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     (folder / INDEX).unlink()
     (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
     facts = described(folder).facts
-    assert (facts["layers"].value, facts["weights"].name) == (80, "bytes of one file")
+    assert (facts["layers"].value, facts["weights_size"].name) == (80, "bytes of one file")
 
 
 def test_any_config_ends_in_facts_or_in_words(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def unlike(tmp_path: Path) -> tuple[Path, Model]:
     """A checkpoint whose config promises what its tensors are not, and the profile's word of it."""
     config, header = Tiny().quantized("default")
     folder = write_tiny(tmp_path / "tiny", config, promised(header))
-    return folder, replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+    return folder, replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
 
 
 def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
@@ -297,7 +297,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
 
 def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("attnfp8"))
-    of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+    of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
     verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
     assert verify_checkpoint(folder, of, speculative=True, sglang="0.5.18").from_receipt
     with pytest.raises(CheckpointMismatchError) as caught:
@@ -308,9 +308,9 @@ def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> N
 def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("amd52"))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    of = replace(PROMISED_OF, source=replace(PROMISED_OF.source, location=str(folder)))
+    of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
     (found,) = verify_checkpoint(folder, of, speculative=True).differences
-    assert found.hint.startswith(f"`--set model.weights={size}`")
+    assert found.hint.startswith(f"`--set model.weights_size={size}`")
     for again in (replace(of, weight_bytes=size), replace(of, weight_bytes=int(size * 1.01))):
         assert verify_checkpoint(folder, again, speculative=True).differences == ()
 
@@ -342,7 +342,7 @@ def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> N
         write_tensors(folder / file, {**own, f"model.filler.{number}": ("U8", fill)})
         weight_map |= dict.fromkeys(own, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    of = replace(PROMISED_OF, layers=78, mtp_layer=78, source=replace(PROMISED_OF.source, location=str(folder)))
+    of = replace(PROMISED_OF, layers=78, mtp_layer=78, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
     begin = time.process_time()
     found = verify_checkpoint(folder, of, speculative=True)
     assert time.process_time() - begin < 5

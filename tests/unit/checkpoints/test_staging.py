@@ -70,7 +70,7 @@ def test_a_whole_one_is_only_verified_and_a_changed_one_is_not_fetched_over(
 
 
 def test_ones_own_directory_is_never_fetched(fetched: list[Path], tmp_path: Path) -> None:
-    own = replace(PLAN, model=replace(PLAN.model, source=replace(PLAN.model.source, kind="directory")))
+    own = replace(PLAN, model=replace(PLAN.model, checkpoint=replace(PLAN.model.checkpoint, source="local")))
     with pytest.raises(CheckpointNotFoundError):
         staging.ensure_staged(own, tmp_path / "glm", allowed=True)
     assert fetched == []

@@ -26,7 +26,7 @@ def test_programs_read_json(tmp_path: Path) -> None:
     said = json.loads(deploy(f"add model {checkpoint} --json").stdout)
     assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
     assert {
-        "key": "cache.sliding_layers",
+        "key": "kv_cache.sliding_layers",
         "value": 18,
         "from": "config.json: `sliding_attention` in layer_types",
     } in said["facts"]

@@ -62,17 +62,19 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
     assert (tmp_path / "eval-gsm8k.json").is_file()
 
 
-GREEDY = PlanWarning(id="speculation-is-greedy", what="every request is decoded greedily", source="", hint="use 0.5.21")
+GREEDY = PlanWarning(
+    id="speculation-is-greedy", summary="every request is decoded greedily", source="", hint="use 0.5.21"
+)
 
 
 @pytest.mark.parametrize(
-    ("suite", "hazards", "taken"),
+    ("suite", "warnings", "taken"),
     [("gpqa-diamond", (GREEDY,), False), ("gpqa-diamond", (), True), ("gsm8k", (GREEDY,), True)],
 )
 def test_a_suite_that_samples_is_not_asked_of_a_server_that_cannot(
-    suite: str, hazards: tuple[PlanWarning, ...], taken: bool
+    suite: str, warnings: tuple[PlanWarning, ...], taken: bool
 ) -> None:
-    target = replace(TARGET, hazards=hazards)
+    target = replace(TARGET, warnings=warnings)
     if taken:
         require_sampling(target, find_suite(suite))
         return
@@ -108,7 +110,7 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
 def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     options = EvalOptions(suite="gpqa-diamond", limit=None, data=None, command="", output=tmp_path)
-    greedy = replace(TARGET, hazards=(GREEDY,))
+    greedy = replace(TARGET, warnings=(GREEDY,))
     with pytest.raises(BenchError, match="and this server cannot"):
         evaluate_beside(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
 

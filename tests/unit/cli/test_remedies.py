@@ -88,7 +88,7 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     CliRunner().invoke(
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
     )
-    given = "mi355x-tp8 --set layout.tp=9 --set model.origin.revision=abc --host ssh://x"
+    given = "mi355x-tp8 --set layout.tp=9 --set model.checkpoint.revision=abc --host ssh://x"
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 

@@ -98,9 +98,9 @@ def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], h
 
 def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_are_refused_at_once(home: Home) -> None:
     (home.root / "profiles/hardware").mkdir(parents=True)
-    own = (Path(__file__).parents[3] / "profiles/hardware/mi355x.yaml").read_text().replace("product: MI355X\n", "")
+    own = (Path(__file__).parents[3] / "profiles/hardware/mi355x.yaml").read_text().replace("gpu_product: MI355X\n", "")
     (home.root / "profiles/hardware/own.yaml").write_text(own)
-    here = ("hardware=own", "model.origin.kind=directory", "model.origin.location=/models/mine")
+    here = ("hardware=own", "model.checkpoint.source=local", "model.checkpoint.path=/models/mine")
     with pytest.raises(ProfileError) as refused:
         rental_files("skypilot", "mi355x-tp8", here, home)
     messages = [problem.message for problem in refused.value.each()]

@@ -44,10 +44,10 @@ def test_pools_that_take_more_than_sglang_reckons_with_are_told() -> None:
 
 
 def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    loaded = load("h200-glm-mtp", overrides=["model.cache=null"])
+    loaded = load("h200-glm-mtp", overrides=["model.kv_cache=null"])
     table = capacity_table(loaded.valid.capacity)
     assert "weights of a GPU" in table
-    assert "`cache` in profiles/models" in table
+    assert "`kv_cache` in profiles/models" in table
     note_capacity(loaded.plan, loaded.valid.capacity)
     assert "8.1 GB of weights" in capsys.readouterr().err
 

@@ -127,10 +127,10 @@ def test_a_lock_names_no_file_that_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
 def test_a_profile_names_no_file_elsewhere(name: str) -> None:
     with pytest.raises(ValidationError):
-        CheckpointSection(kind="generated", location=name)
-    sound = {"version": "0.5.14", "platform": "cpu", "template": "sglang", "requirements": "sglang.txt"}
+        CheckpointSection(source="generated", path=name)
+    sound = {"version": "0.5.14", "platform": "cpu", "dockerfile": "sglang", "requirements": "sglang.txt"}
     assert EngineSection.model_validate(sound)
-    for key in ("template", "requirements"):
+    for key in ("dockerfile", "requirements"):
         with pytest.raises(ValidationError):
             EngineSection.model_validate(sound | {key: name})
 

@@ -106,7 +106,7 @@ def test_a_name_with_a_colon_and_a_port_without_its_second() -> None:
 @pytest.mark.parametrize("written", [".8", "8e-1", "0.80"])
 def test_a_number_is_read_however_it_is_written(written: str) -> None:
     with pytest.raises(ProfileError, match="cannot be planned") as caught:
-        load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={written}", "model.weights=2TB"])
+        load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=2TB"])
     (problem,) = caught.value.problems
     assert problem.message == (
         "the weights need 250.0 GB a GPU at tp 8 and leave no room for a cache: 0.8 of the 307 GB that are free of 309 "

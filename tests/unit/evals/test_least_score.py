@@ -12,7 +12,7 @@ from orchestrator.evals import run
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 
 TARGET = BenchTarget(
-    url="http://127.0.0.1:9", key=None, provenance=ServerProvenance(), hazards=(), kernel_gate=lambda: None
+    url="http://127.0.0.1:9", key=None, provenance=ServerProvenance(), warnings=(), kernel_gate=lambda: None
 )
 
 

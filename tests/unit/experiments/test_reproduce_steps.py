@@ -301,7 +301,7 @@ def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_how_long_a_measurement_takes() -> None:
     """200 requests a rate: 400 s at 0.5 rps down to 83 s at 2.4 rps are about 17 min, before climbing and drains."""
-    published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"climb": None}), tok_s=213)
+    published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"ramp": None}), tok_s=213)
     assert published == pytest.approx(1005 + 6 * 30, abs=1)
     assert bench_seconds(load_workload("single-stream-10k-1.5k"), tok_s=213) == pytest.approx(20 * 1500 / 213)
 
@@ -346,9 +346,9 @@ def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) 
     planned = of(weights=tmp_path, ablations=("baseline-checkpoint",))
     about = {step.id: step.about for step in planned.steps if step.stage == "stage"}
     assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
-    assert f"--set model.origin.location={tmp_path}" in lines(planned, "mi355x-tp8")[0]
+    assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
     other = next(server for server in planned.servers if server.baseline)
-    assert other.plan.model.source.location == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
+    assert other.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
     assert about["mi355x-tp8-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
 
@@ -387,7 +387,7 @@ def evals_of(planned: ReproducePlan) -> list[Step]:
 def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample() -> None:
     planned = of()
     server = next(server for server in planned.servers if server.suites)
-    assert [hazard.id for hazard in server.plan.hazards if hazard.id == "speculation-is-greedy"] == []
+    assert [warning.id for warning in server.plan.warnings if warning.id == "speculation-is-greedy"] == []
     assert [" ".join(step.argv) for step in evals_of(planned)] == [
         "eval mi355x-tp4dp2-evals --suite gsm8k --limit 200 --output results/mi355x-tp4dp2-evals",
         "eval mi355x-tp4dp2-evals --suite gpqa-diamond --seeds 2 --output results/mi355x-tp4dp2-evals",

@@ -100,7 +100,7 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
         ({"workload": "smoke-tinny"}, "there is no workload `smoke-tinny`"),
         ({"objective": "kne"}, "`--objective kne` is not known"),
-        ({"rates_rps": (90.0,)}, "no knee would be found"),
+        ({"request_rates": (90.0,)}, "no knee would be found"),
         ({"name": "No Name"}, "cannot be called"),
         ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
         ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
@@ -126,7 +126,7 @@ def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> 
 
 def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:
     load = home.root.parent / "load.yaml"
-    load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, rates_rps: [1.0]}\n")
+    load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, request_rates: [1.0]}\n")
     with pytest.raises(ProfileError, match="`text_file` cannot be read"):
         planned(home, workload=str(load))
 
@@ -145,8 +145,8 @@ def test_the_command_that_goes_on_says_all_that_was_asked_for(home: Home) -> Non
 
 def test_the_ladder_ends_at_the_rate_that_is_asked_for(home: Home) -> None:
     sweep = planned(home, at_rps=1.7, objective="tok-s", ttft_p95_s=2.0)
-    assert sweep.workload.rates_rps == (0.5, 1.0, 1.5, 1.7)
-    assert (sweep.workload.climb, sweep.workload.limits.ttft_p95_s) == (None, 2.0)
+    assert sweep.workload.request_rates == (0.5, 1.0, 1.5, 1.7)
+    assert (sweep.workload.ramp, sweep.workload.slo.ttft_p95_s) == (None, 2.0)
     assert sweep.goal.words == "output tok/s per node at 1.7 requests/s, with a TTFT p95 of at most 2 s"
 
 

@@ -256,7 +256,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     assert fresh.hint == "`deploy stage PROFILE`"
     gated = replace(plan, model=replace(plan.model, gated=True))
     assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
-    share = replace(plan, model=replace(plan.model, source=replace(plan.model.source, kind="directory")))
+    share = replace(plan, model=replace(plan.model, checkpoint=replace(plan.model.checkpoint, source="local")))
     unmounted = only(look("mi355x-healthy", share, checkpoint=nothing), "checkpoint")
     assert (unmounted.level, unmounted.found) == (Level.FAIL, "there is no checkpoint of `glm-5.2-mxfp4`")
 
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
     plan = plan_of("mi355x-tp8")
     smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
     assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "whole, 438.0 GB")
-    assert "correct `weights`" in smaller.hint
+    assert "correct `weights_size`" in smaller.hint
     tiny = plan_of("cpu-tiny")  # 1 MB, and in truth a little less
     assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO
 

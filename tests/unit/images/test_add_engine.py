@@ -127,7 +127,7 @@ source: sglang wheel 0.5.20
 version: 0.5.20  # sglang/_version.py in its wheel
 platform: rocm  # --set
 image: "{IMAGE}"  # --set
-template: sglang-rocm  # that of its platform
+dockerfile: sglang-rocm  # that of its platform
 """
     )
     assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
@@ -185,7 +185,7 @@ def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
 def test_an_image_says_all_of_it(home: Home) -> None:
     said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     engine = read_model(home.root / "profiles/engines/own.yaml", EngineFile, "own")
-    assert (engine.version, engine.platform, engine.template) == ("0.5.20", "rocm", "sglang-rocm")
+    assert (engine.version, engine.platform, engine.dockerfile) == ("0.5.20", "rocm", "sglang-rocm")
     assert (engine.image, engine.image_digest) == (IMAGE, DIGEST)
     assert (engine.aiter_dir, engine.aiter_commit) == ("/sgl-workspace/aiter", COMMIT)
     assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in said["facts"]

@@ -134,7 +134,7 @@ def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
 
 def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
     """A variable of a patch stands in the image's own environment: nothing here would take it back."""
-    plain = july("without_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
+    plain = july("skip_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
     image = ready(july(), dsa_topk_v2_off="acts at start")
     with pytest.raises(BuildError) as caught:
         require_matches_plan(plain, image)
@@ -156,7 +156,7 @@ def test_the_table_is_known_by_the_receipt() -> None:
 
 
 def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> None:
-    plan = replace(july(), ready_image="ghcr.io/me/tp8@sha256:1")
+    plan = replace(july(), prebuilt_image="ghcr.io/me/tp8@sha256:1")
     artifacts = render_artifacts(plan)
     assert (artifacts.build, spec_of(artifacts).image) == (None, "ghcr.io/me/tp8@sha256:1")
     assert plan.digest != july().digest
@@ -215,7 +215,7 @@ def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: objec
 def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july()))))
     plan = previewed(accept_untuned=True)
-    assert (plan.ready_image or "").startswith("ghcr.io/me/tp8@sha256:")
+    assert (plan.prebuilt_image or "").startswith("ghcr.io/me/tp8@sha256:")
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
         previewed()
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july(), version="0.5.16"))))
@@ -231,7 +231,7 @@ def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
 ) -> None:
     silent = Registry(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
     monkeypatch.setattr(prebuilt, "_REGISTRY", silent)
-    assert previewed().ready_image == "ghcr.io/me/tp8:v1"
+    assert previewed().prebuilt_image == "ghcr.io/me/tp8:v1"
     assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err
 
 
@@ -240,8 +240,8 @@ def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
 ) -> None:
     unasked = Registry(transport=httpx.MockTransport(lambda _: pytest.fail("the registry was asked")))
     monkeypatch.setattr(prebuilt, "_REGISTRY", unasked)
-    held = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.image_on_node=true")
-    assert previewed(*held).ready_image == "ghcr.io/me/tp8:v1"
+    held = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.image_pull_policy=Never")
+    assert previewed(*held).prebuilt_image == "ghcr.io/me/tp8:v1"
     assert "looked for on the nodes alone" in capsys.readouterr().err
 
 

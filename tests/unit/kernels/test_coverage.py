@@ -122,7 +122,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a table would hold is nothing that its server reads."""
-    plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
+    plan = plan_of("mi355x-tp8-july", f"skip_patches=[{TABLE_PATCH}]")
     report_coverage(plan, Home(tmp_path))
     require_covered(plan, Home(tmp_path))
     assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), accept_untuned=False)

@@ -60,7 +60,7 @@ def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
     server = of_profile(home)
     assert server.expected == {
         "ttft_p95_s": Expected(value=5.0, source="`limits.ttft_p95_s` of workload `wafer-20k-1k`"),
-        "hit_share": Expected(value=0.6, source="`cached_share` of workload `wafer-20k-1k`"),
+        "hit_share": Expected(value=0.6, source="`cache_hit_rate` of workload `wafer-20k-1k`"),
     }
     late = alerts(server)["DeployTtftHigh"]
     assert str(late["expr"]).endswith(" > 5")
@@ -98,7 +98,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
     past_run(home, 1, "server.port=31999")
     server = monitored(replace(NOTHING, name="owl"), home)
     assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
-    assert server.expected["hit_share"].source == "`cached_share` of workload `smoke-tiny`"
+    assert server.expected["hit_share"].source == "`cache_hit_rate` of workload `smoke-tiny`"
     past_run(home, 2, "workload=null")
     server = monitored(replace(NOTHING, name="owl"), home)
     assert any("no alert DeployTtftHigh: nothing is expected" in text for text in skipped_rules(server))
@@ -166,7 +166,7 @@ DURATION = re.compile(r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0
 
 def in_cluster(home: Home, **asked: object) -> tuple[MonitoredServer, dict[str, str]]:
     """A server that is to run in one, and its files."""
-    settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    settings = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
     server = of_profile(home, overrides=settings, **asked)
     return server, {file.path: file.content.decode() for file in monitoring_files(server)}
 
@@ -197,7 +197,7 @@ def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home
 def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> None:
     _, files = in_cluster(home)
     monitor = next(iter(yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])))
-    plan = cluster_plan("mi355x-tp4dp2", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    plan = cluster_plan("mi355x-tp4dp2", "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
     template = objects(plan)["Deployment"]["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     (server,) = template["spec"]["containers"]
@@ -229,7 +229,7 @@ def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart
 def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: Home) -> None:
     settings = ("runtime=kubernetes", *(word for word in CASES["mi355x-tp4x2"] if word != MONITORED))
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
-    assert any("see `kubernetes.metrics_from`" in text for text in skipped_rules(server))
+    assert any("see `kubernetes.allowed_scrapers`" in text for text in skipped_rules(server))
     text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml")).decode()
     assert ("DeployReplicaDown" in text, "DeployGateway" in text, text.count("kind: PodMonitor")) == (True, False, 1)
 

@@ -56,7 +56,7 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
     [
         (["layout.tp=8"], "tp 8 x dp 2 needs 16 GPUs, the node has 8", "dp_attention"),
         (["layout.ep=3"], "ep 3 does not divide tp 4", ""),
-        (["model.weights=4TB"], "the weights need 1000.0 GB a GPU at tp 4 and leave no room", "raise `layout.tp`"),
+        (["model.weights_size=4TB"], "the weights need 1000.0 GB a GPU at tp 4 and leave no room", "raise `layout.tp`"),
         (["engine=sglang-0.5.16-cu130"], "an engine for cuda does not run on amd hardware", "deploy profiles"),
         (["hardware.arch=gfx942"], "the image is compiled for gfx950, the GPUs are gfx942", ""),
         (["runtime=process"], "the process runtime needs an engine", "engine.python=python3"),
@@ -86,11 +86,11 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         ),
         (["server.host=0.0.0.0"], "can be reached from other machines", "api_key_env"),
         (["server.host=node"], "`node` is not an address", "127.0.0.1"),
-        (["without_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
+        (["skip_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
         (["model.mtp_layer=null"], "speculation needs a draft", "speculative"),
         (["layout.tp=3"], "64 attention heads do not divide by tp 3", "1, 2, 4, 8, 16, 32, 64"),
         (["layout.tp=6", "layout.dp=2", "layout.dp_attention=true"], "do not divide by tp 6 over dp 2", "1, 2, 4, 8"),
-        (["accept_known_bad=[dsa-dp-attention-hung]"], "there is no report `dsa-dp-att", "`dsa-dp-attention-hang`?"),
+        (["allow_known_issues=[dsa-dp-attention-hung]"], "there is no report `dsa-dp-att", "`dsa-dp-attention-hang`?"),
     ],
 )
 def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, hint: str) -> None:
@@ -118,7 +118,9 @@ def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
     assert (
         load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.api_key_env=KEY"]).plan.server.api_key_env == "KEY"
     )
-    assert load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.allow_public=true"]).plan.server.allow_public
+    assert load(
+        "cpu-tiny", overrides=["server.host=0.0.0.0", "server.allow_unauthenticated=true"]
+    ).plan.server.allow_unauthenticated
 
 
 def test_localhost_is_loopback_by_address() -> None:

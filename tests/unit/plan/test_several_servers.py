@@ -123,7 +123,7 @@ def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said
 
 
 def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
-    settings = ("replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.claim=models")
+    settings = ("replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.pvc=models")
     before = plan_of("cpu-tiny", *settings)
     assert rolling_update_blocker(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
     moved = plan_of("cpu-tiny", *settings, "kubernetes.namespace=other")

@@ -29,9 +29,9 @@ def memory(profile: str, *overrides: str) -> Memory:
     return found
 
 
-def hazards(profile: str, *overrides: str) -> dict[str, str]:
+def warnings(profile: str, *overrides: str) -> dict[str, str]:
     plan = load(profile, overrides=overrides).plan
-    return {hazard.id: hazard.what for hazard in plan.hazards if hazard.id.startswith("capacity")}
+    return {warning.id: warning.summary for warning in plan.warnings if warning.id.startswith("capacity")}
 
 
 @pytest.mark.parametrize("run", range(5))
@@ -135,40 +135,40 @@ def test_requests_of_the_own_load() -> None:
 
 
 def test_more_requests_than_fit_are_told() -> None:
-    assert hazards("mi355x-tp4dp2") == {}
-    assert hazards("mi355x-tp4dp2", "flags.max-running-requests=512") == {
+    assert warnings("mi355x-tp4dp2") == {}
+    assert warnings("mi355x-tp4dp2", "flags.max-running-requests=512") == {
         "capacity-requests": "512 requests of `wafer-20k-1k` at once need 4,748,800 tokens of a replica's cache, which "
         "holds 2,713,536: 288 fit, the others wait"
     }
-    assert "capacity-requests" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
+    assert "capacity-requests" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
 
 
 def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
-    assert hazards("cpu-tiny", "flags.max-total-tokens=1000") == {
+    assert warnings("cpu-tiny", "flags.max-total-tokens=1000") == {
         "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of a replica's cache, which holds 1,000: "
         "none fits",
         "capacity-context": "`max-total-tokens` 1,000 is less than one context of 32,768 tokens: longer requests are "
         "refused",
     }
-    assert "capacity-context" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "model.cache=null")
-    assert hazards("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
+    assert "capacity-context" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "model.kv_cache=null")
+    assert warnings("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
     plan = load("cpu-tiny", overrides=["flags.max-total-tokens=1000"]).plan
-    assert plan.hazards[0].hint == "raise `flags.max-total-tokens`"
+    assert plan.warnings[0].hint == "raise `flags.max-total-tokens`"
 
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
-    told = hazards("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
+    told = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
     assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 keeps 21.5 GB of a GPU")
 
 
 def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
     """InferenceX glm5.2_fp8_mi325x_mtp.sh serves a million tokens with chunks of 131072 and 0.85."""
-    assert "capacity-fraction" not in hazards("mi325x-tp8")
+    assert "capacity-fraction" not in warnings("mi325x-tp8")
     capped = capacity("mi325x-tp8")
     assert capped.spare_bytes == memory("mi325x-tp8").cache_bytes - 1048576 * 1284 * 79
     assert (capped.kept_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (721, 0.99)
-    told = hazards("mi325x-tp8", "flags.max-total-tokens=1300000")
+    told = warnings("mi325x-tp8", "flags.max-total-tokens=1300000")
     assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.85 keeps 46.7 GB of a GPU")
     assert memory("mi325x-tp8", "flags.max-total-tokens=null").safe_fraction == 0.77
     assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
@@ -184,7 +184,7 @@ def test_the_safe_fraction_lies_where_chunks_were_reported_to_fit() -> None:
 def test_weights_that_leave_no_room_are_refused(written: str) -> None:
     """sglang raises after it has loaded them. Of all 150 GB of the GPU, 0.055 would have been enough."""
     with pytest.raises(ProfileError) as caught:
-        load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights=8.22GB"])
+        load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=8.22GB"])
     (problem,) = caught.value.problems
     assert problem.message == (
         "the weights need 8.2 GB a GPU at tp 1 and leave no room for a cache: 0.055 of the 149 GB that are free of 150 "
@@ -202,10 +202,10 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    found = capacity("h200-glm-mtp", "model.cache=null")
+    found = capacity("h200-glm-mtp", "model.kv_cache=null")
     assert (found.cache, found.served) == (None, None)
     [why] = found.unknown
-    assert why.startswith("the model's file does not say what its cache holds: `cache` in profiles/models; where")
+    assert why.startswith("the model's file does not say what its cache holds: `kv_cache` in profiles/models; where")
     words = "the MTP layer is not loaded, and its part of the weights is not known: they are counted whole"
     assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
     assert capacity("h200-glm-mtp", "flags.kv-cache-dtype=mxfp8").unknown == (
@@ -220,10 +220,10 @@ def test_what_is_not_known_is_said() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.cache.head_dim=null", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
-        ("model.cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
-        ("model.cache.index_head_dim=128", "`index_head_dim` is for a cache with a latent"),
-        ("model.sparse_attention=true", "`cache.index_head_dim` is for `sparse_attention: true`"),
+        ("model.kv_cache.head_dim=null", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
+        ("model.kv_cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
+        ("model.kv_cache.index_head_dim=128", "`index_head_dim` is for a cache with a latent"),
+        ("model.sparse_attention=true", "`kv_cache.index_head_dim` is for `sparse_attention: true`"),
         ("workload=random-4k", "there is no workload `random-4k`"),
     ],
 )
@@ -234,8 +234,8 @@ def test_facts_that_contradict_each_other(override: str, message: str) -> None:
 
 
 # gpt-oss-120b: half of its 36 layers have a window. A layer takes 2048 B of a token at TP1, in bfloat16.
-WINDOWED = ("model.layers=36", "model.mtp_layer=null", "model.kv_heads=8", "model.cache.head_dim=64", *NO_DRAFTS,
-            "model.cache.sliding_window=128", "model.cache.sliding_layers=18")  # fmt: skip
+WINDOWED = ("model.layers=36", "model.mtp_layer=null", "model.kv_heads=8", "model.kv_cache.head_dim=64", *NO_DRAFTS,
+            "model.kv_cache.sliding_window=128", "model.kv_cache.sliding_layers=18")  # fmt: skip
 
 
 def test_layers_with_windows_have_a_pool_of_their_own() -> None:
@@ -285,9 +285,9 @@ def test_windows_that_are_shared_out_otherwise_are_not_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"), [("36", "`cache.sliding_layers` is fewer than `layers`"), ("null", "go together")]
+    ("layers", "said"), [("36", "`kv_cache.sliding_layers` is fewer than `layers`"), ("null", "go together")]
 )
 def test_windows_in_every_layer_are_none(layers: str, said: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        capacity("h200-glm-mtp", *WINDOWED, f"model.cache.sliding_layers={layers}")
+        capacity("h200-glm-mtp", *WINDOWED, f"model.kv_cache.sliding_layers={layers}")
     assert said in caught.value.problems[0].message

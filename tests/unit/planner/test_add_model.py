@@ -51,9 +51,9 @@ def test_the_facts_are_those_of_the_shipped_file(
     """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
     expected = read_model(Catalog.shipped().path(EntryKind.MODEL, shipped), ModelFile, shipped)
     config = {**GLM_52, "quantization_config": quantized}
-    found = written(added(write_config(tmp_path / "checkpoint", config, weights=expected.weights), home))
+    found = written(added(write_config(tmp_path / "checkpoint", config, weights=expected.weights_size), home))
     for key in ModelFile.model_fields:
-        if key not in {"origin", "source", "served_name", "questions", "flags", "env", "mtp_weights"}:
+        if key not in {"checkpoint", "source", "served_name", "questions", "flags", "env", "mtp_weights_size"}:
             assert getattr(found, key) == getattr(expected, key), key
     for flag in ("reasoning-parser", "tool-call-parser"):
         assert found.flags[flag].value == expected.flags[flag].value
@@ -75,15 +75,15 @@ def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Pat
 # yaml-language-server: $schema=../model.schema.json
 # glm-4.7-flash, as `deploy add model` read its checkpoint: behind each fact stands what says so.
 source: config.json and safetensors headers of the checkpoint
-origin: {{kind: directory, location: {short_path}/GLM-4.7-Flash}}
+checkpoint: {{source: local, path: {short_path}/GLM-4.7-Flash}}
 served_name: glm-4.7-flash  # by its file; another with `--set`
-weights: 62500000000  # bytes of 4 files that model.safetensors.index.json names
+weights_size: 62500000000  # bytes of 4 files that model.safetensors.index.json names
 quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
 layers: 47  # config.json: num_hidden_layers
 attention_heads: 20  # config.json: num_attention_heads
 mtp_layer: 47  # config.json: num_nextn_predict_layers; its tensors are there
-mtp_weights: 2625536  # tensors of `layers.47.`, by the headers of the safetensors files
+mtp_weights_size: 2625536  # tensors of `layers.47.`, by the headers of the safetensors files
 moe:
   hidden_size: 2048  # config.json: hidden_size
   intermediate_size: 1536  # config.json: moe_intermediate_size
@@ -119,10 +119,10 @@ def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home,
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
     (said,) = refused(folder, home)
     assert "`OwnForCausalLM` is not known here" in said
-    assert written(added(folder, home, "cache=null")).cache is None
-    found = written(added(folder, home, "cache.head_dim=128", replace=True))
-    assert found.cache is not None
-    assert found.cache.head_dim == 128
+    assert written(added(folder, home, "kv_cache=null")).kv_cache is None
+    found = written(added(folder, home, "kv_cache.head_dim=128", replace=True))
+    assert found.kv_cache is not None
+    assert found.kv_cache.head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home,
     [
         ("layer=80", "unknown key `layer` | did you mean `layers`?"),
         ("layers=many", "`layers` must be a whole number"),
-        ("cache.index_head_dim=128", "`index_head_dim`"),
+        ("kv_cache.index_head_dim=128", "`index_head_dim`"),
     ],
 )
 def test_what_is_given_is_checked_as_a_file_is(override: str, message: str, home: Home, tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ def test_a_shorter_request_takes_fewer_gpus(home: Home) -> None:
 
 
 def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Home) -> None:
-    """No hazard of capacity: its fraction is a safe one, and the requests that may run fit at once."""
+    """No warning of capacity: its fraction is a safe one, and the requests that may run fit at once."""
     found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
     write_proposal(found, home)
     loaded = load(found.name, catalog=Catalog.of(home))
-    assert not [hazard for hazard in loaded.plan.hazards if hazard.id.startswith("capacity")]
+    assert not [warning for warning in loaded.plan.warnings if warning.id.startswith("capacity")]
     assert {setting.origin for setting in loaded.profile.flags.values() if setting.note} == {"inferred"}
     capacity = loaded.valid.capacity
     assert capacity.memory is not None
@@ -169,7 +169,7 @@ def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home)
 
 def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     (home.root / "profiles/engines").mkdir()
-    (home.root / "profiles/engines/main.yaml").write_text("version: main\nplatform: rocm\ntemplate: sglang-rocm\n")
+    (home.root / "profiles/engines/main.yaml").write_text("version: main\nplatform: rocm\ndockerfile: sglang-rocm\n")
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) != "main"
     said = capsys.readouterr().err
     assert "engine `main` is left out: `version`" in said

@@ -9,7 +9,7 @@ from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import image_env
-from orchestrator.planner.image_env import image_config, image_hazards, image_variables, keep_config, note_environment
+from orchestrator.planner.image_env import image_config, image_variables, image_warnings, keep_config, note_environment
 from orchestrator.planner.planning import load
 
 CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
@@ -80,7 +80,7 @@ def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: py
 def test_a_setting_of_the_image_that_is_wrong_is_told_unless_the_plan_overrides_it(
     overrides: tuple[str, ...], env: dict[str, str], told: list[str]
 ) -> None:
-    assert [hazard.id for hazard in image_hazards(plan_of(*overrides), config(**env))] == told
+    assert [warning.id for warning in image_warnings(plan_of(*overrides), config(**env))] == told
 
 
 def test_the_shipped_hardware_overrides_it_with_its_source() -> None:

@@ -83,7 +83,7 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
     found = resolve(GLM, ("layout.ep=2",), home, {"HF_TOKEN": "hf_secret0123456789"})
     plan = load(GLM, overrides=found.overrides).plan
     assert found.overrides[0] == "layout.ep=2"
-    assert (plan.model.source.revision, plan.engine.image_digest) == (COMMIT, plan.engine.image_digest)
+    assert (plan.model.checkpoint.revision, plan.engine.image_digest) == (COMMIT, plan.engine.image_digest)
     assert found.plan["model.source.revision"] == COMMIT
     assert found.plan["engine.image_digest"].startswith("sha256:")
     assert found.plan["engine.aiter_commit"] == plan.engine.aiter_commit
@@ -95,7 +95,7 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
     assert "hf_secret" not in found.text
 
 
-ON_SLURM = ("runtime=slurm", "server.allow_public=true")
+ON_SLURM = ("runtime=slurm", "server.allow_unauthenticated=true")
 
 
 def test_the_image_of_a_cluster_is_pinned_where_its_registry_tells_the_digest(home: Home) -> None:
@@ -180,7 +180,7 @@ def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) 
     assert problem.where == f"{path}:{lines.index('plan:') + 1}"
 
 
-@pytest.mark.parametrize(("old", "new"), [("lock: 1", "lock: 2"), (f"tool: {__version__}", "tool: 99.0")])
+@pytest.mark.parametrize(("old", "new"), [("lock: 2", "lock: 3"), (f"tool: {__version__}", "tool: 99.0")])
 def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str, new: str) -> None:
     path = written(home, "cpu-tiny")
     line = edit(path, old, new)

@@ -74,7 +74,7 @@ def test_warnings_stand_in_it_with_their_hints(tmp_path: Path) -> None:
     plan = load("mi355x-tp8", overrides=[f"env.{CAST}=1"]).plan
     image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
     text = plan_summary(plan, Home(tmp_path), image=image)
-    assert text.count("\nwarning ") == text.count("\n  hint ") == len(plan.hazards) + 1
+    assert text.count("\nwarning ") == text.count("\n  hint ") == len(plan.warnings) + 1
     assert "it sets ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in rows(text)["image"]
 
 

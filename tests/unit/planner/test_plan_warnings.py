@@ -11,7 +11,7 @@ from orchestrator.planner import estimate, image_env
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
 from orchestrator.planner.planning import load
 
-OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_public=true")
+OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_unauthenticated=true")
 KNOWN = "every request is decoded greedily while drafts are verified"
 NO_KEY = "`{}` listens on 0.0.0.0 without an API key; anyone who can reach it can use it"
 
@@ -39,7 +39,7 @@ def test_known_issues_of_the_images_variables_follow_those_of_the_plan() -> None
     plan = load("mi355x-tp8", overrides=["env.ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=1"]).plan
     image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
     assert [warning.id for warning in plan_warnings(plan, image=image)] == [
-        *(warning.id for warning in plan.hazards),
+        *(warning.id for warning in plan.warnings),
         "quick-reduce-cast",
     ]
 

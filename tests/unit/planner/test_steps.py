@@ -47,7 +47,7 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
     tiny, place = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     made = Home(tmp_path).models / "tiny"
-    generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.source.location)
+    generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
     before = estimate.steps_of(tiny, place)[0]
     made.mkdir(parents=True)
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())

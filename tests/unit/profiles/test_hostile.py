@@ -34,8 +34,8 @@ def refused(tmp_path: Path, text: str) -> ProfileError:
         "flags.mem-fraction-static=nan",
         "flags.mem-fraction-static=inf",
         "flags.mem-fraction-static=" + "9" * 400 + ".0",
-        "model.weights=" + "9" * 400 + "TiB",
-        "waiting.silence=99999999999999999999",
+        "model.weights_size=" + "9" * 400 + "TiB",
+        "timeouts.progress_deadline=99999999999999999999",
         "flags.tokenizer-path=--trust-remote-code",
         "description=two\nlines",
         "description=\udcff",
@@ -134,7 +134,7 @@ HOSTILE_TEXTS = ["--privileged", "a b", "a\nRUN touch /x", "a\\", "$(id)", "a;b"
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS)
 @pytest.mark.parametrize(
-    "key", ["engine.image", "engine.source_dir", "engine.aiter_dir", "engine.requirements", "engine.template"]
+    "key", ["engine.image", "engine.source_dir", "engine.aiter_dir", "engine.requirements", "engine.dockerfile"]
 )
 def test_a_path_or_a_reference_of_a_dockerfile_is_one_word(key: str, text: str) -> None:
     with pytest.raises(DeployError):
@@ -151,8 +151,9 @@ def test_what_a_container_is_given_is_no_option_of_docker(key: str, text: str) -
 # What a user may have meant and mistyped, of the keys and values that the tool looks at most.
 KEYS = st.sampled_from(
     ["flags.device", "flags.max-total-tokens", "flags.mem-fraction-static", "env.A", "layout.tp", "layout.dp_attention",
-     "server.port", "server.host", "model.weights", "model.moe", "hardware.container.ulimits.x", "waiting.silence",
-     "without_patches", "accept_known_bad", "description", "runtime", "engine.image", "hardware", "engine.version",
+     "server.port", "server.host", "model.weights_size", "model.moe", "hardware.container.ulimits.x",
+     "timeouts.progress_deadline", "skip_patches", "allow_known_issues", "description", "runtime", "engine.image",
+     "hardware", "engine.version",
      "flags.speculative-num-steps", "flags.context-length", "flags.chunked-prefill-size", "layout", "flags", "env"]
 )  # fmt: skip
 LEAVES = st.sampled_from(["", "", ".value", ".origin", ".source", ".soft", ".x"])
@@ -174,7 +175,7 @@ def test_no_override_ends_in_a_traceback(overrides: list[str]) -> None:
         rendered_files(render_artifacts(load("mi355x-tp8", overrides=overrides).plan))
 
 
-SECTIONS = st.sampled_from(["flags", "env", "layout", "server", "waiting", "model", "accept_known_bad"])
+SECTIONS = st.sampled_from(["flags", "env", "layout", "server", "timeouts", "model", "allow_known_issues"])
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.sampled_from(["*x", "&x", "!!int 1"])
 )

@@ -48,9 +48,9 @@ def test_a_part_that_stands_in_the_profile_bears_its_name(tmp_path: Path) -> Non
 
 
 def test_values_over_a_file_are_the_users_or_their_source_s(tmp_path: Path) -> None:
-    text = "engine: {use: sglang-0.5.14-cpu, template: sglang-cpu, flags: {log-level: info}}\n"
+    text = "engine: {use: sglang-0.5.14-cpu, dockerfile: sglang-cpu, flags: {log-level: info}}\n"
     rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
-    assert (rows["engine.template"].origin, rows["engine.template"].source) == ("user", "")
+    assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("user", "")
     assert (rows["engine.version"].origin, rows["engine.version"].place) == (
         "",
         "profiles/engines/sglang-0.5.14-cpu.yaml:3",
@@ -58,7 +58,7 @@ def test_values_over_a_file_are_the_users_or_their_source_s(tmp_path: Path) -> N
     assert rows["flags.log-level"].origin == "user"
     text = text.replace("use:", "source: a list, use:")
     rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
-    assert (rows["engine.template"].origin, rows["engine.template"].source) == ("", "a list")
+    assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("", "a list")
     assert rows["engine.version"].source == ""
 
 
@@ -79,4 +79,4 @@ def test_an_editor_knows_every_form() -> None:
     assert {"use", "layers", "flags"} <= set(keys["properties"])
     assert "required" not in keys
     assert "required" not in schema["$defs"]["CheckpointSection"]
-    assert schema["$defs"]["QuestionSection"]["required"] == ["question", "answer"]
+    assert schema["$defs"]["QuestionSection"]["required"] == ["prompt", "expected"]

@@ -59,11 +59,11 @@ def test_an_unknown_key_hides_nothing_else() -> None:
 
 
 def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
-    found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\nwaiting: 3\ndescription: [a]\n")
+    found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\ntimeouts: 3\ndescription: [a]\n")
     assert found == {
         "`server.port` must be a whole number, found `http`": ("7", ""),
         "`server.host` must be text, found 12": ("8", ""),
-        "`waiting` must be a mapping, found 3": ("9", ""),
+        "`timeouts` must be a mapping, found 3": ("9", ""),
         "`description` must be text, found ['a']": ("10", ""),
     }
 
@@ -71,11 +71,11 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.origin.location=relative/x", "expected an absolute path: a server is started in another directory"),
-        ("model.origin.location=./x", "expected an absolute path: a server is started in another directory"),
-        ("model.weights=0", "`model.weights`: should be greater than or equal to 1, found 0"),
+        ("model.checkpoint.path=relative/x", "expected an absolute path: a server is started in another directory"),
+        ("model.checkpoint.path=./x", "expected an absolute path: a server is started in another directory"),
+        ("model.weights_size=0", "`model.weights_size`: should be greater than or equal to 1, found 0"),
         ("model.served_name=ti\u200bny", "a text of one line holds no '\\u200b'"),
-        ("hardware.product=MI\ufeff355X", "a text of one line holds no '\\ufeff'"),
+        ("hardware.gpu_product=MI\ufeff355X", "a text of one line holds no '\\ufeff'"),
         ("model.served_name=ti\u3164ny", "a text of one line holds no '\u3164'"),
         ("model.served_name=ti\ufe0fny", "a text of one line holds no '\ufe0f'"),
         ("model.served_name=ti\U000e0041ny", "a text of one line holds no '\\U000e0041'"),
@@ -85,7 +85,7 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
 )
 def test_a_value_that_no_server_can_be_given_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        load("cpu-tiny", overrides=["model.origin.kind=directory", "model.origin.location=/x", setting])
+        load("cpu-tiny", overrides=["model.checkpoint.source=local", "model.checkpoint.path=/x", setting])
     (problem,) = caught.value.problems
     assert message in problem.message
 

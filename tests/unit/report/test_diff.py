@@ -92,7 +92,7 @@ def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> Non
 
 def test_what_a_plan_of_another_version_does_not_know_is_no_difference_where_it_is_nothing(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
-    a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "ready_image"})
+    a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "prebuilt_image"})
     assert told(between(home, str(a.path), str(b.path))) == {}
 
 

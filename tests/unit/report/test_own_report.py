@@ -17,7 +17,7 @@ from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
 
-WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cached_share": 0.5, "limits": {"ttft_p95_s": 1.0}}
+WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cache_hit_rate": 0.5, "slo": {"ttft_p95_s": 1.0}}
 
 
 def own(*rates: float, sustained: int | None = None) -> BenchResult:

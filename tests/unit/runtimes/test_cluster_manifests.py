@@ -80,9 +80,9 @@ def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
 
 def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
-    assert startup_limit(plan) == 3601 + plan.waiting.silence  # 438 GB in an hour
+    assert startup_limit(plan) == 3601 + plan.timeouts.progress_deadline  # 438 GB in an hour
     little = cluster_plan("cpu-tiny", HOST_PATH)
-    assert startup_limit(little) == 480 + little.waiting.silence
+    assert startup_limit(little) == 480 + little.timeouts.progress_deadline
     found = container(GLM)["startupProbe"]
     assert isinstance(found, dict)
     assert found["periodSeconds"] * found["failureThreshold"] >= startup_limit(plan)
@@ -97,7 +97,9 @@ def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
         assert isinstance(probe, dict)
         assert 20 < probe["timeoutSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"]
     assert (
-        probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(plan) >= plan.healing.unhealthy_after
+        probe["periodSeconds"] * (probe["failureThreshold"] - 1)
+        == hang_seconds(plan)
+        >= plan.restart_policy.unhealthy_after
     )
 
 
@@ -117,11 +119,11 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
 
 def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
-    assert pod(plan)["terminationGracePeriodSeconds"] > plan.waiting.grace
+    assert pod(plan)["terminationGracePeriodSeconds"] > plan.timeouts.termination_grace
 
 
 def test_the_hardware_says_what_its_pod_is_given() -> None:
-    found = pod(cluster_plan(GLM, HOST_PATH, "kubernetes.groups=[109,44]"))
+    found = pod(cluster_plan(GLM, HOST_PATH, "kubernetes.supplemental_groups=[109,44]"))
     assert found["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
     assert container(GLM)["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 30)}} in found["volumes"]
@@ -145,7 +147,7 @@ def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch:
 
 
 def test_only_labeled_clients_reach_a_server_that_the_cluster_alone_reaches() -> None:
-    plan = cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.clients=[team=ours]")
+    plan = cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.allowed_clients=[team=ours]")
     (rule,) = objects(plan)["NetworkPolicy"]["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"team": "ours"}}}]
     assert rule["ports"] == [{"protocol": "TCP", "port": plan.server.port}]
@@ -156,7 +158,7 @@ def test_a_prometheus_of_another_namespace_is_let_in_where_the_profile_says_so()
     named = {"kubernetes.io/metadata.name": "monitoring"}
     assert prometheus == {"from": [{"namespaceSelector": {"matchLabels": named}}], "ports": clients["ports"]}
     open_to_all = objects(
-        cluster_plan("cpu-tiny", HOST_PATH, MONITORED, "kubernetes.service=NodePort", "server.api_key_env=KEY")
+        cluster_plan("cpu-tiny", HOST_PATH, MONITORED, "kubernetes.service_type=NodePort", "server.api_key_env=KEY")
     )
     assert open_to_all["NetworkPolicy"]["spec"]["ingress"] == [{"ports": clients["ports"]}]
 
@@ -164,7 +166,7 @@ def test_a_prometheus_of_another_namespace_is_let_in_where_the_profile_says_so()
 @pytest.mark.parametrize("said", ["[monitoring]", "[a=b c]", "[=b]", "monitoring", "{name: monitoring}", "[-a=b]"])
 def test_what_no_namespace_bears_is_refused_where_it_stands(tmp_path: Path, said: str) -> None:
     profile = tmp_path / "own.yaml"
-    profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  metrics_from: {said}\n")
+    profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  allowed_scrapers: {said}\n")
     with pytest.raises(ProfileError) as caught:
         load(str(profile))
     assert any(f"{profile}:3" in problem.where for problem in caught.value.each())
@@ -178,7 +180,7 @@ def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
 
 
 def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> None:
-    plan = cluster_plan(GLM, "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    plan = cluster_plan(GLM, "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
     holds, judges = pod(plan)["initContainers"]
     assert (holds["name"], judges["name"]) == ("checkpoint", "arguments")
     assert holds["command"][-2] == f"/models/{plan.model.name}/config.json"
@@ -189,7 +191,7 @@ def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> 
 
 
 def test_what_no_hub_has_is_copied_into_the_claim() -> None:
-    (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.claim=models"))["initContainers"]
+    (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
     assert "`deploy stage cpu-tiny` makes it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
@@ -241,7 +243,7 @@ def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], 
 
 
 def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
-    (found,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_on_node=true", image=None))["containers"]
+    (found,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never", image=None))["containers"]
     assert found["imagePullPolicy"] == "Never"
     assert found["image"].startswith("deploy/cpu-tiny:")
     assert container("cpu-tiny")["imagePullPolicy"] == "IfNotPresent"
@@ -251,8 +253,8 @@ def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
     ("section", "line", "what"),
     [
         ("{}", 2, "nothing says where the pods find the checkpoint"),
-        ("\n  service: LoadBalancer\n  weights: {claim: models}", 3, "from beyond the cluster"),
-        ("\n  weights: {claim: models, host_path: /srv}", 3, "two places"),
+        ("\n  service_type: LoadBalancer\n  weights: {pvc: models}", 3, "from beyond the cluster"),
+        ("\n  weights: {pvc: models, host_path: /srv}", 3, "two places"),
         ("\n  tolerations: [nonsense]", 3, "nonsense"),
         ("\n  namespace: Not.One", 3, "Not.One"),
     ],

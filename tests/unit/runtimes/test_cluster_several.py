@@ -133,7 +133,7 @@ def test_nobody_evicts_a_server_and_the_gateway_may_move(found: dict[tuple[str, 
 def test_a_server_is_ended_only_once_it_was_unhealthy_for_longer_than_healing_says() -> None:
     """From the first look that sees no work to the last: the first compares with what it has read itself."""
     for seconds in (2, 20, 300, 301):
-        asked = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], f"healing.unhealthy_after={seconds}")
+        asked = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], f"restart_policy.unhealthy_after={seconds}")
         (deployment,) = (each for each in all_objects(asked) if each["kind"] == "Deployment")
         probe = deployment["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
         assert probe["timeoutSeconds"] < probe["periodSeconds"], "looks that wait would take longer than they say"

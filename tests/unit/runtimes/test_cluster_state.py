@@ -57,7 +57,7 @@ def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
     waits = pod(containerStatuses=server(state={"waiting": {}}, lastState=last, restartCount=1))
     assert state_of(waits, *events).detail == f"it {said}, is to start again"
     late = event("Container server failed startup probe, will be restarted", "2026-11-22T10:04:55Z")
-    assert "as it did not serve in time; a longer `waiting.silence`" in state_of(waits, late).detail
+    assert "as it did not serve in time; a longer `timeouts.progress_deadline`" in state_of(waits, late).detail
 
 
 def test_a_crash_loop_has_ended_until_it_starts_again() -> None:

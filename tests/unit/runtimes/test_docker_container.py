@@ -68,7 +68,7 @@ def test_the_port_is_published_on_loopback(plan: Plan) -> None:
     ("host", "published", "reached"), [("0.0.0.0", "0.0.0.0", "127.0.0.1"), ("::", "[::]", "[::1]")]
 )
 def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan, host: str, published: str, reached: str) -> None:
-    public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host, allow_public=True))
+    public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host, allow_unauthenticated=True))
     port = plan.server.port
     assert container_spec(public, IMAGE).publish[0] == host
     assert options(docker_run_line(rendered(public), "glm"))["--publish"] == [f"{published}:{port}:{port}"]
@@ -90,8 +90,8 @@ def test_without_a_config_patch_there_is_no_overlay(plan: Plan) -> None:
 
 
 def test_a_checkpoint_in_a_directory_is_mounted_from_there(plan: Plan) -> None:
-    source = dataclasses.replace(plan.model.source, kind="directory", location="/mnt/weights/glm")
-    local = dataclasses.replace(plan, model=dataclasses.replace(plan.model, source=source))
+    source = dataclasses.replace(plan.model.checkpoint, source="local", path="/mnt/weights/glm")
+    local = dataclasses.replace(plan, model=dataclasses.replace(plan.model, checkpoint=source))
     assert container_spec(local, IMAGE).mounts[0].source == "/mnt/weights/glm"
 
 
@@ -127,7 +127,7 @@ def test_the_labels_are_the_record(plan: Plan) -> None:
 
 def test_a_stop_from_outside_waits_for_the_drain_too(plan: Plan) -> None:
     given = options(docker_run_line(rendered(plan), "glm"))
-    assert given["--stop-timeout"] == [str(plan.waiting.grace)]
+    assert given["--stop-timeout"] == [str(plan.timeouts.termination_grace)]
     assert given["--restart"] == ["on-failure:3"]
 
 

@@ -12,7 +12,7 @@ from orchestrator.hosts.context import HostAccess
 from orchestrator.hosts.report import Finding, Level
 from orchestrator.runtimes import runtime_class
 
-NODE = ("runtime=slurm", "server.allow_public=true", "engine.python=/shared/python", "slurm.time=30")
+NODE = ("runtime=slurm", "server.allow_unauthenticated=true", "engine.python=/shared/python", "slurm.time_limit=30")
 TAKEN = "sbatch: Job 1 to start at 2026-11-24T11:59:35 using 4 processors on nodes n0 in partition main\n"
 REFUSED = "allocation failure: Requested node configuration is not available\n"
 NOWHERE = "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n"
@@ -87,7 +87,7 @@ def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers()
 
 
 def test_a_time_that_nobody_named_is_told() -> None:
-    assert findings("slurm.time=null")["time"].level is Level.WARN
+    assert findings("slurm.time_limit=null")["time"].level is Level.WARN
 
 
 def test_a_machine_without_slurm() -> None:

@@ -139,11 +139,11 @@ def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
 @pytest.mark.parametrize(
     ("reason", "hint"),
     [
-        ("PartitionTimeLimit", "slurm.time"),
+        ("PartitionTimeLimit", "slurm.time_limit"),
         ("ReqNodeNotAvail, UnavailableNodes:n0", "slurm.partition"),
         ("QOSMaxWallDurationPerJobLimit", "slurm.qos"),
         ("AssocMaxGRESPerJob", "slurm.qos"),
-        ("BadConstraints", "slurm.options"),
+        ("BadConstraints", "slurm.sbatch_options"),
     ],
 )
 def test_what_no_waiting_mends_has_a_hint(reason: str, hint: str) -> None:

@@ -39,11 +39,11 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
         "slurm.partition=mi355",
         "slurm.account=team",
         "slurm.qos=long",
-        "slurm.time=2-00:00:00",
+        "slurm.time_limit=2-00:00:00",
         "slurm.gpu_type=mi355x",
         "slurm.requeue=true",
-        "slurm.signal=300",
-        "slurm.options=[--constraint=gfx950, --nice]",
+        "slurm.signal_before_end=300",
+        "slurm.sbatch_options=[--constraint=gfx950, --nice]",
     )
     lines = script("mi355x-tp4dp2", *settings).splitlines()
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
@@ -66,7 +66,12 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
 
 
 def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
-    settings = (*NODE, "slurm.partition=mi355", "slurm.gateway_partition=cpu", "slurm.options=[--constraint=gfx950]")
+    settings = (
+        *NODE,
+        "slurm.partition=mi355",
+        "slurm.gateway_partition=cpu",
+        "slurm.sbatch_options=[--constraint=gfx950]",
+    )
     artifacts = render_artifacts(plan_on_slurm("mi355x-tp4x2", *settings))
     written = {file.path: file.content.decode() for file in rendered_files(artifacts, "glm")}
     asked = {
@@ -126,25 +131,25 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
     [(message, where, hint)] = problems("cpu-tiny", "runtime=slurm")
     assert message == "on Slurm everyone in the cluster's network reaches the server, and it has no API key"
     assert where == "--set runtime"
-    assert "server.allow_public=true" in hint
-    assert plan_on_slurm("cpu-tiny", "runtime=slurm", "server.allow_public=true").slurm is not None
+    assert "server.allow_unauthenticated=true" in hint
+    assert plan_on_slurm("cpu-tiny", "runtime=slurm", "server.allow_unauthenticated=true").slurm is not None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the node that the job gets"),
-        (["slurm.options=[--output=x]"], "`--output` is set by this tool"),
-        (["slurm.options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
-        (["slurm.options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
-        (["slurm.options=[--arr=1-4]"], "`--array` is set by this tool"),  # as sbatch takes it
-        (["slurm.options=[--test-only]"], "`--test-only` is set by this tool"),
-        (["slurm.options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
-        (["slurm.options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
+        (["slurm.sbatch_options=[--output=x]"], "`--output` is set by this tool"),
+        (["slurm.sbatch_options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
+        (["slurm.sbatch_options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
+        (["slurm.sbatch_options=[--arr=1-4]"], "`--array` is set by this tool"),  # as sbatch takes it
+        (["slurm.sbatch_options=[--test-only]"], "`--test-only` is set by this tool"),
+        (["slurm.sbatch_options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
+        (["slurm.sbatch_options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
         (["slurm.image=/i.sif"], "`slurm.image` is for a container, and none is named"),
-        (["slurm.time=soon"], "`slurm.time` is not written as it has to be, found `soon`"),
-        (["slurm.options=[-p]"], "`slurm.options.0` is not written as it has to be, found `-p`"),
+        (["slurm.time_limit=soon"], "`slurm.time_limit` is not written as it has to be, found `soon`"),
+        (["slurm.sbatch_options=[-p]"], "`slurm.options.0` is not written as it has to be, found `-p`"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[str], message: str) -> None:
@@ -153,7 +158,7 @@ def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[st
 
 
 def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
-    [(_, _, hint)] = problems("cpu-tiny", *KEYED, "slurm.time=2d")
+    [(_, _, hint)] = problems("cpu-tiny", *KEYED, "slurm.time_limit=2d")
     assert "such as 8:00:00 or 7-00:00:00" in hint
 
 

@@ -348,8 +348,8 @@ def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("server.host=0.0.0.0", "server.allow_public=true"), True),
-        (("server.host=::", "server.allow_public=true"), True),
+        (("server.host=0.0.0.0", "server.allow_unauthenticated=true"), True),
+        (("server.host=::", "server.allow_unauthenticated=true"), True),
         (("server.host=0.0.0.0", "server.api_key_env=KEY"), False),
         (("server.host=::1",), False),
         ((), False),

@@ -51,7 +51,7 @@ def test_a_program_gets_the_plan_its_steps_and_its_files(tmp_path: Path) -> None
     )
     assert [step["name"] for step in found["steps"]] == ["image", "checkpoint", "table", "start"]
     assert all(step["about"] > 0 for step in found["steps"])
-    assert [warning["id"] for warning in found["warnings"]] == [warning.id for warning in plan.hazards]
+    assert [warning["id"] for warning in found["warnings"]] == [warning.id for warning in plan.warnings]
     assert "server.sh" in {file["path"] for file in found["files"]}
 
 

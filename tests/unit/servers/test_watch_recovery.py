@@ -179,7 +179,7 @@ def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("settings", "seconds"), [((), 300), (("healing.unhealthy_after=20",), 20)], ids=["as it is", "sooner"]
+    ("settings", "seconds"), [((), 300), (("restart_policy.unhealthy_after=20",), 20)], ids=["as it is", "sooner"]
 )
 def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tuple[str, ...], seconds: int) -> None:
     """As long as its livenessProbe has it: two that heal one server would end each other's starts."""

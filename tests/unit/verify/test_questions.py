@@ -16,7 +16,7 @@ from orchestrator.verify.target import target_of
 
 def question(answer: str = "Paris", *, words: int = 0) -> SmokeQuestion:
     text = "{filler} Which city?" if words else "Which city?"
-    return SmokeQuestion(question=text, answer=answer, filler_words=words, tokens=8, origin=Origin.USER, source="")
+    return SmokeQuestion(prompt=text, expected=answer, filler_words=words, max_tokens=8, origin=Origin.USER, source="")
 
 
 @pytest.mark.parametrize("words", [1, 12, 13, 14, 64, 131072])
@@ -78,25 +78,25 @@ def test_a_target_knows_the_chunk_and_the_causes_of_its_plan() -> None:
     causes = {cause.id for cause in target.wrong_answers}
     assert causes >= {"quick-reduce-int8", "exclude-list", "shared-expert-dropped", "sparse-top-k", "fp8-cache"}
     assert "blockscale-gemm" not in causes  # of a checkpoint in fp8
-    assert [reason.id for reason in target.inexact] == ["aiter-atomic-moe"]
+    assert [reason.id for reason in target.nondeterministic] == ["aiter-atomic-moe"]
 
 
 def test_kernels_of_a_cpu_add_in_a_fixed_order() -> None:
     target = target_of(plan_of("cpu-tiny"), url="http://127.0.0.1:1", api_key=None)
-    assert target.inexact == ()
-    assert plan_of("mi355x-tp8", "model.moe=null").inexact == ()  # nor do those of a model without experts
+    assert target.nondeterministic == ()
+    assert plan_of("mi355x-tp8", "model.moe=null").nondeterministic == ()  # nor do those of a model without experts
     assert target_of(plan_of("cpu-tiny", "flags.chunked-prefill-size=-1"), url="", api_key=None).prefill_chunk is None
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("filler: 64", "filler: a page", "expected `chunk`, or a number of words"),
-        ("filler: 64", "filler: -1", "expected `chunk`, or a number of words"),
-        ("    filler: 64\n", "", "`{filler}` belongs into a question that has `filler`, and into no other"),
-        ('"{filler} Where', '"Where', "`{filler}` belongs into a question that has `filler`, and into no other"),
+        ("filler_words: 64", "filler_words: a page", "expected `chunk`, or a number of words"),
+        ("filler_words: 64", "filler_words: -1", "expected `chunk`, or a number of words"),
+        ("    filler_words: 64\n", "", "`{filler}` belongs into a question that has `filler_words`, and into no other"),
+        ('"{filler} Where', '"Where', "`{filler}` belongs into a question that has `filler_words`, and into no other"),
         ("tokens: 12", "tokens: 0", "greater than or equal to 1"),
-        ("answer: quest", "answr: quest", "answr"),
+        ("expected: quest", "expcted: quest", "expcted"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused_at_its_line(

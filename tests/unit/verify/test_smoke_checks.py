@@ -23,11 +23,13 @@ from orchestrator.verify.target import Target, target_of
 
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
 KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
-CAUSE = PlanWarning(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
+CAUSE = PlanWarning(id="gemm", summary="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
 ASKING = dataclasses.replace(
     TARGET,
     questions=tuple(
-        SmokeQuestion(question=question, answer=answer, filler_words=words, tokens=8, origin=Origin.INFERRED, source="")
+        SmokeQuestion(
+            prompt=question, expected=answer, filler_words=words, max_tokens=8, origin=Origin.INFERRED, source=""
+        )
         for (question, answer), words in zip(ASKED, (0, 64, 300), strict=True)
     ),
     prefill_chunk=256,
@@ -248,7 +250,7 @@ def test_questions_are_asked_greedily_and_without_thinking() -> None:
     ],
 )
 def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: EngineApi, check: str) -> None:
-    report = run(server, dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    report = run(server, dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert verdicts(report)[check] is Verdict.WARNING
     assert "known causes for" in report.to_table()
 
@@ -282,7 +284,7 @@ def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool
 
 
 def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
-    report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert list(failures(report)) == ["greedy repeats"]
 
 

@@ -11,11 +11,11 @@ from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan.known_issues import blocking_issues, image_date
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import load, read_reports, render_artifacts
+from orchestrator.planner.planning import load, read_known_issues, render_artifacts
 from orchestrator.render.scripts import server_script
 
-SHIPPED = read_reports(Catalog.shipped())
-REPORTS = SHIPPED.known_bad
+SHIPPED = read_known_issues(Catalog.shipped())
+REPORTS = SHIPPED.blocked
 
 
 def ids(plan: Plan) -> set[str]:
@@ -80,7 +80,7 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     (problem,) = caught.value.problems
     assert "sglang #33973" in problem.message
-    assert "accept_known_bad=[dsa-dp-attention-hang]" in problem.hint
+    assert "allow_known_issues=[dsa-dp-attention-hang]" in problem.hint
     assert problem.where == "--set layout.dp_attention"
 
 
@@ -95,8 +95,8 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
 )
 def test_a_checkpoint_is_told_by_where_it_comes_from(location: str, version: str, bad: bool) -> None:
     plan = on(plan_of("mi355x-tp8"), version)
-    source = replace(plan.model.source, location=location)
-    assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, source=source)))) is bad
+    source = replace(plan.model.checkpoint, path=location)
+    assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, checkpoint=source)))) is bad
 
 
 def test_a_refusal_names_the_key_that_is_known_bad() -> None:
@@ -115,25 +115,25 @@ def test_a_report_that_the_user_accepts_is_not_raised() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        '{id: x, what: w, source: s, hint: h, when: {engine: "0.5"}}',
-        "{id: x, what: w, source: s, hint: h, when: {dp-attention: true}}",
-        "{id: x, what: w, hint: h, when: {}}",
-        "{id: x, what: w, source: s, instead: i, when: {}}",
+        '{id: x, summary: w, source: s, hint: h, match: {engine: "0.5"}}',
+        "{id: x, summary: w, source: s, hint: h, match: {dp-attention: true}}",
+        "{id: x, summary: w, hint: h, match: {}}",
+        "{id: x, summary: w, source: s, instead: i, match: {}}",
     ],
 )
 def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp_path: Path) -> None:
-    path = tmp_path / "profiles/reports/known-bad.yaml"
+    path = tmp_path / "profiles/known_issues/blocked.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text(f"known_bad:\n\n  - {entry}\n")
+    path.write_text(f"blocked:\n\n  - {entry}\n")
     with pytest.raises(ProfileError) as caught:
-        read_reports(Catalog((tmp_path,)))
-    assert "known_bad.0." in caught.value.problems[0].message
-    assert caught.value.problems[0].where == "profiles/reports/known-bad.yaml:3"
+        read_known_issues(Catalog((tmp_path,)))
+    assert "blocked.0." in caught.value.problems[0].message
+    assert caught.value.problems[0].where == "profiles/known_issues/blocked.yaml:3"
 
 
 def test_every_report_has_a_source_and_a_condition() -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS)
-    assert all(report.when.model_fields_set and re.search(r"\d", report.source) for report in REPORTS)
+    assert all(report.match.model_fields_set and re.search(r"\d", report.source) for report in REPORTS)
 
 
 @pytest.mark.parametrize("chunk", ["131072", "131_072", "+131072", "0131072", "262144"])
@@ -152,7 +152,7 @@ def test_a_value_beside_the_reported_one_is_planned(chunk: str, fraction: str) -
 
 
 def told(profile: str, *overrides: str) -> set[str]:
-    return {hazard.id for hazard in load(profile, overrides=overrides).plan.hazards}
+    return {warning.id for warning in load(profile, overrides=overrides).plan.warnings}
 
 
 def test_the_published_profiles_keep_the_fusion_and_tell_what_it_may_cost() -> None:
@@ -186,13 +186,13 @@ def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None
 
 def test_a_hazard_stands_in_the_rendered_command() -> None:
     script = server_script(render_artifacts(load("mi355x-tp8").plan))
-    assert "# hazard speculation-is-greedy: every request is decoded greedily" in script
+    assert "# warning speculation-is-greedy: every request is decoded greedily" in script
     assert "# hint: where a server hangs, `--set flags.disable-custom-all-reduce=true`" in script
     assert max(map(len, script.splitlines())) <= 140
 
 
 def test_every_hazard_has_a_source_a_condition_and_a_way_out() -> None:
-    assert len({hazard.id for hazard in SHIPPED.hazards}) == len(SHIPPED.hazards)
-    conditions = [hazard.when.flags or hazard.when.env for hazard in SHIPPED.hazards]
+    assert len({warning.id for warning in SHIPPED.warnings}) == len(SHIPPED.warnings)
+    conditions = [warning.match.flags or warning.match.env for warning in SHIPPED.warnings]
     assert all(conditions)
-    assert all(re.search(r"\d", hazard.source) and hazard.hint for hazard in SHIPPED.hazards)
+    assert all(re.search(r"\d", warning.source) and warning.hint for warning in SHIPPED.warnings)

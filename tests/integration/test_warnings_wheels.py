@@ -1,4 +1,4 @@
-"""What the hazards say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
+"""What the warnings say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
 
 import json
 import re
