@@ -101,7 +101,7 @@ class FlagTable:
             return spec.help
         if any(each.help for each in self.flags.values()):
             return f"the parser of sglang {self.version} prints no help for it"
-        return f"its table has no help: `deploy flags {self.version}` makes it anew"
+        return f"its table has no help: `deploy add engine {self.version} --flags-only` makes it anew"
 
 
 def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:

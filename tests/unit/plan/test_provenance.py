@@ -90,6 +90,6 @@ def test_a_question_is_one_row_with_its_answer_and_its_origin() -> None:
 
 def test_show_says_that_a_model_without_questions_is_asked_none(capsys: pytest.CaptureFixture[str]) -> None:
     show("h200-glm-mtp")
-    assert "model `glm4-moe-random` has no questions" in capsys.readouterr().err
+    assert "model `glm4-moe-random` has no questions" in capsys.readouterr().out
     show("cpu-tiny")
-    assert "no questions" not in capsys.readouterr().err
+    assert "no questions" not in capsys.readouterr().out
