@@ -287,7 +287,7 @@ def _knee(result: BenchResult) -> str:
         return "knee: none found"
     if result.knee_reached:
         return f"knee: {result.knee_rps:g} rps"
-    return f"knee: at least {result.knee_rps:g} rps, not reached: measure higher rates with --rates"
+    return f"knee: at least {result.knee_rps:g} rps, not reached: measure higher rates with --request-rate"
 
 
 def _remarks(result: BenchResult) -> Iterator[str]:

@@ -147,17 +147,22 @@ def _workload(options: BenchOptions) -> tuple[str, Workload]:
     sent, answered = options.tokens
     if options.workload is not None:
         if sent is not None or answered is not None:
-            raise UsageError("`--in` and `--out` are for a load without a workload", hint="leave them out, or `-w`")
+            raise UsageError(
+                "`--input-tokens` and `--output-tokens` are for a load without a workload",
+                hint="leave them out, or `-w`",
+            )
         return workload_name(options.workload), load_workload(options.workload)
     if sent is None and answered is None:
         raise UsageError(
-            "what is to be sent?", hint="name a workload with `-w`, or say `--in TOKENS --out TOKENS --rates RPS`"
+            "what is to be sent?",
+            hint="name a workload with `-w`, or say `--input-tokens TOKENS --output-tokens TOKENS --request-rate RPS`",
         )
     rates = options.changes.request_rates
-    needed = {"--in 800": sent, "--out 64": answered, "--rates 1,2,4": rates}
+    needed = {"--input-tokens 800": sent, "--output-tokens 64": answered, "--request-rate 1,2,4": rates}
     if missing := [f"`{option}`" for option, value in needed.items() if value is None]:
         raise UsageError(
-            "a load without a workload needs `--in`, `--out` and `--rates`", hint=f"add {' and '.join(missing)}"
+            "a load without a workload needs `--input-tokens`, `--output-tokens` and `--request-rate`",
+            hint=f"add {' and '.join(missing)}",
         )
     data = {"input_tokens": sent, "output_tokens": answered, "request_rates": rates}
     return f"{sent}-in-{answered}-out", _valid(data)

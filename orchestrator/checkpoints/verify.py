@@ -185,7 +185,7 @@ def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: s
         where = str(directory / CONFIG)
         raise CheckpointMismatchError(
             f"the tensors of `{model.name}` are not what its config says",
-            hint="to serve it all the same: `deploy stage PROFILE --accept-differences`",
+            hint="to serve it all the same: `deploy stage PROFILE --allow-mismatch`",
             problems=tuple(Problem(difference.message, where, difference.hint) for difference in fatal),
         )
 

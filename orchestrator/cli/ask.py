@@ -14,9 +14,9 @@ from orchestrator.servers.servers import open_servers
 
 def command(
     name: NameArgument,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="what to complete")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="text to complete")],
     *,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="at most this many tokens")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="maximum number of tokens to generate")] = 64,
     host: HostOption = None,
 ) -> None:
     """Send one prompt and stream the completion. Sampling is greedy."""

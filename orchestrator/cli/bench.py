@@ -23,7 +23,7 @@ from orchestrator.bench.run import (
 from orchestrator.cli.options import (
     HostOption,
     Json,
-    RatesOption,
+    RequestRateOption,
     TargetArgument,
     WorkloadOption,
     complete_names,
@@ -37,36 +37,39 @@ from orchestrator.core.text import parse_json
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.targets import server_target, url_target
 
-ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="the API to send requests to")]
+ApiOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="completions|generate", help="API that receives the requests")
+]
 SeedOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
 ]
 DurationOption: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="how long requests arrive at each rate")
+    float | None, typer.Option(metavar="SECONDS", help="duration of each rate (seconds)")
 ]
 RequestsOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="how many requests at each rate; default: the workload's")
+    int | None, typer.Option(metavar="N", help="number of requests per rate; default: the workload's")
 ]
 GpuOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--gpu",
         metavar="NAME",
-        help="the GPUs behind a URL, such as b200, to compare with what was published",
+        help="GPU type behind a URL, such as b200",
         autocompletion=complete_names("HARDWARE"),
     ),
 ]
 GpusOption: TypeAlias = Annotated[
-    int | None, typer.Option("--gpus", min=1, metavar="N", help="how many GPUs are behind a URL, for figures per GPU")
+    int | None, typer.Option("--gpus", min=1, metavar="N", help="number of GPUs behind a URL")
 ]
-TokensInOption: TypeAlias = Annotated[
-    int | None, typer.Option("--in", min=2, metavar="TOKENS", help="tokens in each prompt, instead of a workload")
+InputTokensOption: TypeAlias = Annotated[
+    int | None, typer.Option("--input-tokens", min=2, metavar="TOKENS", help="tokens per prompt, instead of a workload")
 ]
-TokensOutOption: TypeAlias = Annotated[
-    int | None, typer.Option("--out", min=2, metavar="TOKENS", help="tokens in each answer, instead of a workload")
+OutputTokensOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--output-tokens", min=2, metavar="TOKENS", help="tokens per completion, instead of a workload"),
 ]
 LayoutOption: TypeAlias = Annotated[
-    str | None, typer.Option("--layout", metavar="LAYOUT", help="the layout behind a URL, such as tp8 or tp4dp2")
+    str | None, typer.Option("--layout", metavar="LAYOUT", help="layout behind a URL, such as tp8 or tp4dp2")
 ]
 
 
@@ -74,26 +77,28 @@ def command(
     target: TargetArgument,
     *,
     workload: WorkloadOption = None,
-    tokens_in: TokensInOption = None,
-    tokens_out: TokensOutOption = None,
-    rates: RatesOption = None,
+    input_tokens: InputTokensOption = None,
+    output_tokens: OutputTokensOption = None,
+    request_rate: RequestRateOption = None,
     duration: DurationOption = None,
     requests: RequestsOption = None,
-    arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(metavar="constant|poisson", help="arrival process of the requests")
+    ] = None,
     seed: SeedOption = None,
     api: ApiOption = "completions",
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
     ] = None,
     gpus: GpusOption = None,
     gpu: GpuOption = None,
     layout: LayoutOption = None,
-    price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
-    label: Annotated[str | None, typer.Option(metavar="TEXT", help="the name that a report gives the result")] = None,
+    price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
+    label: Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="where to put the result; default: results/WORKLOAD-TIME")
+        Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="measure only what DIR does not hold yet")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="measure only the points missing in DIR")] = False,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
@@ -101,9 +106,9 @@ def command(
     _check(api, arrivals)
     options = BenchOptions(
         workload=workload,
-        tokens=(tokens_in, tokens_out),
+        tokens=(input_tokens, output_tokens),
         changes=WorkloadChanges(
-            request_rates=read_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
+            request_rates=read_rates(request_rate), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
         usd_per_gpu_hour=price,

@@ -7,10 +7,10 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import (
-    AtOnceOption,
-    GiveOption,
     HostOption,
+    InputOption,
     Json,
+    ParallelOption,
     ProfileArgument,
     SetOption,
     image_name,
@@ -29,16 +29,14 @@ from orchestrator.servers.start.host import host_ref
 from orchestrator.servers.start.prepare import plan_to_build
 
 MetadataOption: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
+    Path | None, typer.Option(metavar="FILE", help="write image, digest and receipt to FILE (JSON)")
 ]
 TagOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME:TAG", callback=image_name, help="an additional name for the image, such as registry/name:tag"
-    ),
+    typer.Option(metavar="NAME:TAG", callback=image_name, help="additional image name, such as registry/name:tag"),
 ]
 SecretOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
+    list[str] | None, typer.Option(metavar="ID=FILE", help="secret file for the build steps (may be repeated)")
 ]
 
 
@@ -47,22 +45,22 @@ def command(
     *,
     set_: SetOption = None,
     base_image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="build on this image: NAME:TAG, NAME:TAG@sha256:…")
+        str | None, typer.Option(metavar="IMAGE", help="base image: NAME:TAG or NAME:TAG@sha256:…")
     ] = None,
-    give: GiveOption = None,
-    accept_untuned: Annotated[
-        bool, typer.Option("--accept-untuned", help="build even if no table of tuned kernels can be made")
+    input_: InputOption = None,
+    allow_untuned: Annotated[
+        bool, typer.Option("--allow-untuned", help="build even if no kernel table can be made")
     ] = False,
     tag: TagOption = None,
-    push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild, even if the image exists")] = False,
+    push: Annotated[bool, typer.Option("--push", help="push the image as the name of `--tag`")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild even if the image exists")] = False,
     network: Annotated[
-        str | None, typer.Option(metavar="NETWORK", help="network for the build steps, such as `host`")
+        str | None, typer.Option(metavar="NETWORK", help="network of the build steps, such as host")
     ] = None,
     secret: SecretOption = None,
     metadata_file: MetadataOption = None,
     host: HostOption = None,
-    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    parallel: ParallelOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     json: Json = False,
 ) -> None:
     """Build a patched image. Prints the name of the image, which `up` starts.
@@ -71,10 +69,10 @@ def command(
     """
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
-    given = named_files("--give", give)
+    given = named_files("--input", input_)
     home = Home.from_environment()
     plan, inputs = plan_to_build(
-        profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
+        profile, set_ or (), home, base=base_image, given=given, allow_untuned=allow_untuned, host=host
     )
     place = host_ref(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)

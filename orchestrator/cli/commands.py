@@ -52,7 +52,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Management commands": {
         "add": "Add a model, an engine or a profile",
         "add model": "Write a model's catalog entry from its checkpoint",
-        "add engine": "Write an engine's catalog entry from a wheel or an image",
+        "add engine": "Write an engine's catalog entry from a wheel or image",
         "add profile": "Propose a profile for a model on a node",
         "kernels": "Inspect, build and tune MoE kernel tables",
         "kernels coverage": "Show which token counts have a tuned kernel",
@@ -81,6 +81,52 @@ RENAMED: Final[Mapping[str, str]] = {
     "patches list": "patches ls",
     "probe": "logprobs",
     "quantise": "quantize",
+}
+# By command: an option that was renamed, and its name now.
+_ON: Final = {"--on": "--runtime"}
+_UNTUNED: Final = {"--accept-untuned": "--allow-untuned"}
+RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "add profile": {"--like": "--base", "--context": "--max-context"},
+    "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},
+    "build": {"--at-once": "--parallel", "--give": "--input", **_UNTUNED},
+    "eval": {"--data": "--dataset"},
+    "kernels tune": {"--every": "--full-search", "--rekeyed": "--retune-derived"},
+    "logprobs": {
+        "--against": "--reference",
+        "--limit": "--tolerance",
+        "--longest": "--max-length",
+        "--other-checkpoint": "--allow-other-checkpoint",
+    },
+    "preflight": _ON,
+    "quantize": {"--in": "--profile"},
+    "render": {"--give": "--input", "--tool": "--package", **_ON},
+    "report": {"--kwh": "--electricity-price", "--requests-at": "--timeline-rate"},
+    "reproduce": {
+        "--data": "--dataset",
+        "--download": "--download-rate",
+        "--keep": "--keep-failed",
+        "--weights": "--checkpoint",
+    },
+    "show": _ON,
+    "smoke": {"--against": "--profile"},
+    "stage": {"--accept-differences": "--allow-mismatch", "--at-once": "--parallel"},
+    "sweep": {
+        "--at": "--at-rate",
+        "--confirm": "--repeats",
+        "--hours": "--max-hours",
+        "--rates": "--request-rate",
+        "--trials": "--max-trials",
+        "--ttft": "--max-ttft-p95",
+        "--usd": "--max-cost",
+        **_UNTUNED,
+    },
+    "up": {
+        "--keep": "--keep-failed",
+        "--least-gsm8k": "--min-gsm8k",
+        "--only": "--max-replicas",
+        **_ON,
+        **_UNTUNED,
+    },
 }
 
 

@@ -17,7 +17,7 @@ PublishedAskedOption: TypeAlias = Annotated[str | None, published_option("none")
 
 
 def command(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files, or directories of results")],
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files or directories of results")],
     *,
     published: PublishedAskedOption = None,
     price: PriceOption = None,

@@ -29,7 +29,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="NAME|LOGFILE",
-            help="a server, a log file, or - for stdin; default: the last start",
+            help="server, log file or - for stdin; default: last run",
             autocompletion=server_names,
         ),
     ] = None,

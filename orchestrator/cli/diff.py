@@ -10,12 +10,12 @@ from orchestrator.core.console import print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.report.diff import diff, diff_text, resolve_side
 
-_SIDE: Final = "a profile, a lock, a result, a run directory, NAME/RUN, or a server: its last run"
+_SIDE: Final = "profile, lock, result, run directory, NAME/RUN or server"
 
 
 def command(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE, autocompletion=sides_to_compare)],
-    b: Annotated[str, typer.Argument(metavar="B", help="another", autocompletion=sides_to_compare)],
+    b: Annotated[str, typer.Argument(metavar="B", help="the same, to compare with A", autocompletion=sides_to_compare)],
     *,
     results: ResultsOption = None,
     json: Json = False,

@@ -14,12 +14,12 @@ from orchestrator.servers.servers import open_servers
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="the server to stop", autocompletion=server_names)
+        str | None, typer.Argument(metavar="NAME", help="server to stop", autocompletion=server_names)
     ] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="stop every server that was started from this home")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="stop every server of this home")] = False,
     all_homes: Annotated[
-        bool, typer.Option("--all-homes", help="stop those of other homes on this Docker too")
+        bool, typer.Option("--all-homes", help="also stop the servers of other homes on this Docker")
     ] = False,
     host: HostOption = None,
     json: Json = False,

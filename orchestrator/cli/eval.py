@@ -24,36 +24,32 @@ BaselineOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|DIR|NAME|URL",
-        help="an earlier outcome, a folder of them, or a server that is asked the same, to compare with",
+        help="eval result, directory of them, or server to compare with",
         autocompletion=server_names,
     ),
 ]
 SuiteOption: TypeAlias = Annotated[
-    str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond|tau2|published", help="which questions")
+    str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond|tau2|published", help="suite of questions")
 ]
 SeedsOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=100, metavar="N", help="ask the same with N seeds, of tau2 N trials; default: as published"
-    ),
+    typer.Option(min=1, max=100, metavar="N", help="number of seeds (tau2: trials); default: as published"),
 ]
-DataOption: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE|DIR", help="the questions, instead of a download")
+DatasetOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE|DIR", help="local questions, instead of a download")
 ]
 SimulationsOption: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="tau2's `data/simulations`: its results are read")
+    Path | None, typer.Option(metavar="DIR", help="tau2's data/simulations, to read results from")
 ]
-LimitOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")]
-MostOption: TypeAlias = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="the longest answer, thinking included")
+LimitOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N questions")]
+MaxTokensOption: TypeAlias = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="maximum tokens per answer, including reasoning")
 ]
-DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="say what it will tell, take and cost, and ask nobody")
-]
-OutputOption: TypeAlias = Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")]
-ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="ask only what DIR does not hold yet")]
+DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print the forecast and stop")]
+OutputOption: TypeAlias = Annotated[Path, typer.Option(metavar="DIR", help="directory of the eval result")]
+ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="ask only the questions missing in DIR")]
 KeyOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+    str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
 ]
 
 
@@ -63,9 +59,9 @@ def command(
     suite: SuiteOption,
     limit: LimitOption = None,
     seeds: SeedsOption = None,
-    max_tokens: MostOption = None,
+    max_tokens: MaxTokensOption = None,
     baseline: BaselineOption = None,
-    data: DataOption = None,
+    dataset: DatasetOption = None,
     simulations: SimulationsOption = None,
     dry_run: DryRunOption = False,
     price: PriceOption = None,
@@ -87,7 +83,7 @@ def command(
         target=target,
         baseline=baseline,
         options=EvalOptions(
-            suite=suite, limit=limit, data=data, command=said, output=output, resume=resume, max_tokens=max_tokens
+            suite=suite, limit=limit, dataset=dataset, command=said, output=output, resume=resume, max_tokens=max_tokens
         ),
         seeds=seeds,
         simulations=simulations,
@@ -97,7 +93,7 @@ def command(
     if dry_run and json:
         print_json(expected.to_dict())
         return
-    _preview(expected, asked=dry_run, sized=data is None)
+    _preview(expected, asked=dry_run, sized=dataset is None)
     if dry_run:
         return
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered

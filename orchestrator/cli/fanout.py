@@ -116,16 +116,16 @@ class _Running:
 
 
 def run_on_hosts(
-    nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None = None
+    nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, parallel: int | None = None
 ) -> tuple[HostResult, ...]:
-    """Run `deploy` with these words on each machine, on `at_once` of them at a time; one that fails stops no other.
+    """Run `deploy` with these words on each machine, on `parallel` of them at a time; one that fails stops no other.
 
     Ctrl-C interrupts each, and waits until it has cleaned up.
     """
     waiting, running, done = list(nodes), list[_Running](), dict[Node, HostResult]()
     try:
         while waiting or running:
-            while waiting and len(running) < (at_once or len(nodes)):
+            while waiting and len(running) < (parallel or len(nodes)):
                 with defer_signals():  # one that was started is known to what interrupts it
                     running.append(_start(waiting[0], words(waiting[0])))
                     waiting.pop(0)

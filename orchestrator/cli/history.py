@@ -14,7 +14,7 @@ from orchestrator.servers.servers import open_servers
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
     ] = None,
     *,
     results: ResultsOption = None,

@@ -20,7 +20,7 @@ def command(
         str,
         typer.Argument(
             metavar="IMAGE|DIR",
-            help="an image that `deploy build` made, or a base image; here or in its registry; or a checkpoint",
+            help="image on the host or in its registry, or checkpoint",
         ),
     ],
     *,

@@ -16,7 +16,7 @@ def command(
     *,
     profile: ProfileArgument,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="where it is written; default: PROFILE.lock.yaml")
+        Path | None, typer.Option(metavar="FILE", help="lockfile to write; default: PROFILE.lock.yaml")
     ] = None,
     revision: RevisionOption = None,
     set_: SetOption = None,

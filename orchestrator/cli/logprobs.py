@@ -14,37 +14,37 @@ from orchestrator.evals.logprobs.run import ProbeOptions, keep, load_reference, 
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
 
-AgainstOption: TypeAlias = Annotated[
+ReferenceOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|NAME", help="a reference that --save wrote, or another server", autocompletion=server_names
+        metavar="FILE|NAME", help="reference file of `--save`, or another server", autocompletion=server_names
     ),
 ]
-SaveOption: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="write what the server says, as a reference for others")
-]
-LimitOption: TypeAlias = Annotated[
+SaveOption: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="reference file to write")]
+ToleranceOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(metavar="NATS", min=1e-9, max=100, help="of a mean difference; default: by the reference's noise"),
+    typer.Option(
+        metavar="NATS", min=1e-9, max=100, help="allowed mean difference (nats); default: from the reference's noise"
+    ),
 ]
-LongestOption: TypeAlias = Annotated[
-    int, typer.Option(metavar="TOKENS", min=64, max=8192, help="leave out longer texts")
+MaxLengthOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="TOKENS", min=64, max=8192, help="maximum length of a prompt (tokens)")
 ]
 OtherOption: TypeAlias = Annotated[
-    bool, typer.Option("--other-checkpoint", help="compare with a reference of another checkpoint")
+    bool, typer.Option("--allow-other-checkpoint", help="accept a reference of another checkpoint")
 ]
 
 
 def command(
     target: TargetArgument,
     *,
-    against: AgainstOption = None,
+    reference: ReferenceOption = None,
     save: SaveOption = None,
-    limit: LimitOption = None,
-    longest: LongestOption = 8192,
-    other_checkpoint: OtherOption = False,
+    tolerance: ToleranceOption = None,
+    max_length: MaxLengthOption = 8192,
+    allow_other_checkpoint: OtherOption = False,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
     ] = None,
     host: HostOption = None,
     json: Json = False,
@@ -55,14 +55,14 @@ def command(
     text that the server generated.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    options = ProbeOptions(limit=limit, longest=longest, other_checkpoint=other_checkpoint)
+    options = ProbeOptions(tolerance=tolerance, max_length=max_length, allow_other_checkpoint=allow_other_checkpoint)
     with ExitStack() as stack:
         servers = stack.enter_context(open_servers(Home.from_environment(), host))
-        reference = load_reference(Path(against)) if against is not None and Path(against).is_file() else None
+        saved = load_reference(Path(reference)) if reference is not None and Path(reference).is_file() else None
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
-        if against is not None and reference is None:
-            reference = reference_of(side_of_server(servers, against), options)
-        report, said = run_probe(side, reference, options, against=against)
+        if reference is not None and saved is None:
+            saved = reference_of(side_of_server(servers, reference), options)
+        report, said = run_probe(side, saved, options, against=reference)
     keep(side, report)
     if json:
         print_json(report.to_dict())

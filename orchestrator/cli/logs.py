@@ -15,10 +15,12 @@ from orchestrator.servers.servers import open_servers
 def command(
     name: NameArgument,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
-    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last N")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the server exits")] = False,
+    lines: Annotated[
+        int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="show only the last N lines")
+    ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="only what is younger: 5m, 2h, 14:05, 2026-11-22T14:05")
+        str | None, typer.Option(metavar="TIME", help="show only lines since 5m, 14:05 or 2026-11-22T14:05")
     ] = None,
     host: HostOption = None,
 ) -> None:

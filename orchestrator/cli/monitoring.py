@@ -17,17 +17,17 @@ from orchestrator.runs.run_dir import write_files
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="a server that was started", autocompletion=server_names)
+        str | None, typer.Argument(metavar="NAME", help="running server", autocompletion=server_names)
     ] = None,
     *,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="write the files there")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="directory for the files")],
     profile_: Annotated[
         str | None,
         typer.Option(
             "--profile",
             "-p",
             metavar="PROFILE",
-            help="one that it would start",
+            help="profile, instead of a running server",
             autocompletion=complete_names("PROFILE"),
         ),
     ] = None,
@@ -36,14 +36,15 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="ttft_p95_s, hit_share or accept_length, instead of the workload's; may be repeated",
+            help="ttft_p95_s, hit_share or accept_length to expect (may be repeated)",
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="how Prometheus reaches it; default: as its machine does")
+        str | None, typer.Option(metavar="HOST:PORT", help="address that Prometheus scrapes; default: the server's")
     ] = None,
     gpu_exporter: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="AMD's device-metrics-exporter, NVIDIA's dcgm-exporter")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="address of AMD's device-metrics-exporter or NVIDIA's dcgm-exporter"),
     ] = None,
     set_: SetOption = None,
     json: Json = False,

@@ -52,12 +52,12 @@ def runtime_names(incomplete: str) -> list[str]:
     return _words(REGISTRY, incomplete)
 
 
-def _no_broker(on: str | None) -> str | None:
-    """Refuse who rents machines out where a runtime is meant. Raises UsageError."""
-    if on in LAUNCHERS:
-        hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
-        raise UsageError(f"`{on}` rents machines, and is no runtime", hint=hint)
-    return on
+def _no_launcher(runtime: str | None) -> str | None:
+    """Refuse a launcher of rented machines where a runtime is meant. Raises UsageError."""
+    if runtime in LAUNCHERS:
+        hint = f"`deploy render PROFILE --runtime {runtime}` writes the files for `{runtime}`"
+        raise UsageError(f"`{runtime}` rents machines, and is no runtime", hint=hint)
+    return runtime
 
 
 def sides_to_compare(incomplete: str) -> list[str]:
@@ -85,7 +85,7 @@ ProfileArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="PROFILE",
-        help="a profile's name, or a file; also as --profile or -p",
+        help="profile name or file (also --profile or -p)",
         autocompletion=complete_names("PROFILE"),
     ),
 ]
@@ -93,42 +93,42 @@ ProfileOrRunArgument: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="PROFILE",
-        help="a profile's name, or a file; also as --profile or -p",
+        help="profile name or file (also --profile or -p)",
         autocompletion=complete_names("PROFILE"),
     ),
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4; may be repeated"),
+    typer.Option("--set", metavar="KEY=VALUE", help="override a value, such as layout.tp=4 (may be repeated)"),
 ]
-OnOption: TypeAlias = Annotated[
+RuntimeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--on",
+        "--runtime",
         metavar="RUNTIME",
-        help="run it there, such as docker or process",
+        help="runtime to use, such as docker or process",
         autocompletion=runtime_names,
-        callback=_no_broker,
+        callback=_no_launcher,
     ),
 ]
 ImageOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
+    typer.Option(metavar="IMAGE", help="prebuilt image to start: NAME@sha256:… or NAME:TAG"),
 ]
 RevisionOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--revision", metavar="REV", help="revision of the checkpoint: a commit, its first digits, or main"),
+    typer.Option("--revision", metavar="REV", help="checkpoint revision: a commit, its first digits or main"),
 ]
-GiveOption: TypeAlias = Annotated[
+InputOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE; may be repeated"),
+    typer.Option("--input", metavar="NAME=FILE", help="patch input, such as moe-table=FILE (may be repeated)"),
 ]
 NameArgument: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="the server's name, by default its profile's", autocompletion=server_names),
+    typer.Argument(metavar="NAME", help="server name; default: the profile's name", autocompletion=server_names),
 ]
 TargetArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names)
+    str, typer.Argument(metavar="NAME|URL", help="server name or endpoint URL", autocompletion=server_names)
 ]
 WorkloadOption: TypeAlias = Annotated[
     str | None,
@@ -136,20 +136,20 @@ WorkloadOption: TypeAlias = Annotated[
         "--workload",
         "-w",
         metavar="WORKLOAD",
-        help="a workload's name, or a file",
+        help="workload name or file",
         autocompletion=complete_names("WORKLOAD"),
     ),
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
-AcceptUntuned: TypeAlias = Annotated[
-    bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
+AllowUntuned: TypeAlias = Annotated[
+    bool, typer.Option("--allow-untuned", help="start even if the load meets untuned MoE kernels")
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--price",
         metavar="[GPU=]AMOUNT[EUR]",
-        help="the price of one GPU for an hour; may be repeated; default: published TCO",
+        help="price per GPU hour; default: published TCO (may be repeated)",
     ),
 ]
 HostOption: TypeAlias = Annotated[
@@ -157,15 +157,15 @@ HostOption: TypeAlias = Annotated[
     typer.Option(
         "--host",
         metavar="URL|@FILE",
-        help="Docker host, such as ssh://user@node, default DOCKER_HOST; several, or a file of them, for many commands",
+        help="ssh://user@node, or @FILE of hosts; default: DOCKER_HOST",
     ),
 ]
-AtOnceOption: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="of several hosts, how many may download at a time")
+ParallelOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="hosts that download at the same time")
 ]
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
-RatesOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="RPS,RPS…", help="the rates to offer, in requests per second")
+RequestRateOption: TypeAlias = Annotated[
+    str | None, typer.Option("--request-rate", metavar="RPS,RPS…", help="request rates to offer (requests/s)")
 ]
 
 
@@ -196,4 +196,4 @@ def read_rates(text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(rate) for rate in text.split(","))
     except ValueError as error:
-        raise UsageError(f"`--rates {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error
+        raise UsageError(f"`--request-rate {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error

@@ -1,6 +1,6 @@
 """The command `deploy preflight`."""
 
-from orchestrator.cli.options import HostOption, Json, OnOption, ProfileArgument, SetOption
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import print_data, print_json, terminal_width
 from orchestrator.core.errors import HostError
@@ -14,12 +14,12 @@ def command(
     *,
     profile: ProfileArgument,
     host: HostOption = None,
-    on: OnOption = None,
+    runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
     """Check that a host is ready for a profile. Exits with 4 if it is not."""
-    plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
+    plan, home = load(profile, overrides=overridden(set_, runtime=runtime)).plan, Home.from_environment()
     place = host_ref(plan.runtime, home, host)
     report_coverage(plan, home)
     report = preflight_host(plan, place)

@@ -20,15 +20,17 @@ _AGE: Final = "30d"
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
     ] = None,
     *,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="runs of each name that stay, the newest")] = _KEEP,
-    older_than: Annotated[str, typer.Option(metavar="TIME", help="what is younger stays: 30d, 12h, 2026-11-22")] = _AGE,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="newest runs to keep per server")] = _KEEP,
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="remove only older runs: 30d, 12h or 2026-11-22")
+    ] = _AGE,
     caches: Annotated[
-        bool, typer.Option("--caches", help="caches instead: compiled kernels, patched copies of sglang")
+        bool, typer.Option("--caches", help="remove caches instead: compiled kernels, patched copies of sglang")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, and remove nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be removed, and stop")] = False,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -11,16 +11,14 @@ from orchestrator.report.document import Report
 
 def published_option(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
     """The option `--published`, with what holds without it."""
-    help_text = f"published figures to compare with; default: {default}"
+    help_text = f"published results to compare with; default: {default}"
     names = complete_names("PUBLISHED")
     return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
 
 
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; may be repeated; default: published TCO"
-    ),
+    typer.Option("--price", metavar="[GPU=]USD", help="price per GPU hour; default: published TCO (may be repeated)"),
 ]
 
 

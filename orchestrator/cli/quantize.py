@@ -17,46 +17,45 @@ from orchestrator.planner.quantize import quantize as carry_out
 
 RecipeOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--recipe", metavar="RECIPE", help="a recipe's name, or a file", autocompletion=complete_names("RECIPE")
-    ),
+    typer.Option("--recipe", metavar="RECIPE", help="recipe name or file", autocompletion=complete_names("RECIPE")),
 ]
-InOption: TypeAlias = Annotated[
+ProfileOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--in",
+        "--profile",
+        "-p",
         metavar="PROFILE",
-        help="run in this profile's image, on the GPUs of its hardware; default: on this machine's CPU",
+        help="use this profile's image and GPUs; default: local CPU",
         autocompletion=complete_names("PROFILE"),
     ),
 ]
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="the directory of a BF16 checkpoint")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="directory of a BF16 checkpoint")],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="TARGET", help="a directory to be made; default: show what each recipe makes"),
+        typer.Argument(metavar="TARGET", help="directory to create; default: show each recipe's result"),
     ] = None,
     *,
     recipe: RecipeOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="of the model's file; default: as the target")
+        str | None, typer.Option("--name", metavar="NAME", help="name of the model's catalog entry; default: TARGET's")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="shards at once; default: one a core, as memory allows, or one a GPU"),
+        typer.Option(min=1, metavar="N", help="parallel shards; default: one per core or GPU"),
     ] = None,
-    in_: InOption = None,
+    profile_: ProfileOption = None,
     image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="with `--in`: run in this image instead")
+        str | None, typer.Option("--image", metavar="IMAGE", help="image to use, instead of the one of `--profile`")
     ] = None,
     json: Json = False,
 ) -> None:
     """Quantize a checkpoint with AMD Quark. It works shard by shard; the same command resumes.
 
     Without TARGET shows the result of each recipe. The new checkpoint is verified as by `stage`; its catalog entry goes
-    into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in its own virtual environment (1.5 GB, once).
+    into `$DEPLOY_HOME/profiles/models`. Without `--profile` Quark runs in its own virtual environment (1.5 GB, once).
     """
     home = Home.from_environment()
     if target is None:
@@ -64,15 +63,15 @@ def command(
         return
     if recipe is None:
         raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantize {source}` shows what each makes of it")
-    if image is not None and in_ is None:
-        raise UsageError("`--image` is for `--in`", hint="a profile says which GPUs its container is given")
+    if image is not None and profile_ is None:
+        raise UsageError("`--image` is for `--profile`", hint="a profile says which GPUs its container is given")
     request = QuantizationRequest(
         source=source.absolute(),
         target=target.absolute(),
         recipe=recipe,
         name=name,
         workers=workers,
-        plan=load(in_).plan if in_ else None,
+        plan=load(profile_).plan if profile_ else None,
         image=image,
     )
     made = carry_out(request, home)

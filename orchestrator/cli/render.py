@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import (
-    GiveOption,
     ImageOption,
+    InputOption,
     Json,
     ProfileArgument,
     SetOption,
@@ -34,43 +34,43 @@ def command(
     *,
     profile: ProfileArgument,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
+        Path | None, typer.Option(metavar="DIR", help="directory for the files, instead of printing them")
     ] = None,
     image: ImageOption = None,
-    on: Annotated[
+    runtime: Annotated[
         str | None,
         typer.Option(
-            metavar="RUNTIME|BROKER",
-            help="for that runtime, or for `skypilot` or `dstack`, which rent a machine and start it there",
+            metavar="RUNTIME|LAUNCHER",
+            help="runtime or launcher of rented machines: skypilot, dstack",
             autocompletion=runtime_names,
         ),
     ] = None,
-    tool: Annotated[
+    package: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="what installs this tool on a rented machine: a wheel, a folder, a URL"),
+        typer.Option(metavar="WHEEL|DIR|URL", help="package of this tool for a rented machine"),
     ] = None,
     set_: SetOption = None,
-    give: GiveOption = None,
+    input_: InputOption = None,
     json: Json = False,
 ) -> None:
     """Write the files that `up` would start. Needs no GPU, Docker or network.
 
     The files are the plan, the server's command and the input of its runtime, such as a build context and the `docker
     run` line, or manifests. They depend on the profile and the options only: name a kernel table of this host with
-    `--give`. An `--image` is not inspected.
+    `--input`. An `--image` is not inspected.
     """
-    given, home = named_files("--give", give), Home.from_environment()
-    if tool is not None and on not in LAUNCHERS:
-        raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(LAUNCHERS)}`")
-    if on is not None and on in LAUNCHERS:
+    given, home = named_files("--input", input_), Home.from_environment()
+    if package is not None and runtime not in LAUNCHERS:
+        raise UsageError("`--package` is for a rented machine", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`")
+    if runtime is not None and runtime in LAUNCHERS:
         set_invocation(profile, set_ or (), None)
         if given or image:
-            raise UsageError("`--give` and `--image` are not for a rented machine: `up` makes both there")
-        plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
+            raise UsageError("`--input` and `--image` are not for a rented machine: `up` makes both there")
+        plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
         inputs = read_inputs(given)
         facts = Facts(inputs=input_digests(inputs), image=image)
-        plan = load(profile, overrides=overridden(set_, on=on), facts=facts).plan
+        plan = load(profile, overrides=overridden(set_, runtime=runtime), facts=facts).plan
         if image:
             require_image(plan.runtime, image)
         files = rendered_files(render_artifacts(plan, inputs))

@@ -15,28 +15,30 @@ from orchestrator.report.economics import NodePower
 from orchestrator.report.render import render_json
 from orchestrator.report.write import find_evals, find_requests, find_results, make_report, write_report
 
-PublishedOption: TypeAlias = Annotated[str | None, published_option("those of the same workload and machine")]
+PublishedOption: TypeAlias = Annotated[str | None, published_option("same workload and hardware")]
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="holds the results of `deploy bench` and `eval`")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="directory of the results of `bench` and `eval`")],
     *,
     published: PublishedOption = None,
     price: PriceOption = None,
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with; may be repeated"),
+        typer.Option(metavar="FILE", help="eval result to compare with (may be repeated)"),
     ] = None,
-    title: Annotated[str, typer.Option(metavar="TEXT", help="the title of the page; default: what was measured")] = "",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="title of the page; default: the measured server")] = "",
     node_watts: Annotated[
-        float | None, typer.Option(metavar="W", help="the power that the whole node draws under load, as metered")
+        float | None, typer.Option(metavar="W", help="metered power of the whole node under load (watts)")
     ] = None,
-    kwh: Annotated[str | None, typer.Option(metavar="PRICE[EUR]", help="the price of a kWh; default: USD")] = None,
-    pue: Annotated[float, typer.Option(metavar="RATIO", help="watts drawn for each watt used")] = 1.0,
-    requests_at: Annotated[
-        float | None, typer.Option(metavar="RPS", help="the rate whose requests are drawn over time; default: the knee")
+    electricity_price: Annotated[
+        str | None, typer.Option(metavar="PRICE[EUR]", help="electricity price per kWh; default currency: USD")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
+    pue: Annotated[float, typer.Option(metavar="RATIO", help="power usage effectiveness of the data center")] = 1.0,
+    timeline_rate: Annotated[
+        float | None, typer.Option(metavar="RPS", help="request rate of the timeline (requests/s); default: the knee")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="directory for the report; default: DIR")] = None,
     json: Json = False,
 ) -> None:
     """Write an HTML, Markdown and JSON report. The HTML page is self-contained; all three have the same content."""
@@ -44,9 +46,9 @@ def command(
     results = find_results([directory], wanted=not evals)
     details = Details(
         title=title,
-        requests=find_requests(results, requests_at),
+        requests=find_requests(results, timeline_rate),
         evals=evals,
-        power=NodePower.given(node_watts, kwh, pue),
+        power=NodePower.given(node_watts, electricity_price, pue),
     )
     made = make_report(results, published=published, prices=price or (), details=details)
     try:

@@ -39,39 +39,38 @@ PublishedArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="NAME",
         autocompletion=complete_names("PUBLISHED"),
-        help="a published measurement, such as wafer-glm52, or a file of one",
+        help="published measurement, such as wafer-glm52, or its file",
     ),
 ]
-DownloadOption: TypeAlias = Annotated[
-    float, typer.Option("--download", metavar="MB/S", min=1, help="the expected download speed, for the estimate")
+DownloadRateOption: TypeAlias = Annotated[
+    float, typer.Option("--download-rate", metavar="MB/S", min=1, help="download rate for the estimate (MB/s)")
 ]
 AblationOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--ablation", metavar="NAME", help="also measure with one thing left out, such as mtp-off; may be repeated"
-    ),
+    typer.Option("--ablation", metavar="NAME", help="ablation to measure too, such as mtp-off (may be repeated)"),
 ]
 EngineOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="use this engine, not the profiles' own",
+        help="engine to use, instead of the profiles' engine",
         autocompletion=complete_names("ENGINE"),
     ),
 ]
 OutputOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--output", metavar="DIR", help="where to put the results; default: results/NAME")
+    Path | None, typer.Option("--output", metavar="DIR", help="directory of the results; default: results/NAME")
 ]
-DataOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="the questions of the suites, instead of a download")
+DatasetOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--dataset", metavar="DIR", help="local questions of the suites, instead of a download")
 ]
-NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="leave the evaluations out")]
-WeightsOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint is there already; it is verified")
+NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="skip the evaluations")]
+CheckpointOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="DIR", help="checkpoint on the host, to verify instead of downloading"),
 ]
 DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="list the steps, how long they take and what they cost")
+    bool, typer.Option("--dry-run", help="list the steps with their time and cost, and stop")
 ]
 
 
@@ -81,13 +80,13 @@ def command(
     ablation: AblationOption = None,
     dry_run: DryRunOption = False,
     price: PriceOption = None,
-    download: DownloadOption = 400.0,
-    weights: WeightsOption = None,
-    data: DataOption = None,
+    download_rate: DownloadRateOption = 400.0,
+    checkpoint: CheckpointOption = None,
+    dataset: DatasetOption = None,
     no_evals: NoEvalsOption = False,
     engine: EngineOption = None,
     output: OutputOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
+    keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a server whose measurement failed")] = False,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -101,13 +100,13 @@ def command(
     currency, prices = split_currency(price or ())
     request = ReproduceRequest(
         named=name,
-        download_mb_s=download,
+        download_mb_s=download_rate,
         overrides=(*([f"engine={engine}"] if engine else []), *(set_ or ())),
         host=host,
-        weights=weights,
+        checkpoint=checkpoint,
         ablations=tuple(ablation or ()),
         prices=prices if currency == "USD" else (),
-        data=data,
+        dataset=dataset,
         evals=not no_evals,
     )
     planned = plan_steps(published, directory, request)
@@ -123,7 +122,7 @@ def command(
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
     if not dry_run:
-        _run(planned, state, host, keep=keep, data=data)
+        _run(planned, state, host, keep=keep_failed, dataset=dataset)
         note(f"done: the report is `{directory / 'report.html'}`")
 
 
@@ -139,7 +138,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
         if covered and not server.ablation:
             report_coverage(server.plan, home)
     for server in planned.servers:
-        require_covered(server.plan, home, may_accept=False)
+        require_covered(server.plan, home, may_allow=False)
 
 
 def _run_step(argv: Sequence[str]) -> int:
@@ -148,11 +147,11 @@ def _run_step(argv: Sequence[str]) -> int:
     return 0 if code == OutputError.exit_code else code
 
 
-def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool, data: Path | None) -> None:
+def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool, dataset: Path | None) -> None:
     def is_there(server: str) -> bool:
         with open_servers(Home.from_environment(), host) as servers:
             return might_exist(servers, server)
 
-    require_all_questions(planned, remaining_steps(planned.steps, state.done), data)
+    require_all_questions(planned, remaining_steps(planned.steps, state.done), dataset)
     runner = StepRunner(run=_run_step, may_be_there=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
     reproduce(planned.steps, state, runner, keep=keep)

@@ -11,7 +11,7 @@ from orchestrator.bench.result_files import results_under
 from orchestrator.core.errors import UsageError
 
 ResultsOption: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="where results of `deploy bench` lie; default: ./results")
+    Path | None, typer.Option(metavar="DIR", help="directory of results; default: ./results")
 ]
 
 

@@ -18,7 +18,7 @@ def command(
     ] = "profile",
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="write the schemas of all kinds there instead")
+        Path | None, typer.Option("--output", metavar="DIR", help="directory for the schemas of all kinds")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a file. Editors use it for profiles and catalog entries."""

@@ -60,7 +60,7 @@ def on_each(
     if verb not in _READING:
         ignore_sigpipe()  # what is run on each of them does not say when it begins to change something
     words = _words(verb, args, params, place)
-    results = run_on_hosts(nodes, words, at_once=params.get("at_once"))
+    results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
     if params.get("json"):
         print_json({each.node.label: _read(each.output) for each in results})
     else:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.bench.workload import load_workload
-from orchestrator.cli.options import Json, OnOption, ProfileArgument, SetOption
+from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
@@ -21,18 +21,16 @@ from orchestrator.planner.summary import plan_summary
 def command(
     profile: ProfileArgument,
     *,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="every value with its file and line, and its origin")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="show each value with its origin, file and line")] = False,
     capacity: Annotated[
-        bool, typer.Option("--capacity", help="what fits: weights, tokens of its cache, requests of its load")
+        bool, typer.Option("--capacity", help="show what fits: weights, KV cache tokens, concurrent requests")
     ] = False,
-    on: OnOption = None,
+    runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
     """Show the plan that a profile resolves to."""
-    loaded = load(profile, overrides=overridden(set_, on=on))
+    loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity:
         found = loaded.valid.capacity
         warn_capacity(loaded.plan)

@@ -18,16 +18,18 @@ def command(
     target: TargetArgument,
     *,
     strict_kernels: StrictKernels = False,
-    against: Annotated[
+    profile_: Annotated[
         str | None,
         typer.Option(
+            "--profile",
+            "-p",
             metavar="PROFILE",
-            help="the profile that a URL's server should match; default: what it says it is",
+            help="profile that a URL must match; default: no profile",
             autocompletion=complete_names("PROFILE"),
         ),
     ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
     ] = None,
     host: HostOption = None,
     json: Json = False,
@@ -35,10 +37,10 @@ def command(
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
-        target, url=is_url(target), of_url={"--against": against, "--api-key-env": api_key_env}, of_server=ours
+        target, url=is_url(target), of_url={"--profile": profile_, "--api-key-env": api_key_env}, of_server=ours
     )
     if is_url(target):
-        plan = load(against).plan if against else None
+        plan = load(profile_).plan if profile_ else None
         ignore_sigpipe()  # its requests are measured and counted by the server
         report = smoke_url(target, plan=plan, key=api_key(api_key_env))
     else:

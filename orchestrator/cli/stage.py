@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.checkpoints import staging
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.cli.options import AtOnceOption, HostOption, Json, ProfileArgument, RevisionOption, SetOption
+from orchestrator.cli.options import HostOption, Json, ParallelOption, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_json, say
 from orchestrator.core.paths import Home
@@ -21,15 +21,16 @@ def command(
     *,
     profile: ProfileArgument,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="directory of the checkpoint; default: under the tool's home"),
     ] = None,
-    accept: Annotated[
+    allow_mismatch: Annotated[
         bool,
-        typer.Option("--accept-differences", help="take it although its tensors are not what its config says"),
+        typer.Option("--allow-mismatch", help="accept tensors that do not match `config.json`"),
     ] = False,
     revision: RevisionOption = None,
     host: HostOption = None,
-    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    parallel: ParallelOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -39,10 +40,10 @@ def command(
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := host_ref(plan.runtime, home, host).far) is not None:
-        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=accept)
+        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
-        verified = staging.download(plan, target, accept=accept)
+        verified = staging.download(plan, target, accept=allow_mismatch)
     if json:
         print_json({**asdict(verified), "directory": str(verified.directory)})
         return

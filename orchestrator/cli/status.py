@@ -14,10 +14,10 @@ from orchestrator.servers.status import require_well, status_table, statuses
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
     ] = None,
     *,
-    health: Annotated[bool, typer.Option("--health", help="ask every server to generate a token")] = False,
+    health: Annotated[bool, typer.Option("--health", help="let every server generate a token")] = False,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -6,11 +6,11 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import (
-    AcceptUntuned,
+    AllowUntuned,
     HostOption,
     Json,
     ProfileArgument,
-    RatesOption,
+    RequestRateOption,
     SetOption,
     WorkloadOption,
     read_rates,
@@ -27,46 +27,46 @@ from orchestrator.experiments.sweep.winner import profile_path
 
 SpaceOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--space", metavar="FILE", help="what may vary; default: layouts, running requests, prefill chunks"),
+    typer.Option("--space", metavar="FILE", help="search space; default: layouts, running requests, prefill chunks"),
 ]
 ObjectiveOption: TypeAlias = Annotated[
     str | None,
+    typer.Option(metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: knee"),
+]
+AtRateOption: TypeAlias = Annotated[
+    float | None,
     typer.Option(
-        metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: the space's, else knee"
+        "--at-rate", min=0.001, metavar="RPS", help="request rate of the objective (requests/s); default: the knee"
     ),
 ]
-AtOption: TypeAlias = Annotated[
+MaxTtftOption: TypeAlias = Annotated[
     float | None,
-    typer.Option("--at", min=0.001, metavar="RPS", help="read the objective at this rate; default: at the knee"),
+    typer.Option(
+        "--max-ttft-p95", min=0.001, metavar="SECONDS", help="maximum p95 TTFT (seconds); default: the workload's"
+    ),
 ]
-TtftOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--ttft", min=0.001, metavar="SECONDS", help="the TTFT p95 to keep; default: the workload's"),
-]
-TrialsOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="at most so many trials")]
-ConfirmOption: TypeAlias = Annotated[
+MaxTrialsOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="maximum number of trials")]
+RepeatsOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(min=0, max=10, metavar="N", help="measure the best so often again before it is named; default: 2"),
+    typer.Option(min=0, max=10, metavar="N", help="repeat measurements of the best configuration; default: 2"),
 ]
-HoursOption: TypeAlias = Annotated[float | None, typer.Option(min=0.001, metavar="H", help="at most so many hours")]
-UsdOption: TypeAlias = Annotated[
-    float | None, typer.Option(min=0.01, metavar="USD", help="at most so much money; needs --price")
+MaxHoursOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.001, metavar="H", help="maximum duration (hours)")
+]
+MaxCostOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.01, metavar="USD", help="maximum cost (USD); needs `--price`")
 ]
 SweptOutput: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR", help="journal, results, report and profile; default: results/sweep-PROFILE, the profile at home"
-    ),
+    typer.Option(metavar="DIR", help="directory of the sweep; default: results/sweep-PROFILE"),
 ]
 NameOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="what the winner is called; default: PROFILE-swept")
+    str | None, typer.Option(metavar="NAME", help="name of the best profile; default: PROFILE-swept")
 ]
-ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="go on with the sweep in DIR")]
-DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="the space, what cannot fit, time and price; starts nothing")
-]
+ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="resume the sweep in DIR")]
+DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print search space, time and cost, and stop")]
 TimeoutOption: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="give a start up after this long; default: as `up`")
+    float | None, typer.Option(metavar="SECONDS", help="start timeout (seconds); default: as `up`")
 ]
 
 
@@ -75,21 +75,21 @@ def command(
     profile: ProfileArgument,
     space: SpaceOption = None,
     objective: ObjectiveOption = None,
-    at: AtOption = None,
-    ttft: TtftOption = None,
+    at_rate: AtRateOption = None,
+    max_ttft_p95: MaxTtftOption = None,
     workload: WorkloadOption = None,
-    rates: RatesOption = None,
-    trials: TrialsOption = None,
-    confirm: ConfirmOption = None,
-    hours: HoursOption = None,
-    usd: UsdOption = None,
-    price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="of the search")] = 1,
+    request_rate: RequestRateOption = None,
+    max_trials: MaxTrialsOption = None,
+    repeats: RepeatsOption = None,
+    max_hours: MaxHoursOption = None,
+    max_cost: MaxCostOption = None,
+    price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="seed of the search")] = 1,
     output: SweptOutput = None,
     name: NameOption = None,
     resume: ResumeOption = False,
     dry_run: DryRunOption = False,
-    accept_untuned: AcceptUntuned = False,
+    allow_untuned: AllowUntuned = False,
     timeout: TimeoutOption = None,
     host: HostOption = None,
     set_: SetOption = None,
@@ -104,18 +104,18 @@ def command(
         space=space,
         output=output or default_output(profile),
         beside=output is not None,
-        budget=Budget(trials=trials, hours=hours, usd=usd),
+        budget=Budget(trials=max_trials, hours=max_hours, usd=max_cost),
         overrides=tuple(set_ or ()),
         objective=objective,
-        at_rps=at,
-        ttft_p95_s=ttft,
+        at_rps=at_rate,
+        ttft_p95_s=max_ttft_p95,
         workload=workload,
-        request_rates=read_rates(rates),
-        confirm=confirm,
+        request_rates=read_rates(request_rate),
+        repeats=repeats,
         usd_per_gpu_hour=price,
         seed=seed,
         host=host,
-        accept_untuned=accept_untuned,
+        allow_untuned=allow_untuned,
         timeout=timeout,
         resume=resume,
         name=name,

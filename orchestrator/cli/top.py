@@ -16,8 +16,10 @@ from orchestrator.servers.top import Frame, TopView
 def command(
     name: NameArgument,
     *,
-    once: Annotated[bool, typer.Option("--once", help="print one frame, and stop")] = False,
-    interval: Annotated[float, typer.Option(min=0.5, max=60, metavar="SECONDS", help="between two looks")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print one frame and stop")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=60, metavar="SECONDS", help="refresh interval (seconds)")
+    ] = 2.0,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

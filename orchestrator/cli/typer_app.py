@@ -14,7 +14,15 @@ from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from orchestrator.cli.commands import ALIASES, PROGRAM, RENAMED, commands_below, group_text, listed_below
+from orchestrator.cli.commands import (
+    ALIASES,
+    PROGRAM,
+    RENAMED,
+    RENAMED_OPTIONS,
+    commands_below,
+    group_text,
+    listed_below,
+)
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import set_invocation
@@ -61,7 +69,7 @@ class ProfileCommand(TyperCommand):
     def invoke(self, ctx: "Context") -> object:
         """As click does; what was asked for is noted, for the commands in messages."""
         given = ctx.params
-        overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
+        overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
         root = ctx.find_root().command
         set_invocation(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
         if ctx.command_path.partition(" ")[2] in NEVER_ENDED_BY_SIGPIPE:
@@ -182,9 +190,13 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         if ctx.resilient_parsing:
             raise  # while the shell completes a line
         said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
-        near = did_you_mean(getattr(error, "option_name", None) or "", getattr(error, "possibilities", None) or ())
+        option = getattr(error, "option_name", None) or ""
+        renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
+        near = did_you_mean(option, getattr(error, "possibilities", None) or ())
         help_ = f"`{ctx.command_path} -h` shows what it takes"
         said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
+        if renamed:
+            near = f"did you mean `{renamed}`?"
         raise UsageError(said, hint=near or _begun_small(more) or help_) from error
 
 

@@ -6,13 +6,13 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import (
-    AcceptUntuned,
+    AllowUntuned,
     HostOption,
     ImageOption,
     Json,
-    OnOption,
     ProfileOrRunArgument,
     RevisionOption,
+    RuntimeOption,
     SetOption,
     StrictKernels,
     run_names,
@@ -29,18 +29,18 @@ from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 
 ReplaceOption: TypeAlias = Annotated[
-    bool, typer.Option("--replace", help="stop a server of that name first; several replicas one by one")
+    bool, typer.Option("--replace", help="replace the server of that name (replicas: rolling update)")
 ]
-OnlyOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="of several replicas, replace only so many, to look at them")
+MaxReplicasOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="rolling update: replace at most N replicas")
 ]
-LeastGsm8kOption: TypeAlias = Annotated[
+MinGsm8kOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(min=0, max=1, metavar="SCORE", help="of several replicas, replace the next when one has scored this"),
+    typer.Option(min=0, max=1, metavar="SCORE", help="rolling update: GSM8K score that each new replica needs"),
 ]
 TimeoutOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="give up after this long; default: when the start makes no progress"),
+    typer.Option(metavar="SECONDS", help="start timeout (seconds); default: the profile's progress deadline"),
 ]
 
 
@@ -50,29 +50,27 @@ def command(
     from_: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RUN", help="an earlier start once more, by its own plan", autocompletion=run_names
+            "--from", metavar="RUN", help="start an earlier run again with its plan", autocompletion=run_names
         ),
     ] = None,
-    locked: Annotated[
-        bool, typer.Option("--locked", help="what PROFILE.lock.yaml, or the lock given as PROFILE, holds; or nothing")
-    ] = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the steps and warnings; start nothing")] = False,
+    locked: Annotated[bool, typer.Option("--locked", help="start only what the lockfile of PROFILE pins")] = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="server name; default: the profile's name")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the steps and warnings, and stop")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="with `--dry-run`, write all files to a folder")
+        Path | None, typer.Option(metavar="DIR", help="with `--dry-run`: directory for the files")
     ] = None,
     replace: ReplaceOption = False,
-    only: OnlyOption = None,
-    least_gsm8k: LeastGsm8kOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="leave a failed server running, to look at it")] = False,
-    stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
-    accept_untuned: AcceptUntuned = False,
+    max_replicas: MaxReplicasOption = None,
+    min_gsm8k: MinGsm8kOption = None,
+    keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a failed server for inspection")] = False,
+    stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint")] = True,
+    allow_untuned: AllowUntuned = False,
     strict_kernels: StrictKernels = False,
     timeout: TimeoutOption = None,
     revision: RevisionOption = None,
     image: ImageOption = None,
     host: HostOption = None,
-    on: OnOption = None,
+    runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -81,15 +79,15 @@ def command(
     request = UpRequest(
         profile=profile or "",
         name=name,
-        overrides=overridden(set_, revision=revision, on=on),
+        overrides=overridden(set_, revision=revision, runtime=runtime),
         host=host,
         image=image,
         replace=replace,
-        only=only,
-        least_gsm8k=least_gsm8k,
-        keep=keep,
+        max_replicas=max_replicas,
+        min_gsm8k=min_gsm8k,
+        keep_failed=keep_failed,
         stage=stage,
-        accept_untuned=accept_untuned,
+        allow_untuned=allow_untuned,
         strict_kernels=strict_kernels,
         timeout=timeout,
     )

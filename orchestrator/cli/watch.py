@@ -21,19 +21,19 @@ from orchestrator.servers.watch.systemd import WEBHOOK, secret_variables, secret
 
 
 def command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="servers", autocompletion=server_names)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="server names", autocompletion=server_names)],
     *,
     exec_: Annotated[
-        str | None, typer.Option("--exec", metavar="COMMAND", help="run at each event, which it reads as JSON")
+        str | None, typer.Option("--exec", metavar="COMMAND", help="command to run on each event (JSON on stdin)")
     ] = None,
     webhook: Annotated[
         str | None,
-        typer.Option(metavar="URL", envvar="DEPLOY_WEBHOOK", show_envvar=True, help="post each event to it as JSON"),
+        typer.Option(
+            metavar="URL", envvar="DEPLOY_WEBHOOK", show_envvar=True, help="URL that receives each event (JSON)"
+        ),
     ] = None,
-    install: Annotated[bool, typer.Option("--install", help="print a systemd unit that watches, and stop")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="with `--install`: write the unit there instead")
-    ] = None,
+    install: Annotated[bool, typer.Option("--install", help="print a systemd unit and stop")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="file for the unit of `--install`")] = None,
     json: Json = False,
 ) -> None:
     """Restart servers that die or hang. The restart policy is the profile's. Ctrl-C ends the watch and no server."""

@@ -106,7 +106,7 @@ def _asked(
     given = request.options
     asked = [replace(given, suite=each.suite.name, limit=each.limit, seeds=each.seeds) for each in request.parts]
     for options in asked:
-        require_askable(options.asked, candidate, beside, data=options.data)
+        require_askable(options.asked, candidate, beside, data=options.dataset)
         require_room(options, beside=beside is not None)
     for options in asked:
         earlier = before.get(options.suite)

@@ -177,7 +177,7 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
             f"the harness ended with exit code {code}",
             where=request.url,
             details=_last_words(tail),
-            hint="" if request.data else "`--data` takes a local copy, where the questions could not be downloaded",
+            hint="" if request.data else "`--dataset` takes a local copy, where the questions could not be downloaded",
         )
 
 
@@ -196,7 +196,7 @@ def require_questions(suite: Suite, data: Path | None) -> None:
         raise UsageError(
             f"the questions of `{suite.name}` are gated, and there is no token for the hub",
             where=f"https://huggingface.co/datasets/{suite.gated}",
-            hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --data",
+            hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
         )
 
 

@@ -31,7 +31,7 @@ class EvalOptions:
 
     suite: str
     limit: int | None
-    data: Path | None
+    dataset: Path | None
     command: str
     output: Path
     seeds: int = 1
@@ -59,7 +59,7 @@ def evaluate_beside(
     The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
     Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_outcome` raise.
     """
-    require_askable(find_suite(options.suite), candidate, beside, data=options.data)
+    require_askable(find_suite(options.suite), candidate, beside, data=options.dataset)
     outcome, file = _score(candidate, options, options.output, home=home, say=say)
     if beside is not None:
         before, _ = _score(beside, options, options.output / BASELINE_FOLDER, home=home, say=say)
@@ -211,7 +211,7 @@ def run_eval(
         model=model,
         key=target.key,
         limit=options.limit,
-        data=options.data,
+        data=options.dataset,
         command=redact(options.command),
         seed=seed,
     )
@@ -223,9 +223,9 @@ def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Pat
 
     Raises SmokeError for a score below `least`, and what `run_eval` raises.
     """
-    command = f"deploy up --least-gsm8k {least:g}"
+    command = f"deploy up --min-gsm8k {least:g}"
     asked = next(line.items for line in published_evals() if line.suite == "gsm8k")
-    options = EvalOptions(suite="gsm8k", limit=asked, data=None, command=command, output=folder)
+    options = EvalOptions(suite="gsm8k", limit=asked, dataset=None, command=command, output=folder)
     outcome = run_eval(target, options, home=home, say=say)
     try:
         save_outcome(outcome, folder)
@@ -233,7 +233,7 @@ def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Pat
         warn(str(error))
     say(f"{called}: {outcome.score:.3f} of {len(outcome.items)} questions of GSM8K right")
     if outcome.score < least:
-        raise SmokeError(f"{called} has {outcome.score:.3f} of GSM8K right, and `--least-gsm8k` is {least:g}")
+        raise SmokeError(f"{called} has {outcome.score:.3f} of GSM8K right, and `--min-gsm8k` is {least:g}")
 
 
 def prepare_harness(home: Home) -> None:

@@ -76,10 +76,10 @@ class ReproduceRequest:
     download_mb_s: float
     overrides: tuple[str, ...] = ()
     host: str | None = None
-    weights: Path | None = None  # where the published checkpoint lies already
+    checkpoint: Path | None = None  # where the published checkpoint lies already
     ablations: tuple[str, ...] = ()
     prices: tuple[str, ...] = ()  # as `report` takes them
-    data: Path | None = None  # a folder of local copies of the questions
+    dataset: Path | None = None  # a folder of local copies of the questions
     evals: bool = True  # the suites that runs have of themselves
 
 
@@ -136,7 +136,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
 
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
-    here = request.weights.absolute() if request.weights and not own_model else None
+    here = request.checkpoint.absolute() if request.weights and not own_model else None
     staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
     overrides = (*request.overrides, *staged, *run.settings)
     return MeasuredServer(
@@ -233,7 +233,7 @@ def _eval(
     asked = ["eval", server.name, "--suite", suite]
     asked += ["--limit", str(part.limit)] if part.limit else []
     asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
-    asked += ["--data", str(request.data)] if request.data else []
+    asked += ["--dataset", str(request.dataset)] if request.dataset else []
     return Step(
         id=f"{server.name}/eval/{suite}",
         stage="eval",

@@ -167,7 +167,7 @@ def coverage_text(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> 
     return f"{covered.found.line if covered.known else covered.look}{refused}"
 
 
-def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_accept: bool = True) -> None:
+def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_allow: bool = True) -> None:
     """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
 
     A plan of which only its image can tell passes, and one that leaves the table out: that was meant.
@@ -182,7 +182,7 @@ def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *
     raise KernelsError(
         f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
         where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
-        hint="; or ".join([*covering, tune, *(["`--accept-untuned`"] if may_accept else [])]),
+        hint="; or ".join([*covering, tune, *(["`--allow-untuned`"] if may_allow else [])]),
     )
 
 

@@ -25,7 +25,7 @@ from orchestrator.render.dockerfile import base_reference
 from orchestrator.runs.run_dir import RunDir
 
 
-def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, accept_untuned: bool) -> bool:
+def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, allow_untuned: bool) -> bool:
     """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
 
     `given` finds the tables that the runtime's engine ships, where one is built. Returns whether it was. Raises as
@@ -38,10 +38,10 @@ def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, accep
     try:
         built = build_table(plan, given(), home, upstream=True)
     except (KernelsError, BuildError) as error:
-        if accept_untuned:
+        if allow_untuned:
             warn(f"no table of tuned kernels: {error.message}", hint=error.hint)
             return False
-        error.hint = "; or ".join(filter(None, [error.hint, "`--accept-untuned` starts without"]))
+        error.hint = "; or ".join(filter(None, [error.hint, "`--allow-untuned` starts without"]))
         raise
     note(f"tuned kernels {built.path}: {built.found.line}")
     return True

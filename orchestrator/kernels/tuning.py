@@ -42,7 +42,7 @@ class Tuning:
 
 
 def prepare_tuning(
-    plan: Plan, given: RowSources, home: Home, *, hours: float, rekeyed: bool, tokens: Sequence[int] = ()
+    plan: Plan, given: RowSources, home: Home, *, hours: float, retune_derived: bool, tokens: Sequence[int] = ()
 ) -> Tuning:
     """The tuning of exactly the keys that no row answers, and with `rekeyed` also those that a re-keyed row does.
 
@@ -60,7 +60,9 @@ def prepare_tuning(
     container = f"deploy-tune-{plan.profile}-{os.getpid()}-{secrets.token_hex(4)}"  # a pid is one of several namespaces
     job = TuningJob(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
-        keys=tuple(key for key in _to_tune(plan, given, home, rekeyed=rekeyed) if not tokens or key.token in tokens),
+        keys=tuple(
+            key for key in _to_tune(plan, given, home, rekeyed=retune_derived) if not tokens or key.token in tokens
+        ),
         names=read_pins().names_of(commit),
         folder=folder,
         limits=TunerTimeouts(total=hours * 3600, shutdown=120, look=5, term=20),
@@ -98,7 +100,9 @@ def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
     )
 
 
-def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], every: bool, hours: float) -> TritonJob:
+def prepare_triton_tuning(
+    plan: Plan, home: Home, *, tokens: Sequence[int], full_search: bool, hours: float
+) -> TritonJob:
     """The tuning of what one rank of a CUDA server looks up; `tokens`, by default the tuner's own.
 
     Raises UsageError without the checkpoint's config.json, which says what is tuned; BuildError.
@@ -118,7 +122,7 @@ def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], ever
         model=model,
         kernels=home.kernels,
         tokens=tokens or TOKENS,
-        every=every,
+        every=full_search,
         hours=hours,
     )
 

@@ -1,4 +1,4 @@
-"""`deploy render --on skypilot`, `--on dstack`: what rents a machine and starts the profile's server on it."""
+"""`deploy render --runtime skypilot|dstack`: files that rent a machine and start a profile's server there."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

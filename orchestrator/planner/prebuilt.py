@@ -86,24 +86,24 @@ def fetch_image(reference: str, place: HostRef) -> PrebuiltImage:
     return inspect_prebuilt(docker, pull_prebuilt(docker, reference))
 
 
-def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, accept_untuned: bool) -> RowSources:
+def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, allow_untuned: bool) -> RowSources:
     """The table in a fetched image, kept by its digest: its coverage is asked as that of one that was built here.
 
     Raises KernelsError for an image without the table that the plan's server needs.
     """
     table = read_table(find_docker(place.far), image, MOE_TABLE) if needs_table(plan) else None
     if table is None:
-        require_table(image, plan, accept_untuned=accept_untuned)
+        require_table(image, plan, allow_untuned=allow_untuned)
         return RowSources()
     path = place.home.kernels / "images" / FileName(f"{image.inputs[MOE_TABLE][:12]}.csv")
     return RowSources(tables=(write_cache(path, table),))
 
 
-def require_table(image: PrebuiltImage, plan: Plan, *, accept_untuned: bool) -> None:
+def require_table(image: PrebuiltImage, plan: Plan, *, allow_untuned: bool) -> None:
     """Raise KernelsError for a plan whose server needs a table that its image does not carry, unless that is meant."""
-    if needs_table(plan) and MOE_TABLE not in image.inputs and not accept_untuned:
+    if needs_table(plan) and MOE_TABLE not in image.inputs and not allow_untuned:
         raise KernelsError(
             f"`{image.reference}` carries no table of tuned kernels",
             where=f"profile {plan.profile}",
-            hint="`deploy build PROFILE` makes one with it; or `--accept-untuned`",
+            hint="`deploy build PROFILE` makes one with it; or `--allow-untuned`",
         )

@@ -31,18 +31,24 @@ class NodePower:
         try:
             per_kwh = float(prices[0]) if prices else None
         except ValueError as error:
-            raise UsageError(f"`--kwh {kwh}` is no price", hint="such as 0.25 or 0.25EUR") from error
+            raise UsageError(f"`--electricity-price {kwh}` is no price", hint="such as 0.25 or 0.25EUR") from error
         power = cls(watts=watts, per_kwh=per_kwh, pue=pue, currency=currency)
         power.require()
         return power
 
     def require(self) -> None:
         """Raise UsageError for what cannot be."""
-        for option, value, least in (("node-watts", self.watts, 1), ("kwh", self.per_kwh, 0), ("pue", self.pue, 1)):
+        for option, value, least in (
+            ("node-watts", self.watts, 1),
+            ("electricity-price", self.per_kwh, 0),
+            ("pue", self.pue, 1),
+        ):
             if value is not None and not least <= value < 1e6:
                 raise UsageError(f"`--{option} {value:g}` cannot be", hint=f"a number from {least} on")
         if self.per_kwh is not None and self.watts is None:
-            raise UsageError("`--kwh` needs the node's power", hint="`--node-watts W`, of the whole node under load")
+            raise UsageError(
+                "`--electricity-price` needs the node's power", hint="`--node-watts W`, of the whole node under load"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

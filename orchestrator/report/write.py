@@ -96,7 +96,7 @@ def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, 
     if rate_rps is not None and not any(points):
         rates = sorted({point.offered_rps for result in measured for point in result.points if point.offered_rps})
         known = ", ".join(f"{rate:g}" for rate in rates)
-        raise UsageError(f"no result has a rate of {rate_rps:g} rps", hint=f"--requests-at one of {known}")
+        raise UsageError(f"no result has a rate of {rate_rps:g} rps", hint=f"--timeline-rate one of {known}")
     found = {}
     for index, (path, point) in enumerate(zip(results, points, strict=True)):
         if point is not None and (file := path.parent / requests_file(point)).exists():

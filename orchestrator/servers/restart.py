@@ -29,4 +29,4 @@ def restart(name: str, home: Home, *, healing: Callable[[Servers], object] | Non
     again = f"`deploy restart {name}`"
     if healing is None:
         return up(request, home, again=again)
-    return up(replace(request, keep=False), home, again=again, claimed=healing)
+    return up(replace(request, keep_failed=False), home, again=again, claimed=healing)

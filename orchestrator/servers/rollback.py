@@ -56,7 +56,7 @@ def request_from(run: RunDir) -> UpRequest:
         repeatable_request(request),
         name=run.path.parent.name,
         replace=False,
-        keep=False,
+        keep_failed=False,
         run=str(run.path),
         healing=False,
     )
@@ -84,9 +84,9 @@ def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
         name=given.name or was.name,
         host=given.host or was.host,
         replace=given.replace,
-        keep=given.keep,
-        only=given.only,
-        least_gsm8k=given.least_gsm8k,
+        keep_failed=given.keep_failed,
+        max_replicas=given.max_replicas,
+        min_gsm8k=given.min_gsm8k,
         timeout=given.timeout or was.timeout,
     )
 

@@ -44,7 +44,7 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
 
 def repeatable_request(request: UpRequest) -> UpRequest:
     """What was asked for, without what was meant for one change of several replicas."""
-    return replace(request, only=None, least_gsm8k=None)
+    return replace(request, max_replicas=None, min_gsm8k=None)
 
 
 def read_request(run: RunDir) -> UpRequest | None:

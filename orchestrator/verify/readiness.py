@@ -152,7 +152,7 @@ class _Wait:
         if not self._pending:
             return
         if state.stuck:
-            hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
+            hint = "mend that, and run the same again; with `--keep-failed` it stays, and starts once it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
 

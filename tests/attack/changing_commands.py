@@ -184,20 +184,23 @@ CHANGING: Mapping[str, Changing] = {
     ),
     "stage": Changing(words=words_of("stage mi355x-tp8 --dir {made}/glm --json"), is_done=made("glm.receipt.json")),
     "bench": Changing(
-        words=words_of("bench target --in 20 --out 4 --rates 50 --requests 4 --output {made}/bench --json"),
+        words=words_of(
+            "bench target --input-tokens 20 --output-tokens 4 --request-rate 50 --requests 4"
+            " --output {made}/bench --json"
+        ),
         is_done=made("bench/result.json"),
     ),
     "logprobs": Changing(
-        words=words_of("logprobs target --longest 64 --save {made}/reference.json --json"),
+        words=words_of("logprobs target --max-length 64 --save {made}/reference.json --json"),
         is_done=made("reference.json"),
     ),
     "eval": Changing(
-        words=words_of("eval target --suite gsm8k --data {sources} --output {made}/scores --json"),
+        words=words_of("eval target --suite gsm8k --dataset {sources} --output {made}/scores --json"),
         is_done=made("scores/eval-gsm8k.json"),
     ),
     "sweep": Changing(
         words=words_of(
-            "sweep cpu-tiny --space {sources}/space.yaml --output {made}/sweep --trials 1 --confirm 0 --json"
+            "sweep cpu-tiny --space {sources}/space.yaml --output {made}/sweep --max-trials 1 --repeats 0 --json"
         ),
         is_done=made("sweep/cpu-tiny-swept.yaml"),
     ),

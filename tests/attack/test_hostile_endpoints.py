@@ -38,10 +38,21 @@ COMMANDS = (
     Asks(
         ("smoke", "target"), ("/generate", "/v1/chat/completions", "/v1/models", "/metrics", "/v1/completions"), (), 8
     ),
-    Asks(("logprobs", "target", "--longest", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8),
+    Asks(("logprobs", "target", "--max-length", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8),
     Asks(("status", "target", "--json"), (), ("/health",), 8),
     Asks(
-        ("bench", "target", "--workload", "smoke-tiny", "--rates", "20", "--requests", "4", "--output", "measured"),
+        (
+            "bench",
+            "target",
+            "--workload",
+            "smoke-tiny",
+            "--request-rate",
+            "20",
+            "--requests",
+            "4",
+            "--output",
+            "measured",
+        ),
         ("/v1/models", "/v1/completions"),
         ("/server_info", "/metrics", "/flush_cache"),
         10,

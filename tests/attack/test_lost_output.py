@@ -89,7 +89,7 @@ def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployments: D
     table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}
     assert table == dict.fromkeys(table, READING.get(name, 0))
     measured = CHANGING if name != "both-gone" else READING  # before the result there is a record, or a measurement
-    asked = (("smoke", "target"), ("logprobs", f"http://127.0.0.1:{deployment.port}", "--longest", "64"))
+    asked = (("smoke", "target"), ("logprobs", f"http://127.0.0.1:{deployment.port}", "--max-length", "64"))
     table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in asked}
     assert table == dict.fromkeys(table, measured.get(name, 0))
     assert serving(deployment)

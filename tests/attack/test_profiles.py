@@ -39,7 +39,7 @@ def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments, tm
             words: tuple[str, ...] = ("quantize", str(checkpoint), *dice.choice([(), ("--json",)]))
         elif number % EVERY == 1:
             file, mutation = hostile_reference(deployment, dice)
-            words = ("logprobs", NOBODY, "--against", file)
+            words = ("logprobs", NOBODY, "--reference", file)
         else:
             profile, mutation = hostile_files(deployment, dice)
             words = dice.choice(

@@ -20,7 +20,18 @@ pytestmark = pytest.mark.attack
 ROUNDS = 50
 VARIABLE = "ATTACKED_KEY"
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz23456789_+/"
-BENCH = ("bench", "target", "--workload", "smoke-tiny", "--rates", "20", "--requests", "4", "--output", "measured")
+BENCH = (
+    "bench",
+    "target",
+    "--workload",
+    "smoke-tiny",
+    "--request-rate",
+    "20",
+    "--requests",
+    "4",
+    "--output",
+    "measured",
+)
 # Where it comes back, to the engine's setting and the commands that look there.
 PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "an answer": ((), (("ask", "target", "Once"),)),
@@ -46,7 +57,9 @@ def test_a_key_that_comes_back_is_neither_kept_nor_shown(deployments: Deployment
 def told(deployment: Deployment, encoding: str, place: str, key: str) -> Iterator[str]:
     """Let the key come back there, and look for it everywhere."""
     settings, commands = PLACES[place]
-    up = deployment.up(f"SCRIPTED_ECHO={encoding}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep")
+    up = deployment.up(
+        f"SCRIPTED_ECHO={encoding}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep-failed"
+    )
     yield from deployment.run(*up, **{VARIABLE: key}).faults(*((8,) if settings else (0,)))
     for words in commands:
         yield from deployment.run(*words, **{VARIABLE: key}).faults(0, 6, 8, 10)

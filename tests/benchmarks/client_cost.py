@@ -81,7 +81,7 @@ def deploy(*program: str) -> Client:
     def client(url: str, requests: int, rate: float, folder: Path) -> float:
         workload = folder / "w.yaml"
         workload.write_text(WORKLOAD)
-        argv = [sys.executable, *program, "bench", url, "-w", str(workload), f"--rates={rate}"]
+        argv = [sys.executable, *program, "bench", url, "-w", str(workload), f"--request-rate={rate}"]
         run([*argv, f"--requests={requests}", "--output", str(folder / "out")])
         point = json.loads((folder / "out/result.json").read_text())["points"][0]
         return point["latency"]["ttft_from_send_s"]["p50"] * 1e3

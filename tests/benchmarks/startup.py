@@ -21,7 +21,7 @@ def main(name: str = "x") -> None:
 app()
 """
 RENDER = [sys.executable, "-m", "orchestrator", "render", "--profile", "mi355x-tp4dp2"]
-TO_PODS = ["--on", "kubernetes", "--set", "kubernetes.weights.pvc=weights"]
+TO_PODS = ["--runtime", "kubernetes", "--set", "kubernetes.weights.pvc=weights"]
 TO_PODS += ["--image", f"registry.example/served@sha256:{'0' * 64}"]
 PROGRAMS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -29,7 +29,7 @@ PROGRAMS = {
     "bare typer + pydantic, run": [sys.executable, "-c", BARE],
     "deploy --help": [sys.executable, "-m", "orchestrator", "--help"],
     "deploy render": RENDER,
-    "deploy render --on kubernetes": [*RENDER, *TO_PODS],
+    "deploy render --runtime kubernetes": [*RENDER, *TO_PODS],
 }
 
 

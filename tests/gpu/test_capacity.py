@@ -48,7 +48,7 @@ def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
     chosen = [*SETTINGS, *(word for setting in settings for word in ("--set", setting))]
     assert_free()
     shown = line.run("show", profile, "--capacity", "--json", *chosen)
-    started = line.run("up", "--profile", profile, "--name", request.param, "--keep", *chosen)
+    started = line.run("up", "--profile", profile, "--name", request.param, "--keep-failed", *chosen)
     log = line.run("logs", request.param).text
     yield Compared(computed=json.loads(shown.text[shown.text.index("{") :]), log=log)
     line.run("down", request.param)

@@ -13,7 +13,7 @@ from line import SETTINGS, Done, Line, assert_free, count, schedulers, stranger
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
 NAME = "h200-glm-mtp"
-MEASURED = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50")
+MEASURED = ("--workload", "random-4k-256", "--request-rate", "8,24", "--price", "3.50")
 QUICK = 10  # seconds: the process table tells, nothing is waited for
 
 

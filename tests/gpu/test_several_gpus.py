@@ -42,7 +42,16 @@ TWO = {"ranks": ("layout.dp=2",), "servers": ("layout.dp=1", "replicas=2")}
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_measured_and_loses_a_rank(line: Line, results: Path, layout: str) -> None:
     assert line.up("h200x4-tp2dp2", *LAYOUTS[layout], name=layout).code == 0
-    words = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50", "--output", str(results / layout))
+    words = (
+        "--workload",
+        "random-4k-256",
+        "--request-rate",
+        "8,24",
+        "--price",
+        "3.50",
+        "--output",
+        str(results / layout),
+    )
     assert line.run("bench", layout, *words).code == 0
 
     title, pid = max(schedulers().items())
@@ -78,7 +87,9 @@ def neighbors(line: Line) -> Iterator[None]:
 def test_two_servers_share_a_node(line: Line, results: Path) -> None:
     assert min(used_mib()[:2]) > IDLE_MIB
     assert (
-        line.run("bench", "right", "--workload", "smoke-tiny", "--rates", "4", "--output", str(results / "right")).code
+        line.run(
+            "bench", "right", "--workload", "smoke-tiny", "--request-rate", "4", "--output", str(results / "right")
+        ).code
         == 0
     )
     result = json.loads((results / "right" / "result.json").read_text())
@@ -136,9 +147,9 @@ def test_a_layout_of_four_gpus_is_measured_to_its_knee(line: Line, results: Path
     """The ladder and one request at a time; the last run, of prompts that share nothing, beside sglang's own client."""
     assert line.up(profile).code == 0
     measured = {
-        "ladder": ("--workload", "random-4k-256", "--rates", LADDER),
+        "ladder": ("--workload", "random-4k-256", "--request-rate", LADDER),
         "single": ("--workload", "single-stream-10k-1.5k"),
-        "plain": ("--in", "4000", "--out", "256", "--rates", "8", "--requests", "96"),
+        "plain": ("--input-tokens", "4000", "--output-tokens", "256", "--request-rate", "8", "--requests", "96"),
     }
     for name, words in measured.items():
         output = str(results / f"four-{name}" / profile)

@@ -84,7 +84,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
         target: BenchTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
     ) -> EvalResult:
         options = EvalOptions(
-            suite="gsm8k", limit=limit, data=questions, command="deploy eval", output=questions.parent
+            suite="gsm8k", limit=limit, dataset=questions, command="deploy eval", output=questions.parent
         )
         return run_eval(target, options, home=engine_home, say=say)
 
@@ -143,8 +143,8 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     server: CpuServer, engine_home: Home, questions: Path, choices: Path, tmp_path: Path
 ) -> None:
     """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
-    options = EvalOptions(suite="gsm8k", limit=6, data=questions, command="deploy eval", output=tmp_path / "out")
-    sampled = replace(options, suite="gpqa-diamond", data=choices, max_tokens=32)
+    options = EvalOptions(suite="gsm8k", limit=6, dataset=questions, command="deploy eval", output=tmp_path / "out")
+    sampled = replace(options, suite="gpqa-diamond", dataset=choices, max_tokens=32)
     real = url_target(server.url, gpus=None, api_key_env=None)
 
     def one_seed_after_the_other() -> EvalResult:
@@ -183,7 +183,7 @@ def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_q
     damaged.mkdir()
     for name in ("test.jsonl", "train.jsonl"):
         (damaged / name).write_text("no JSON\n")
-    options = EvalOptions(suite="gsm8k", limit=None, data=damaged, command="deploy eval", output=damaged)
+    options = EvalOptions(suite="gsm8k", limit=None, dataset=damaged, command="deploy eval", output=damaged)
     with (
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(

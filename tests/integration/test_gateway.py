@@ -236,7 +236,7 @@ def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_n
         with pair.client() as client:
             assert complete(client).status_code == 200
     first = pair.handle
-    one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--only", "1")
+    one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--max-replicas", "1")
     assert (one.returncode, "1 of 2 replicas have this plan, 1 still another" in one.stderr) == (0, True), one.stderr
     shown = pair.deploy.run("status", NAME)
     assert shown.returncode == 0, shown.stderr

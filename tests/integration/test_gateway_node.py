@@ -97,7 +97,7 @@ def up_words(node: OwnNode, image: str, port: int) -> tuple[str, ...]:
         "restart_policy.unhealthy_after=12",
     )
     sets = [word for setting in settings for word in ("--set", setting)]
-    return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", image, *sets)
+    return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", image, *sets)
 
 
 def pods(cluster: OwnCluster, *parts: str) -> list[Mapping[str, Any]]:
@@ -128,7 +128,7 @@ def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
     """One replaced to look at, then the other, one that fails, and the way back; what was said."""
     new, broken = ("--set", "env.SCRIPTED_STEP=0.001", "--replace"), ("--set", "env.SCRIPTED_BROKEN=1", "--replace")
     steps: tuple[tuple[tuple[str, ...], int, str, tuple[int, ...]], ...] = (
-        ((*words, *new, "--only", "1"), 0, "1 of 2 replicas have this plan, 1 still another", (1,)),
+        ((*words, *new, "--max-replicas", "1"), 0, "1 of 2 replicas have this plan, 1 still another", (1,)),
         ((*words, *new), 0, "replica 2 of 2 serves, as the plan has it", (2,)),
         ((*words, *broken), 7, "0 of 2 replicas have this plan, 1 still another, 1 is down", (1,)),
         (("rollback", NAME), 0, "replica 1 of 2: it does not serve", (1,)),

@@ -122,5 +122,5 @@ def test_the_image_that_is_built_is_the_one_that_is_named() -> None:
     """The table belongs to every `deploy build` that is not told to do without."""
     build = steps()["Build with the tuned table, prove, push"]
     assert "deploy build --profile" in build
-    assert "--accept-untuned" not in build
+    assert "--allow-untuned" not in build
     assert "deploy up --profile $PROFILE --image $pushed" in build

@@ -65,7 +65,7 @@ def base(docker: DockerCli) -> str:
 @pytest.fixture(scope="module")
 def image(base: str) -> str:
     """The patched image of `mi355x-tp8-july`, built by the command a user gives."""
-    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache", "--accept-untuned")
+    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache", "--allow-untuned")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -119,7 +119,7 @@ def test_the_layers_add_less_than_a_megabyte(docker: DockerCli, base: str, image
 def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.json"
 
-    words = ("--base-image", base, "--accept-untuned", "--metadata-file", str(metadata))
+    words = ("--base-image", base, "--allow-untuned", "--metadata-file", str(metadata))
     done = deploy("build", "--profile", "mi355x-tp8-july", *words)
 
     assert done.stdout.strip() == image
@@ -131,7 +131,7 @@ def test_a_reader_that_ends_before_a_name_is_given_ends_the_build_later_it_does_
 ) -> None:
     """The image is there already: its second name is the first thing that changes."""
     tag = f"deploy-test/reader:{os.getpid()}"
-    words = ("build", "mi355x-tp8-july", "--base-image", base, "--accept-untuned", "--tag", tag)
+    words = ("build", "mi355x-tp8-july", "--base-image", base, "--allow-untuned", "--tag", tag)
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "orchestrator", *words]
@@ -316,7 +316,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
     table = tmp_path / "table.csv"
     rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
     table.write_text("\n".join([HEADER, *rows]) + "\n")
-    words = ("--base-image", base, "--give", f"moe-table={table}")
+    words = ("--base-image", base, "--input", f"moe-table={table}")
     built = deploy("build", "--profile", "mi355x-tp8-july", *words)
     assert built.returncode == 0, built.stderr
     place = HostRef(home=Home(tmp_path / "home"))
@@ -329,7 +329,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
         return plan, image
 
     plan, found = decided(built.stdout.strip(), f"engine.image={base}")
-    given = rows_in(found, plan, place, accept_untuned=False)
+    given = rows_in(found, plan, place, allow_untuned=False)
 
     [use] = [use for use in plan.patches if use.id == "aiter-fp4-moe-table"]
     assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
@@ -342,7 +342,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
     assert compute_coverage(plan, given, place.home).found.missed_by_load == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
-        require_table(*decided(image, f"engine.image={base}")[::-1], accept_untuned=False)
+        require_table(*decided(image, f"engine.image={base}")[::-1], allow_untuned=False)
     with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
         decided(image)
     assert [problem.hint for problem in caught.value.problems] == [

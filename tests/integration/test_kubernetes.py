@@ -98,7 +98,19 @@ def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", patience: in
         "server.api_key_env=SGLANG_KEY",
     )
     sets = [word for setting in settings for word in ("--set", setting)]
-    return ("up", profile, "--name", "boxed", "--on", "kubernetes", "--image", IMAGE, "--accept-untuned", *sets, *more)
+    return (
+        "up",
+        profile,
+        "--name",
+        "boxed",
+        "--runtime",
+        "kubernetes",
+        "--image",
+        IMAGE,
+        "--allow-untuned",
+        *sets,
+        *more,
+    )
 
 
 def the_pod(cluster: OwnCluster, namespace: str) -> dict[str, Any]:
@@ -233,7 +245,7 @@ def test_a_crash_loop_is_a_server_that_died(cluster: OwnCluster, home: Home, nam
 
 def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namespace: str) -> None:
     """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, "--keep", patience=0))
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, "--keep-failed", patience=0))
     container_says(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
     code, _, errors = ended(starting)
     assert code == 7

@@ -143,7 +143,7 @@ def up_words(models: Path) -> tuple[str, ...]:
         f"timeouts.progress_deadline={PATIENCE}",  # a busy machine imports torch three times meanwhile
     )
     sets = [word for setting in settings for word in ("--set", setting)]
-    return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", ENGINE_IMAGE, *sets)
+    return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
 def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp
     assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
     assert deploy.run("smoke", NAME, **key).returncode == 0
     output = tmp_path / "results"
-    words = ("bench", NAME, "--workload", "smoke-tiny", "--rates", "4", "--output", str(output))
+    words = ("bench", NAME, "--workload", "smoke-tiny", "--request-rate", "4", "--output", str(output))
     done = deploy.run(*words, **key)
     assert done.returncode == 0, done.stderr
 

@@ -136,8 +136,8 @@ def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fus
     """By its own headers, read over there before a start; unread, nothing is said of it."""
     unverified(monkeypatch)
     request = UpRequest(
-        profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep=False, stage=True,
-        accept_untuned=False, strict_kernels=False, timeout=None,
+        profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep_failed=False,
+        stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))
     source = request.source(far.home)

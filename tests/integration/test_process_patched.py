@@ -240,8 +240,8 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     place, asked = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
     monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
-        plan_table.make_table(plan, place.home, partial(builtin_tables, plan, place.home, place), accept_untuned=False)
-    assert "--accept-untuned" in caught.value.hint
+        plan_table.make_table(plan, place.home, partial(builtin_tables, plan, place.home, place), allow_untuned=False)
+    assert "--allow-untuned" in caught.value.hint
 
     configs = installed / "aiter/configs"
     (configs / "model_configs").mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
     assert plan_table.make_table(
-        plan, place.home, partial(builtin_tables, plan, place.home, place), accept_untuned=False
+        plan, place.home, partial(builtin_tables, plan, place.home, place), allow_untuned=False
     )
     assert [given.tables for given in asked] == [tuple(read)]
 

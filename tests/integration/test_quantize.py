@@ -114,7 +114,7 @@ def docker(daemon: DockerCli, *words: str) -> str:
 def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
     place: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
-    cut = Quantizing(place, "in-image", "--in", "cpu-tiny", "--image", quark_image)
+    cut = Quantizing(place, "in-image", "--profile", "cpu-tiny", "--image", quark_image)
     cut.wait_for_shards(1, pause=0.01)
     cut.process.kill()
     assert cut.end()[0] == -signal.SIGKILL
@@ -123,7 +123,7 @@ def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
     kept = len(cut.shards())
     assert 1 <= kept < 5
 
-    code, said = Quantizing(place, "in-image", "--in", "cpu-tiny", "--image", quark_image).end()
+    code, said = Quantizing(place, "in-image", "--profile", "cpu-tiny", "--image", quark_image).end()
     assert code == 0, said
     assert f"{kept} of 5 shards are done already" in said
     assert f"note: amd-quark 0.13 of `{quark_image}`" in said

@@ -35,7 +35,7 @@ from orchestrator.verify.target import target_of
 
 pytestmark = pytest.mark.engine
 ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
-PROBE = ProbeOptions(limit=None, longest=2048, other_checkpoint=False)
+PROBE = ProbeOptions(tolerance=None, max_length=2048, allow_other_checkpoint=False)
 SCALE = """
 import sys
 from safetensors.torch import load_file, save_file

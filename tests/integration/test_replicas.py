@@ -65,7 +65,7 @@ def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuSe
 
 
 def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, server: CpuServer) -> None:
-    options = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
+    options = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
     rounded, exact = (
         ProbeSide(name="tiny", engines=(("", target_of(each.plan, url=each.url, api_key=None)),), source=None, run=None)
         for each in (server, replicas)

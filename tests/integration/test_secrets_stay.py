@@ -61,9 +61,9 @@ def test_a_key_that_a_server_tells_comes_out_nowhere(deploy: CommandLine, tmp_pa
     settings = ("server.api_key_env=TELLTALE", f"server.port={port}", f"engine.python={ENGINE}")
     settings += (f"env.SCRIPTED_ECHO={','.join(ENCODINGS)}", "env.SCRIPTED_LOG=OOMKilled", "model.questions=null")
     sets = [word for setting in settings for word in ("--set", setting)]
-    bench = ("bench", "--workload", "smoke-tiny", "--requests", "2", "--rates", "50")
+    bench = ("bench", "--workload", "smoke-tiny", "--requests", "2", "--request-rate", "50")
     commands = (
-        ("up", "--profile", "cpu-tiny", "--name", "telltale", "--keep", *sets),
+        ("up", "--profile", "cpu-tiny", "--name", "telltale", "--keep-failed", *sets),
         ("smoke", "telltale", "--json"),
         ("ask", "telltale", "hello", "--tokens", "2000"),
         ("logs", "telltale"),

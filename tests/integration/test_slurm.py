@@ -1,4 +1,4 @@
-"""`deploy up --on slurm` on a real Slurm: the whole line with real sglang, and every way it can go wrong.
+"""`deploy up --runtime slurm` on a real Slurm: the whole line with real sglang, and every way it can go wrong.
 
 The scripted engine serves where the fault is one of the job and not of what it runs.
 """
@@ -51,7 +51,7 @@ def gpu_python(tmp_path: Path) -> Path:
 def words(profile: str, name: str, *settings: str) -> list[str]:
     """`up` on Slurm, with a server that asks for a key."""
     every = ("server.api_key_env=THE_KEY", f"server.port={free_port()}", "timeouts.termination_grace=3", *settings)
-    return ["up", profile, "--on", "slurm", "--name", name, *(word for each in every for word in ("--set", each))]
+    return ["up", profile, "--runtime", "slurm", "--name", name, *(word for each in every for word in ("--set", each))]
 
 
 def scripted(name: str, *settings: str) -> list[str]:

@@ -48,7 +48,7 @@ class Pair:
         own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "timeouts.termination_grace=1"]
         fixed = ["model.questions=null", "server.api_key_env=PAIR_KEY", "slurm.exclusive=false"]
         settings = (word for each in (*own, *fixed, *more) for word in ("--set", each))
-        return ["up", "cpu-tiny", "--on", "slurm", "--name", NAME, *settings]
+        return ["up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))

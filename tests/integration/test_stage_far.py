@@ -179,7 +179,7 @@ def test_up_looks_at_the_machine_before_it_stages_there(
     home, ssh = tmp_path / "there", tmp_path / "ssh"
     ssh.mkdir()
     base = base_image(wheel("0.5.16"), docker=docker_daemon.program)
-    image = ("--set", f"engine.image={base}", "--profile", "mi355x-tp8", "--accept-untuned")
+    image = ("--set", f"engine.image={base}", "--profile", "mi355x-tp8", "--allow-untuned")
     with ssh_server(ssh, deploy_home=home, monkeypatch=monkeypatch) as url:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", "up", "--host", url, *image],

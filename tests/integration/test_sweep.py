@@ -28,7 +28,7 @@ LOAD = "{input_tokens: 20, output_tokens: 10, token_ids: [10, 500], load: closed
 def sweep(port: int, *more: str) -> tuple[str, ...]:
     settings = (f"server.port={port}", f"engine.python={ENGINE}", "model.questions=null", "env.SCRIPTED_STEP=0.02")
     chosen = (word for setting in settings for word in ("--set", setting))
-    return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", "--confirm", "1", *chosen, *more)
+    return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", "--repeats", "1", *chosen, *more)
 
 
 def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

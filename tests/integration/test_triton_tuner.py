@@ -173,10 +173,10 @@ def test_a_quantization_that_the_tuner_does_not_know_is_refused(tmp_path: Path) 
 def test_a_checkpoint_that_is_not_there_and_a_machine_without_the_gpu_are_told(tmp_path: Path) -> None:
     home, plan = Home(tmp_path), plan_of("h200-glm-mtp", "engine.python=python3")
     with pytest.raises(UsageError, match=r"config\.json"):
-        prepare_triton_tuning(plan, home, tokens=(), every=False, hours=1)
+        prepare_triton_tuning(plan, home, tokens=(), full_search=False, hours=1)
     (home.models / plan.model.name).mkdir(parents=True)
     (home.models / plan.model.name / "config.json").write_text("{}")
-    prepared = prepare_triton_tuning(plan, home, tokens=(), every=False, hours=1)
+    prepared = prepare_triton_tuning(plan, home, tokens=(), full_search=False, hours=1)
     assert len(prepared.wanted) == 18
     assert prepared.command[-8:] == (
         "--model",

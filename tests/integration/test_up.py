@@ -174,7 +174,7 @@ def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_bac
 @pytest.mark.slow
 def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> None:
     port = free_port()
-    failed = deploy.run(*up_scripted("kept", port, "SCRIPTED_BROKEN=1", "--keep"))
+    failed = deploy.run(*up_scripted("kept", port, "SCRIPTED_BROKEN=1", "--keep-failed"))
     assert failed.returncode == 7
     assert "deploy logs kept" in failed.stderr
     assert status(deploy, "kept")["status"] == "exited"

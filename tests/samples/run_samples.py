@@ -20,7 +20,7 @@ _NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
 
 
 def request_of(*overrides: str, **more: object) -> UpRequest:
-    choices: dict[str, Any] = {"keep": False, "stage": True, "accept_untuned": False, "strict_kernels": False}
+    choices: dict[str, Any] = {"keep_failed": False, "stage": True, "allow_untuned": False, "strict_kernels": False}
     choices |= {
         field.name: None for field in fields(UpRequest) if field.default is MISSING and field.name not in choices
     }

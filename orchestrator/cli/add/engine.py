@@ -18,24 +18,23 @@ from orchestrator.planner.flag_tables import write_flag_table
 def command(
     what: Annotated[
         str,
-        typer.Argument(metavar="VERSION|IMAGE", help="a version of sglang, such as 0.5.20, or an image that is here"),
+        typer.Argument(metavar="VERSION|IMAGE", help="sglang version, such as 0.5.20, or a local image"),
     ],
     *,
     name: NameOption = None,
     set_: FactOption = None,
-    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="that version's; default: downloaded")] = None,
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="wheel of VERSION; default: downloaded")] = None,
     python: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
+        Path | None,
+        typer.Option(metavar="FILE", help="Python with sglang's dependencies; default: a managed environment"),
     ] = None,
-    flags_only: Annotated[
-        bool, typer.Option("--flags-only", help="write only the flag table of VERSION, and print its path")
-    ] = False,
+    flags_only: Annotated[bool, typer.Option("--flags-only", help="write only the flag table of VERSION")] = False,
     host: HostOption = None,
     replace: ReplaceOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show it, and write nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the entry and stop")] = False,
     json: Json = False,
 ) -> None:
-    """Write an engine's catalog entry from a wheel or an image. It goes into `$DEPLOY_HOME/profiles/engines`.
+    """Write an engine's catalog entry from a wheel or image. It goes into `$DEPLOY_HOME/profiles/engines`.
 
     The flag table is written too, and the state of each patch is read from the sources. An image also gives its
     platform, its aiter and its tuned kernels. The error for a missing value names its key.

@@ -14,9 +14,7 @@ from orchestrator.planner.add.profile import next_command
 
 
 def command(
-    where: Annotated[
-        str, typer.Argument(metavar="DIR|HUB_ID", help="a checkpoint's directory, or a repository of the hub")
-    ],
+    where: Annotated[str, typer.Argument(metavar="DIR|HUB_ID", help="checkpoint directory or hub repository")],
     *,
     name: NameOption = None,
     revision: RevisionOption = None,

@@ -11,17 +11,17 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.add.profile import ProfileRequest, propose_profile, write_proposal
 
 ModelOption: TypeAlias = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=complete_names("MODEL"))
+    str, typer.Option("--model", metavar="MODEL", help="model name", autocompletion=complete_names("MODEL"))
 ]
 HardwareOption: TypeAlias = Annotated[
-    str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=complete_names("HARDWARE"))
+    str, typer.Option("--hardware", metavar="HARDWARE", help="hardware name", autocompletion=complete_names("HARDWARE"))
 ]
-LikeOption: TypeAlias = Annotated[
+BaseOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--like",
+        "--base",
         metavar="PROFILE",
-        help="another profile, whose options are taken over as far as they suit",
+        help="profile whose flags are adopted where they fit",
         autocompletion=complete_names("PROFILE"),
     ),
 ]
@@ -30,7 +30,7 @@ EngineOption: TypeAlias = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="default: that of `--like`, or the newest",
+        help="engine name; default: that of `--base`, or the newest",
         autocompletion=complete_names("ENGINE"),
     ),
 ]
@@ -40,13 +40,15 @@ LoadOption: TypeAlias = Annotated[
         "--workload",
         "-w",
         metavar="WORKLOAD",
-        help="the load it is meant for, by name; default: that of `--like`",
+        help="workload name; default: that of `--base`",
         autocompletion=complete_names("WORKLOAD"),
     ),
 ]
-ContextOption: TypeAlias = Annotated[
+MaxContextOption: TypeAlias = Annotated[
     int | None,
-    typer.Option("--context", metavar="TOKENS", min=1, help="the longest request; default: the model's context"),
+    typer.Option(
+        "--max-context", metavar="TOKENS", min=1, help="longest request (tokens); default: the model's context length"
+    ),
 ]
 
 
@@ -54,12 +56,12 @@ def command(
     *,
     model: ModelOption,
     hardware: HardwareOption,
-    like: LikeOption = None,
+    base: BaseOption = None,
     engine: EngineOption = None,
     workload: LoadOption = None,
-    context: ContextOption = None,
+    max_context: MaxContextOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="default: the hardware and the model")
+        str | None, typer.Option("--name", metavar="NAME", help="profile name; default: the hardware and the model")
     ] = None,
     replace: ReplaceOption = False,
     json: Json = False,
@@ -70,7 +72,7 @@ def command(
     """
     home = Home.from_environment()
     request = ProfileRequest(
-        model=model, hardware=hardware, like=like, engine=engine, workload=workload, context=context
+        model=model, hardware=hardware, base=base, engine=engine, workload=workload, max_context=max_context
     )
     proposal = propose_profile(request, home, name=name, replace_it=replace)
     path = write_proposal(proposal, home)

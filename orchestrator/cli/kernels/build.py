@@ -23,7 +23,7 @@ def command(
     image: ImageOption = None,
     model: ModelOption = None,
     upstream: Annotated[
-        bool, typer.Option("--upstream/--no-upstream", help="also take rows of the pinned upstream table")
+        bool, typer.Option("--upstream/--no-upstream", help="include rows of the pinned upstream table")
     ] = True,
     host: HostOption = None,
     set_: SetOption = None,

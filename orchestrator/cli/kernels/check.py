@@ -14,12 +14,12 @@ from orchestrator.kernels.log_gate import GateReader, GateReport
 
 
 def command(
-    path: Annotated[str, typer.Argument(metavar="LOGFILE", help="a server's log, or - for stdin")] = "-",
+    path: Annotated[str, typer.Argument(metavar="LOGFILE", help="log file, or - for stdin")] = "-",
     *,
     untuned: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the misses there, as input for the tuner")
+        Path | None, typer.Option(metavar="FILE", help="file for the misses, as the tuner's input")
     ] = None,
-    strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
+    strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit with 9 on a miss")] = False,
     json: Json = False,
 ) -> None:
     """Find untuned kernels in a log. Shows which keys the tuned table had."""

@@ -24,7 +24,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="PROFILE",
-            help="a profile's name, or a file; default: all",
+            help="profile name or file; default: all",
             autocompletion=complete_names("PROFILE"),
         ),
     ] = None,

@@ -29,16 +29,14 @@ def command(
     image: ImageOption = None,
     model: ModelOption = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, metavar="HOURS", help="stop after this long; what is done is kept")
+        float, typer.Option(min=0.01, metavar="HOURS", help="maximum duration (hours); finished keys are kept")
     ] = 12,
-    rekeyed: Annotated[
-        bool, typer.Option("--rekeyed", help="aiter: also tune keys that only a re-keyed row answers")
+    retune_derived: Annotated[
+        bool, typer.Option("--retune-derived", help="aiter: also tune keys that have derived rows")
     ] = False,
-    tokens: Annotated[
-        str, typer.Option(metavar="N,N", help="for these counts of tokens; default: all, on CUDA the tuner's own 18")
-    ] = "",
-    every: Annotated[
-        bool, typer.Option("--every", help="CUDA: try the tuner's 1,920 configurations, not only those sglang ships")
+    tokens: Annotated[str, typer.Option(metavar="N,N", help="token counts to tune; default: all (CUDA: 18)")] = "",
+    full_search: Annotated[
+        bool, typer.Option("--full-search", help="CUDA: try all 1,920 configurations of the tuner")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,
@@ -50,10 +48,12 @@ def command(
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
     if asks_triton(plan):
-        _tune_triton(plan, counts, every=every, hours=hours, dry_run=dry_run)
+        _tune_triton(plan, counts, full_search=full_search, hours=hours, dry_run=dry_run)
         return
     given = RowSources(tables=tuple(tables or ()), image=image, model=model)
-    tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed, tokens=counts)
+    tuning = prepare_tuning(
+        plan, given, Home.from_environment(), hours=hours, retune_derived=retune_derived, tokens=counts
+    )
     if not tuning.job.keys:
         note("every key has a row; nothing to tune")
         return
@@ -71,10 +71,10 @@ def command(
     note("next: `deploy kernels build PROFILE`, and measure accuracy with the new table before using it")
 
 
-def _tune_triton(plan: Plan, tokens: Sequence[int], *, every: bool, hours: float, dry_run: bool) -> None:
+def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours: float, dry_run: bool) -> None:
     """The CUDA side of `tune`."""
     home = Home.from_environment()
-    job = prepare_triton_tuning(plan, home, tokens=tokens, every=every, hours=hours)
+    job = prepare_triton_tuning(plan, home, tokens=tokens, full_search=full_search, hours=hours)
     if dry_run:
         print_data(quote(job.command))
         return

@@ -17,12 +17,10 @@ from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker,
 
 def command(
     *,
-    wheel: Annotated[
-        str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
-    ] = None,
-    source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
+    wheel: Annotated[str | None, typer.Option(metavar="VERSION|FILE", help="sglang version or wheel file")] = None,
+    source: Annotated[Path | None, typer.Option(metavar="DIR", help="checkout or installed package")] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", callback=image_name, help="an image on the Docker host")
+        str | None, typer.Option(metavar="IMAGE", callback=image_name, help="image on the Docker host")
     ] = None,
     host: HostOption = None,
     json: Json = False,

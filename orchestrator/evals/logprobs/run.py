@@ -45,9 +45,9 @@ class ProbeSide:
 class ProbeOptions:
     """What the command line says. `limit` is in nats; `longest` is of a text, in tokens."""
 
-    limit: float | None
-    longest: int
-    other_checkpoint: bool
+    tolerance: float | None
+    max_length: int
+    allow_other_checkpoint: bool
 
 
 def load_reference(file: Path) -> LogprobReference:
@@ -71,7 +71,7 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
 def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
     """What the first rank of another server says. Raises SmokeError where it does not answer all as it should."""
     first = replace(side, engines=side.engines[:1])
-    report, reference = run_probe(first, None, replace(options, limit=None), against=None, ranks=1)
+    report, reference = run_probe(first, None, replace(options, tolerance=None), against=None, ranks=1)
     report.require()
     return reference
 
@@ -116,7 +116,7 @@ class _Round:
         target = side.engines[0][1]
         with probe.open_client(target) as client:
             self._identity = probe.identify(client, source=side.source)
-            if reference is not None and not options.other_checkpoint:
+            if reference is not None and not options.allow_other_checkpoint:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
 
@@ -142,10 +142,10 @@ class _Round:
                     first = first or found
 
     def report(self, found: tuple[RankScores | ProbeFault, ...], *, against: str | None) -> ProbeReport:
-        """What was found beside its limits: `--limit` is of the reference, noise of what a server says otherwise."""
+        """What was found beside its limits: `--tolerance` for the reference, noise for the rest."""
         whole = [each for each in found if isinstance(each, RankScores)]
         own = noise_of(row for each in whole for row in each.rows)
-        asked, numerics = self._options.limit, self._identity.numerics
+        asked, numerics = self._options.tolerance, self._identity.numerics
         limit = limit_for(self._reference, numerics, own_noise=own, asked=asked)
         inner = limit_for(self._reference, numerics, own_noise=own, asked=None) if self._reference else limit
         rows: list[ProbeRow] = []
@@ -186,7 +186,7 @@ class _Round:
         """The texts in this server's tokens: the reference's, as far as they are asked. Raises BenchError."""
         text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MOST_TEXT).decode()
         self._progress.update("probe", transient="tokenizing")
-        texts = probe.cut_texts(client, target, text, longest=self._options.longest)
+        texts = probe.cut_texts(client, target, text, longest=self._options.max_length)
         if self._reference is not None:
             before = tuple(each.ids for each in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:
@@ -220,5 +220,5 @@ def _require_same_checkpoint(identity: Identity, reference: LogprobReference) ->
     if here != there:
         raise BenchError(
             f"the reference is of another checkpoint: `{there}`, and here is `{here}`",
-            hint="`--other-checkpoint` compares all the same; give it a `--limit` of your own",
+            hint="`--allow-other-checkpoint` compares all the same; give it a `--tolerance` of your own",
         )

@@ -34,13 +34,13 @@ def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
 
 def to_confirm(sweep: Sweep, search: Search) -> SweepTrial | None:
     """Whom to measure again: the best; then the next, where the best's own runs do not tell the two apart."""
-    if not sweep.confirm or len(sweep.goal.names) > 1:
+    if not sweep.repeats or len(sweep.goal.names) > 1:
         return None
     counts = Counter(each.number for each in search.confirmations)
     order = ranked(sweep, search)
     open_to_more = len(counts) < _MOST
     for place, trial in enumerate(order[:2]):
-        if counts[trial.number] < sweep.confirm and (open_to_more or trial.number in counts):
+        if counts[trial.number] < sweep.repeats and (open_to_more or trial.number in counts):
             return trial if place == 0 or _alike(sweep, search, order[0], trial) else None
     return None
 

@@ -142,7 +142,7 @@ def _notes(
     if sweep.own is None:
         yield "The profile's own values are none of the space: nothing was set beside them."
     if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
-        yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: measure more with `--rates`."
+        yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: raise `--request-rate`."
     for winner in winners:
         yield f"{evidence(sweep, winner.trial, search)}."
         yield f"Its answers, before the load: {winner.trial.answers or 'not looked at'}; it was proven again after it."

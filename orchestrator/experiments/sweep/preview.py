@@ -56,8 +56,8 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
         f"budget: up to {count} trials of about {format_duration(sweep.about)}: "
         f"{format_duration(count * sweep.about)}{cost}; estimates"
     )
-    if sweep.confirm and len(sweep.goal.names) == 1:
-        lines.append(f"the best is measured {sweep.confirm + 1} times before it is named, in the same hours and money")
+    if sweep.repeats and len(sweep.goal.names) == 1:
+        lines.append(f"the best is measured {sweep.repeats + 1} times before it is named, in the same hours and money")
     return "\n".join(lines)
 
 
@@ -67,7 +67,7 @@ def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
     return {
         "profile": sweep.plan.profile,
         "description": sweep.description,
-        "confirm": sweep.confirm,
+        "confirm": sweep.repeats,
         "space": sweep.values,
         "own": sweep.space.shown_own(sweep.base.profile),
         "own_is_tried": sweep.own is not None,

@@ -68,11 +68,11 @@ class SweepRequest:
     ttft_p95_s: float | None = None
     workload: str | None = None
     request_rates: tuple[float, ...] | None = None
-    confirm: int | None = None
+    repeats: int | None = None
     usd_per_gpu_hour: float | None = None
     seed: int = 1
     host: str | None = None
-    accept_untuned: bool = False
+    allow_untuned: bool = False
     timeout: float | None = None
     resume: bool = False
     name: str | None = None  # of the profile that is written
@@ -85,14 +85,14 @@ class SweepRequest:
             "--space": self.space,
             "--output": self.output if self.beside else None,
             "--objective": self.objective,
-            "--at": self.at_rps,
-            "--ttft": self.ttft_p95_s,
+            "--at-rate": self.at_rps,
+            "--max-ttft-p95": self.ttft_p95_s,
             "--workload": self.workload,
-            "--rates": rates,
-            "--confirm": self.confirm,
-            "--trials": self.budget.trials,
-            "--hours": self.budget.hours,
-            "--usd": self.budget.usd,
+            "--request-rate": rates,
+            "--repeats": self.repeats,
+            "--max-trials": self.budget.trials,
+            "--max-hours": self.budget.hours,
+            "--max-cost": self.budget.usd,
             "--price": self.usd_per_gpu_hour,
             "--seed": self.seed,
             "--host": self.host,
@@ -101,7 +101,7 @@ class SweepRequest:
         }
         words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
         words += [word for override in self.overrides for word in ("--set", override)]
-        words += ["--accept-untuned"] if self.accept_untuned else []
+        words += ["--allow-untuned"] if self.allow_untuned else []
         return quote(["deploy", "sweep", self.profile, *words, "--resume"])
 
 
@@ -118,7 +118,7 @@ class Sweep:
     workload_named: str
     workload: Workload
     changes: WorkloadChanges
-    confirm: int  # how often the best is measured again
+    repeats: int  # how often the best is measured again
     description: str = ""  # as the space file has it
 
     @cached_property
@@ -226,7 +226,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         workload_named=named,
         workload=workload,
         changes=changes,
-        confirm=next(each for each in (request.confirm, said.confirm, CONFIRM) if each is not None),
+        repeats=next(each for each in (request.repeats, said.confirm, CONFIRM) if each is not None),
         description=said.description,
     )
     _require_sensible(sweep)
@@ -266,22 +266,28 @@ def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float |
 def _require_sensible(sweep: Sweep) -> None:
     """Raise UsageError for what could not be told after any trial."""
     goal, request = sweep.goal, sweep.request
-    for option, value in (("--hours", request.budget.hours), ("--usd", request.budget.usd)):
+    for option, value in (("--max-hours", request.budget.hours), ("--max-cost", request.budget.usd)):
         if value is not None and not math.isfinite(value):
-            raise UsageError(f"`{option} {value}` is no budget", hint="leave it out for none; then `--trials` counts")
+            raise UsageError(
+                f"`{option} {value}` is no budget", hint="leave it out for none; then `--max-trials` counts"
+            )
     if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
         raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, of one GPU for an hour")
     if goal.objective in {Objective.USD, Objective.PER_WATT} and not sweep.plan.gpus:
         what = f"`{goal.objective}` counts GPUs, and this profile has none"
         raise UsageError(what, hint="take another `--objective`")
     if request.budget.usd is not None and not sweep.usd_per_hour:
-        raise UsageError("`--usd` needs what an hour costs", hint="`--price USD`, of one GPU for an hour; or `--hours`")
+        raise UsageError(
+            "`--max-cost` needs what an hour costs", hint="`--price USD`, of one GPU for an hour; or `--max-hours`"
+        )
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
         what = f"`{workload_name(sweep.workload_named)}` is a closed load, which has no rates and no knee"
-        raise UsageError(what, hint="`--objective tok-s`, without `--at`")
+        raise UsageError(what, hint="`--objective tok-s`, without `--at-rate`")
     reasons, _ = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
-        hint = "take a workload with more `requests`, or a longer `duration_s`; or read the objective `--at` a rate"
+        hint = (
+            "take a workload with more `requests`, or a longer `duration_s`; or read the objective `--at-rate` a rate"
+        )
         raise UsageError(f"no knee would be found: {'; '.join(reasons)}", hint=hint)
 
 
@@ -295,7 +301,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     ran = [trial for trial in trials if trial.outcome in _RAN]
     if most is not None and len(ran) >= most:
         return f"{most} trials were made"
-    return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.confirm)
+    return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
 
 
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:

@@ -134,7 +134,7 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} was not measured again as often as asked for: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
-        say(f"trial {trial.number} once more: run {count} of {sweep.confirm + 1}")
+        say(f"trial {trial.number} once more: run {count} of {sweep.repeats + 1}")
         asked = Suggestion(point=trial.point, own=trial.own, trial=None)
         begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
         found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
@@ -221,9 +221,9 @@ def _up_request(sweep: Sweep, asked: Suggestion) -> UpRequest:
         host=request.host,
         image=None,
         replace=False,
-        keep=False,
+        keep_failed=False,
         stage=True,
-        accept_untuned=request.accept_untuned,
+        allow_untuned=request.allow_untuned,
         strict_kernels=False,
         timeout=request.timeout,
     )

@@ -49,10 +49,10 @@ class ProfileRequest:
 
     model: str
     hardware: str
-    like: str | None = None
+    base: str | None = None
     engine: str | None = None
     workload: str | None = None
-    context: int | None = None
+    max_context: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
     _take_flags(request, base, profile)
-    need = ContextNeed(context=request.context or profile.model.context_length)
+    need = ContextNeed(context=request.max_context or profile.model.context_length)
     tried: list[LayoutAttempt] = []
     for tp in layouts(profile.hardware.gpus):
         draft, found = _try(base.copy(), profile, tp)
@@ -188,7 +188,7 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace
 
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Parts, runtime and workload: as asked for, as the other profile has them, or what suits the hardware."""
-    like = read_profile(request.like, catalog=draft.catalog) if request.like else None
+    like = read_profile(request.base, catalog=draft.catalog) if request.base else None
     engine, why = _engine(request, like, _node(draft.catalog, request.hardware), draft.catalog)
     requirements = _part(draft.catalog, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
@@ -205,7 +205,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
     if workload:
-        why = "as asked for" if request.workload else f"as `{request.like}` has it"
+        why = "as asked for" if request.workload else f"as `{request.base}` has it"
         draft.decisions.append(Decision(key="workload", value=workload, why=why))
     else:
         why = "none was named: requests at once are not counted (`--workload NAME`)"
@@ -234,7 +234,7 @@ def _engine(
         if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
             found.append((Version(engine.version), engine.image is not None, name))
     if any(name == named for *_, name in found):
-        return named, f"as `{request.like}` has it"
+        return named, f"as `{request.base}` has it"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
         raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
@@ -260,8 +260,8 @@ def _node(catalog: Catalog, name: str) -> HardwareFile:
 
 def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
     """The options and variables of the other profile that suit this model; those that tests need; the context."""
-    if request.like:
-        like = read_profile(request.like, catalog=draft.catalog)
+    if request.base:
+        like = read_profile(request.base, catalog=draft.catalog)
         table = draft.copy()
         table.set("layout", "tp", 1, "")
         known = tuple(table.valid().table.flags)
@@ -269,16 +269,16 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         left = inherited_flags(like.profile, own, model=model, known=known)
         for name in own:
             if name not in left:
-                draft.set("flags", name, _plain(like.profile.flags[name].value), f"as `{request.like}` has it")
+                draft.set("flags", name, _plain(like.profile.flags[name].value), f"as `{request.base}` has it")
             else:
                 draft.decisions.append(Decision(key=f"flags.{name}", value="left out", why=left[name]))
         for name in like.profile.env:
             if _is_own(like, "env", name):
-                draft.set("env", name, _plain(like.profile.env[name].value), f"as `{request.like}` has it")
+                draft.set("env", name, _plain(like.profile.env[name].value), f"as `{request.base}` has it")
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
-    if request.context and request.context < model.model.context_length:
-        draft.set("flags", *flag_for(Meaning.CONTEXT, request.context), "the longest request that was asked for")
+    if request.max_context and request.max_context < model.model.context_length:
+        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request that was asked for")
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
@@ -340,7 +340,7 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
     if draft.keys.get("model") and not any(Tie.DRAFTS in ties(key) for _, key in draft.settings):
         layer = draft.valid().profile.model.mtp_layer
         if layer is not None:
-            why = f"layer {layer} drafts; `--like` a profile that speculates takes its options over"
+            why = f"layer {layer} drafts; `--base` a profile that speculates takes its options over"
             draft.decisions.append(Decision(key="speculation", value="left out", why=why))
 
 
@@ -359,7 +359,7 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
     most = longest(tried)
     hint = "take other hardware, or a checkpoint with a smaller quantization"
     if most:
-        hint = f"`--context {most}` asks for requests of at most so many tokens; or take other hardware"
+        hint = f"`--max-context {most}` asks for requests of at most so many tokens; or take other hardware"
     return ProfileError(
         f"`{request.model}` does not fit on `{request.hardware}`",
         problems=[Problem(f"tp {each.tp}: {shortfall(each, need)}") for each in tried],

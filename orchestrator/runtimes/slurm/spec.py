@@ -81,5 +81,5 @@ def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 def tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """The tables of the interpreter. Raises KernelsError for a container, which is not looked into."""
     if _in_container(plan):
-        raise KernelsError(f"the tables in `{job_of(plan).image}` cannot be read", hint="`--accept-untuned`")
+        raise KernelsError(f"the tables in `{job_of(plan).image}` cannot be read", hint="`--allow-untuned`")
     return supervisor.own_tables(plan, home)

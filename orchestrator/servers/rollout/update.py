@@ -63,7 +63,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
     """
     plan, runtime = start.artifacts.plan, servers.runtime(standing)
     control = control_of(standing, runtime, servers=plan.replicas, key=start.key, grace=plan.timeouts.termination_grace)
-    if start.request.least_gsm8k is not None:
+    if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
         prepare_harness(servers.home)
@@ -71,7 +71,7 @@ def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, 
     change = _RollingUpdate(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
     change.see(standing)
     numbers = change.wrong() or server_numbers(plan)
-    chosen = numbers[: start.request.only]
+    chosen = numbers[: start.request.max_replicas]
     try:
         for number in chosen:
             change.replace_replica(number)
@@ -200,7 +200,7 @@ class _RollingUpdate:
         return new
 
     def _require_score(self, new: RunningServer, number: int) -> None:
-        least = self.start.request.least_gsm8k
+        least = self.start.request.min_gsm8k
         if least is None:
             return
         from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - and with it the whole load client

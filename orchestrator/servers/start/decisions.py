@@ -59,7 +59,7 @@ def decide_beforehand(
     image = _known_image(source, place, offline=offline)
     decision = _decide(source, place, image)
     if image is not None:
-        require_table(image, decision.plan, accept_untuned=request.accept_untuned)
+        require_table(image, decision.plan, allow_untuned=request.allow_untuned)
     return decision
 
 
@@ -102,7 +102,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     plan, home, rows, image, early = first.plan, place.home, NOTHING_GIVEN, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).elsewhere:
         image = fetch_image(plan.prebuilt_image, place)
-        rows = rows_in(image, plan, place, accept_untuned=request.accept_untuned)
+        rows = rows_in(image, plan, place, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")
     look_at_coverage(request, plan, place, rows)
     files = engine_files(plan, place, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
@@ -113,10 +113,10 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
         rows = replace(rows, model=mirror)
     if not source.decided and plan.prebuilt_image is None:
-        make_table(plan, home, partial(builtin_tables, plan, home, place), accept_untuned=request.accept_untuned)
+        make_table(plan, home, partial(builtin_tables, plan, home, place), allow_untuned=request.allow_untuned)
     final = _decide(source, place, image)
     report_warnings(final.plan, before=plan)
-    if not request.accept_untuned:
+    if not request.allow_untuned:
         require_covered(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
     if early is None or final.artifacts != first.artifacts:
         early = _judged(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
@@ -127,7 +127,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
 def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the tuned kernels, and refuse a load that would miss some. Raises KernelsError."""
     report_coverage(plan, place.home, rows)
-    if not request.accept_untuned:
+    if not request.allow_untuned:
         require_covered(plan, place.home, rows)
 
 

@@ -110,7 +110,9 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
                 start.proven()  # interrupted from here on it would say so, and leave the server up
         except BaseException as error:
-            failure = _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep)
+            failure = _give_up(
+                error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
+            )
             if failure is error:
                 raise
             raise failure from error

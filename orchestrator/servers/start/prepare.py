@@ -86,7 +86,7 @@ def plan_to_build(
     *,
     base: str | None,
     given: Mapping[str, Path],
-    accept_untuned: bool,
+    allow_untuned: bool,
     host: str | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """The plan whose image is to be built, and its files: with the table that `up` would make, unless one is given.
@@ -100,7 +100,7 @@ def plan_to_build(
     source.valid.note_deprecated()
     place = host_ref(plan.runtime, home, host)
     tables = partial(builtin_tables, plan, home, place)
-    if MOE_TABLE in given or not make_table(plan, home, tables, accept_untuned=accept_untuned):
+    if MOE_TABLE in given or not make_table(plan, home, tables, allow_untuned=allow_untuned):
         return plan, inputs
     return source.planned()
 

@@ -67,7 +67,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     home, place = source.home, host_ref(source.runtime, source.home, request.host)
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
-    if not plan.prebuilt_image and not request.accept_untuned:
+    if not plan.prebuilt_image and not request.allow_untuned:
         _require_covered(plan, home)
     capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
     return Preview(

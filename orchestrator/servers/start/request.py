@@ -23,16 +23,16 @@ class UpRequest:
     host: str | None
     image: str | None  # one that is ready; None: the plan's is built
     replace: bool
-    keep: bool
+    keep_failed: bool
     stage: bool  # fetch a checkpoint that is missing
-    accept_untuned: bool
+    allow_untuned: bool
     strict_kernels: bool
     timeout: float | None  # seconds, None for as long as something moves
     run: str | None = None  # the directory of an earlier start, whose plan is started as it was
     lock: str | None = None  # a file: what it holds is started, or nothing
     healing: bool = False  # asked for by `deploy watch`
-    only: int | None = None  # of several replicas, how many are replaced
-    least_gsm8k: float | None = None  # of several replicas, what each new one has to score
+    max_replicas: int | None = None  # of several replicas, how many are replaced
+    min_gsm8k: float | None = None  # of several replicas, what each new one has to score
 
     @property
     def decided(self) -> bool:
@@ -49,7 +49,7 @@ class UpRequest:
         argv += ["--host", self.host] if self.host else []
         argv += ["--image", image] if image else []
         argv += ["--no-stage"] if not self.stage else []
-        argv += ["--accept-untuned"] if self.accept_untuned else []
+        argv += ["--allow-untuned"] if self.allow_untuned else []
         argv += ["--strict-kernels"] if self.strict_kernels else []
         argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
         return quote(argv)

@@ -93,8 +93,8 @@ def _replaced_one_by_one(servers: Servers, name: str, *, plan: Plan, request: Up
     if standing is not None:
         require_version(standing.run)
         require_rollable(standing.plan or plan, plan, name, request)
-    elif request.only is not None or request.least_gsm8k is not None:
-        option = "--least-gsm8k" if request.only is None else "--only"
+    elif request.max_replicas is not None or request.min_gsm8k is not None:
+        option = "--min-gsm8k" if request.max_replicas is None else "--max-replicas"
         raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
     return standing
 

@@ -245,11 +245,11 @@ def test_a_load_without_a_file() -> None:
 @pytest.mark.parametrize(
     ("asked", "hint"),
     [
-        (options(), "--in TOKENS --out TOKENS --rates RPS"),
+        (options(), "--input-tokens TOKENS --output-tokens TOKENS --request-rate RPS"),
         (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "leave them out, or `-w`"),
         (options(workload="smoke-tiny", tokens=(None, 64)), "leave them out, or `-w`"),
-        (options(tokens=(800, 64)), "add `--rates 1,2,4`"),
-        (options(tokens=(800, None)), "add `--out 64` and `--rates 1,2,4`"),
+        (options(tokens=(800, 64)), "add `--request-rate 1,2,4`"),
+        (options(tokens=(800, None)), "add `--output-tokens 64` and `--request-rate 1,2,4`"),
         (options(workload="smoke-tinny"), "did you mean `smoke-tiny`?"),
     ],
 )

@@ -284,7 +284,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
             CheckpointMismatchError, match="the tensors of `small` are not what its config says"
         ) as caught:
             attempt()
-        assert "--accept-differences" in caught.value.hint
+        assert "--allow-mismatch" in caught.value.hint
         assert read_receipt(folder) is None
     assert any(each.fatal for each in staged(folder, of, accept=True))
     again = verify_checkpoint(folder, of, speculative=True)

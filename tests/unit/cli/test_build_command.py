@@ -45,7 +45,7 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
     for _ in range(2):
         build("mi355x-tp8")
         tags.append(capsys.readouterr().out.strip())
-        up(profile="mi355x-tp8", dry_run=True, accept_untuned=True, json=True)
+        up(profile="mi355x-tp8", dry_run=True, allow_untuned=True, json=True)
         files = {file["path"]: file["content"] for file in json.loads(capsys.readouterr().out)["files"]}
         assert f" {tags[-1]} " in files["docker-run.sh"].replace("\n", " ")
         plan = load("mi355x-tp8").plan
@@ -61,8 +61,8 @@ def test_build_makes_the_table_that_up_would_make(
     without = capsys.readouterr().out
     asked = []
 
-    def make_table(plan: Plan, at: Home, _place: object, *, accept_untuned: bool) -> bool:
-        asked.append((plan.engine.image, accept_untuned))
+    def make_table(plan: Plan, at: Home, _place: object, *, allow_untuned: bool) -> bool:
+        asked.append((plan.engine.image, allow_untuned))
         Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
         return True
 
@@ -80,11 +80,11 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(
 ) -> None:
     given = tmp_path / "tuned.csv"
     given.write_text(f"{HEADER}\n{line(16)}\n")
-    build("mi355x-tp8", give=[f"moe-table={given}"])
+    build("mi355x-tp8", input_=[f"moe-table={given}"])
     without = capsys.readouterr().out
     plan = load("mi355x-tp8").plan
     Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
-    build("mi355x-tp8", give=[f"moe-table={given}"])
+    build("mi355x-tp8", input_=[f"moe-table={given}"])
     assert capsys.readouterr().out == without
 
 
@@ -95,7 +95,7 @@ def test_render_knows_only_what_it_is_given(home: Home, tmp_path: Path, capsys: 
     table = Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
     render(profile="mi355x-tp8")
     assert capsys.readouterr().out == bare
-    render(profile="mi355x-tp8", output=tmp_path / "out", give=[f"moe-table={table}"])
+    render(profile="mi355x-tp8", output=tmp_path / "out", input_=[f"moe-table={table}"])
     build("mi355x-tp8")
     assert capsys.readouterr().out.strip() in (tmp_path / "out" / "docker-run.sh").read_text()
 
@@ -107,8 +107,8 @@ def test_a_dry_run_of_a_process_refuses_a_far_host_as_the_start_would() -> None:
 
 
 def test_a_file_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`--give moe-table=…` needs the path of a file"):
-        render(profile="mi355x-tp8", give=[f"moe-table={tmp_path / 'none.csv'}"])
+    with pytest.raises(UsageError, match=r"`--input moe-table=…` needs the path of a file"):
+        render(profile="mi355x-tp8", input_=[f"moe-table={tmp_path / 'none.csv'}"])
 
 
 def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
 
 def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
-    options = EvalOptions(suite="gpqa-diamond", limit=None, data=None, command="", output=tmp_path)
+    options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="", output=tmp_path)
     greedy = replace(TARGET, warnings=(GREEDY,))
     with pytest.raises(BenchError, match="and this server cannot"):
         evaluate_beside(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
@@ -137,7 +137,7 @@ class Asked:
 
 
 def gpqa(tmp_path: Path, **options: object) -> None:
-    evaluate("http://127.0.0.1:1", suite="gpqa-diamond", data=tmp_path / "q", output=tmp_path / "out", **options)  # type: ignore[arg-type]
+    evaluate("http://127.0.0.1:1", suite="gpqa-diamond", dataset=tmp_path / "q", output=tmp_path / "out", **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -213,7 +213,9 @@ def test_all_that_was_published_is_asked_as_it_was(
     asked = Asked("++-", "+-+")
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     simulations = Path(__file__).parents[1] / "evals" / "recorded" / "tau2"
-    evaluate("http://127.0.0.1:1", suite="published", data=questions, output=tmp_path / "out", simulations=simulations)
+    evaluate(
+        "http://127.0.0.1:1", suite="published", dataset=questions, output=tmp_path / "out", simulations=simulations
+    )
     assert asked.seeds == [None, 1234, 1235]
     said = capsys.readouterr().out
     assert [line.partition(":")[0] for line in said.splitlines() if " of " in line] == ["gsm8k", "gpqa-diamond", "tau2"]
@@ -231,7 +233,7 @@ def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
     shutil.copytree(recorded, own)
     with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
         evaluate(
-            "glm", suite="published", data=questions, output=tmp_path / "out", baseline="fp8", simulations=own.parent
+            "glm", suite="published", dataset=questions, output=tmp_path / "out", baseline="fp8", simulations=own.parent
         )
     assert asked.seeds == []
     assert not (tmp_path / "out").exists()
@@ -241,7 +243,7 @@ def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "+-+"))
-    asked = {"suite": "published", "data": questions}
+    asked = {"suite": "published", "dataset": questions}
     evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "a")  # type: ignore[arg-type]
     (tmp_path / "a" / "eval-gpqa-diamond.json").rename(tmp_path / "moved.json")
     with pytest.raises(UsageError, match="no outcome of `gpqa-diamond` to compare with"):
@@ -262,7 +264,11 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
         (folder / "eval-gpqa-diamond.json").touch()
         with pytest.raises(UsageError, match="there is an outcome already") as caught:
             evaluate(
-                "http://127.0.0.1:1", suite="published", data=questions, output=tmp_path, baseline="http://127.0.0.1:2"
+                "http://127.0.0.1:1",
+                suite="published",
+                dataset=questions,
+                output=tmp_path,
+                baseline="http://127.0.0.1:2",
             )
         assert caught.value.where == str(folder / "eval-gpqa-diamond.json")
         (folder / "eval-gpqa-diamond.json").unlink()

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from orchestrator.cli.commands import ALIASES, HIDDEN, RENAMED
+from orchestrator.cli.commands import ALIASES, COMMANDS, HIDDEN, RENAMED, RENAMED_OPTIONS
 from orchestrator.cli.main import app
 from orchestrator.cli.options import complete_names, server_names
 from orchestrator.core.errors import UsageError
@@ -27,6 +27,7 @@ def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, ...]]:
 
 
 SECTIONS = ("Common", "Server", "Preparation", "Measurement", "Management")
+MOST_WORDS = 10
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
 EVERY = sorted(commands(ROOT))
@@ -136,6 +137,31 @@ def test_the_old_name_of_a_command_leads_to_the_new_one(old: str, new: str) -> N
     assert tuple(first.split()) in EVERY or first in {words[0] for words in EVERY}
 
 
+@pytest.mark.parametrize(
+    ("words", "old", "new"), [(words, *pair) for words, pairs in RENAMED_OPTIONS.items() for pair in pairs.items()]
+)
+def test_the_old_name_of_an_option_leads_to_the_new_one(words: str, old: str, new: str) -> None:
+    assert new in {name for each in command(tuple(words.split())).params for name in each.opts}
+    ended = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
+    assert isinstance(ended.exception, UsageError)
+    assert ended.exception.message == f"no such option: {old}"
+    assert ended.exception.hint == f"did you mean `{new}`?"
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_the_help_of_an_option_is_ten_words_at_most(words: tuple[str, ...]) -> None:
+    for each in command(words).params:
+        text = getattr(each, "help", None) or ""
+        assert text, each.name
+        assert len(text.split()) <= MOST_WORDS, text
+        assert not text.endswith("."), text
+
+
+def test_the_text_of_a_command_is_ten_words_at_most() -> None:
+    for text in (text for section in COMMANDS.values() for text in section.values()):
+        assert len(text.split()) <= MOST_WORDS, text
+
+
 def test_a_shell_is_offered_profiles_and_workloads() -> None:
     assert "cpu-tiny" in complete_names("PROFILE")("cpu")
     assert complete_names("PROFILE")("nothing-begins-so") == []
@@ -144,7 +170,7 @@ def test_a_shell_is_offered_profiles_and_workloads() -> None:
 
 def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
     for line, offered in {
-        "smoke x --against": "cpu-tiny",
+        "smoke x --profile": "cpu-tiny",
         "bench x --gpu": "h200",
         "reproduce x --engine": "sglang-0.5.14-cpu",
         "kernels coverage": "cpu-tiny",
@@ -168,7 +194,7 @@ def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
         ("bench owl -w smoke-tiny --gpu h200 --layout tp8", "`--gpu` and `--layout` are for a URL"),
         ("bench http://127.0.0.1:9 -w smoke-tiny --host ssh://node", "`--host` is for a server of ours"),
         ("eval owl --suite gsm8k --api-key-env KEY", "`--api-key-env` is for a URL"),
-        ("smoke owl --against cpu-tiny", "`--against` is for a URL"),
+        ("smoke owl --profile cpu-tiny", "`--profile` is for a URL"),
     ],
 )
 def test_an_option_that_says_nothing_of_the_target_is_refused(line: str, message: str) -> None:

@@ -68,10 +68,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
 
     def note(
-        nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, at_once: int | None
+        nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, parallel: int | None
     ) -> tuple[HostResult, ...]:
         seen.extend([*words(node)] for node in nodes)
-        seen.append([f"at once: {at_once}"])
+        seen.append([f"at once: {parallel}"])
         ended = zip(nodes, (0, 4, -9), ('{"name": "x"}\nline\n', "[1]", ""), strict=False)
         return tuple(HostResult(node=node, code=code, output=text, seconds=0.0) for node, code, text in ended)
 
@@ -90,8 +90,8 @@ def test_a_servers_name_is_its_own_on_each_machine(verb: str, told: list[list[st
 
 
 def test_the_name_of_a_server_is_no_value_of_an_option(told: list[list[str]]) -> None:
-    CliRunner().invoke(app, ["smoke", *TWO, "--against", "owl", "owl", "--json"])
-    assert told[0] == ["smoke", "--against", "owl", "owl-a", "--json"]
+    CliRunner().invoke(app, ["smoke", *TWO, "--profile", "owl", "owl", "--json"])
+    assert told[0] == ["smoke", "--profile", "owl", "owl-a", "--json"]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_what_is_started_is_named_after_its_machine(line: str, name: str, told: 
 
 
 @pytest.mark.parametrize(
-    ("line", "at_once"), [("stage owl", 2), ("build owl --at-once 5", 5), ("status", None), ("up owl", None)]
+    ("line", "parallel"), [("stage owl", 2), ("build owl --parallel 5", 5), ("status", None), ("up owl", None)]
 )
-def test_downloads_are_made_on_a_few_machines_at_a_time(line: str, at_once: int | None, told: list[list[str]]) -> None:
+def test_downloads_are_made_on_a_few_machines_at_a_time(line: str, parallel: int | None, told: list[list[str]]) -> None:
     CliRunner().invoke(app, [*line.split(), *TWO])
-    assert told[-1] == [f"at once: {at_once}"]
+    assert told[-1] == [f"at once: {parallel}"]
 
 
 @pytest.mark.usefixtures("told")

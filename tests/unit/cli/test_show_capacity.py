@@ -59,7 +59,7 @@ def test_a_dry_run_says_it_in_one_line(
     request = UpRequest(
         profile="h200-glm-mtp", name=None, overrides=("engine.python=python3", *settings),
         host=None, image=None, replace=False,
-        keep=False, stage=True, accept_untuned=False, strict_kernels=False, timeout=None,
+        keep_failed=False, stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     preview(request, Home(tmp_path)).report()
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`--least-gsm8k`: what each replica has to score before the next one is replaced."""
+"""`--min-gsm8k`: what each replica has to score before the next one is replaced."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ from orchestrator.evals.logprobs.run import (
 )
 from orchestrator.verify.target import Target
 
-OPTIONS = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
+OPTIONS = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
 Wrong = Callable[[int, int, Way], float | None]
 Ask = Callable[..., tuple[ProbeReport, LogprobReference]]
 
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
 
 
 def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: LogprobReference) -> None:
-    strict = dataclasses.replace(OPTIONS, limit=1e-4)
+    strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
     slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
     assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=right)[0].ok
@@ -126,7 +126,7 @@ def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: Logpro
 
 def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
     second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
-    report, _ = ask(second, options=dataclasses.replace(OPTIONS, limit=1e-3), dp=2)
+    report, _ = ask(second, options=dataclasses.replace(OPTIONS, tolerance=1e-3), dp=2)
     assert {name for name, _ in alarms(report)} == {"rank 1: the first rank"}
 
 
@@ -273,7 +273,7 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
 def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: LogprobReference) -> None:
     with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, and here is `other`"):
         ask(engine(model="other"), reference=right)
-    anyway = dataclasses.replace(OPTIONS, other_checkpoint=True)
+    anyway = dataclasses.replace(OPTIONS, allow_other_checkpoint=True)
     assert ask(engine(model="other"), reference=right, options=anyway)[0].ok
     sourced = ask(engine(), source="amd/GLM-5.2-MXFP4@1")[1]
     with pytest.raises(BenchError, match=r"`amd/GLM-5\.2-MXFP4@1`, and here is `amd/GLM-5\.2-MXFP4@2`"):
@@ -290,7 +290,7 @@ def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sen
 
 
 def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: LogprobReference) -> None:
-    report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, longest=100))
+    report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, max_length=100))
     assert report.ok
     assert {row.length for row in report.rows} == {64}
 
@@ -298,7 +298,7 @@ def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: LogprobRefe
 def test_a_reference_can_be_another_server(ask: Ask, right: LogprobReference) -> None:
     ask(engine(), dp=2)
     side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
-    assert reference_of(side, dataclasses.replace(OPTIONS, limit=1e-9)) == right
+    assert reference_of(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == right
 
 
 def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:

@@ -343,7 +343,7 @@ def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
 
 
 def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) -> None:
-    planned = of(weights=tmp_path, ablations=("baseline-checkpoint",))
+    planned = of(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
     about = {step.id: step.about for step in planned.steps if step.stage == "stage"}
     assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
     assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
@@ -429,7 +429,7 @@ def test_evaluations_can_be_left_out_and_their_questions_be_here(tmp_path: Path)
         "mi355x-tp8-throughput",
         "mi355x-tp4dp2",
     }
-    assert all(f"--data {tmp_path}" in " ".join(step.argv) for step in evals_of(of(data=tmp_path)))
+    assert all(f"--dataset {tmp_path}" in " ".join(step.argv) for step in evals_of(of(dataset=tmp_path)))
 
 
 def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

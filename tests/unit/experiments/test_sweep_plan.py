@@ -96,7 +96,7 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
     ("more", "said"),
     [
         ({"objective": "usd-per-million"}, "needs a price"),
-        ({"budget": Budget(usd=5.0)}, "`--usd` needs what an hour costs"),
+        ({"budget": Budget(usd=5.0)}, "`--max-cost` needs what an hour costs"),
         ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
         ({"workload": "smoke-tinny"}, "there is no workload `smoke-tinny`"),
         ({"objective": "kne"}, "`--objective kne` is not known"),
@@ -105,7 +105,7 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
         ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
         ({"usd_per_gpu_hour": 0.0}, "`--price 0` is no price"),
-        ({"budget": Budget(hours=float("inf"))}, "`--hours inf` is no budget"),
+        ({"budget": Budget(hours=float("inf"))}, "`--max-hours inf` is no budget"),
         ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
     ],
 )
@@ -135,8 +135,8 @@ def test_the_command_that_goes_on_says_all_that_was_asked_for(home: Home) -> Non
     request = planned(home, at_rps=2.0, budget=Budget(hours=8.0), overrides=("server.port=31000",), beside=True).request
     folder = home.root.parent
     assert request.again == (
-        f"deploy sweep mi355x-tp8 --space {folder}/space.yaml --output {folder}/out --at 2.0 --workload wafer-20k-1k "
-        "--hours 8.0 --seed 1 --set server.port=31000 --resume"
+        f"deploy sweep mi355x-tp8 --space {folder}/space.yaml --output {folder}/out --at-rate 2.0 "
+        "--workload wafer-20k-1k --max-hours 8.0 --seed 1 --set server.port=31000 --resume"
     )
     assert "--output" not in replace(request, beside=False).again
     assert default_output("mi355x-glm-4.7-flash") == Path("results/sweep-mi355x-glm-4.7-flash")
@@ -169,9 +169,9 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
         (Budget(usd=40.0), "one more trial would exceed $40: $32.00 were used"),
         (Budget(usd=48.0), ""),
     ):
-        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, confirm=0)) == why
+        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, repeats=0)) == why
     for hours, confirmed, goes_on in ((3.9, 0.0, False), (4.0, 0.0, True), (4.0, 3600.0, False), (20.0, 0.0, True)):
-        kept = spent_of(two, planned(home, budget=Budget(hours=hours), confirm=2), confirmed=confirmed)
+        kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
@@ -266,7 +266,7 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
             assert trial is not None
             again(search, trial.number, 2.3)
         assert to_confirm(sweep, search) is None
-        assert to_confirm(replace(sweep, confirm=0), search) is None
+        assert to_confirm(replace(sweep, repeats=0), search) is None
         [winner] = write_winners(sweep, search)
     assert winner.profile is not None
     text = winner.profile.read_text()
@@ -279,7 +279,7 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
 
 
 def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
-    sweep = planned(home, f"description: how many at once\n{SPACE}", confirm=4)
+    sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
     told = dry_text(sweep, scan_space(sweep))
     assert told.startswith("how many at once\n")
     assert "the best is measured 5 times before it is named" in told

@@ -178,10 +178,10 @@ def answering(labels: dict[str, str]) -> Registry:
     return Registry(transport=httpx.MockTransport(answer))
 
 
-def previewed(*overrides: str, accept_untuned: bool = False) -> Plan:
+def previewed(*overrides: str, allow_untuned: bool = False) -> Plan:
     """The plan of a dry run with an image that nobody has pulled, on a far machine."""
     image = "ghcr.io/me/tp8:v1"
-    request = request_of(*overrides, profile="mi355x-tp8-july", image=image, accept_untuned=accept_untuned)
+    request = request_of(*overrides, profile="mi355x-tp8-july", image=image, allow_untuned=allow_untuned)
     home = Home(Path("/nowhere"))
     return decide_beforehand(request, request.source(home), HostRef(home=home, far="ssh://node"), offline=True).plan
 
@@ -214,7 +214,7 @@ def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: objec
 
 def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july()))))
-    plan = previewed(accept_untuned=True)
+    plan = previewed(allow_untuned=True)
     assert (plan.prebuilt_image or "").startswith("ghcr.io/me/tp8@sha256:")
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
         previewed()

@@ -92,7 +92,7 @@ def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_pat
         "`--set engine=sglang-0.5.16-rocm`",
         "`deploy kernels tune PROFILE` on a node of this kind: hours, 12 at most",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
-        "`--accept-untuned`",
+        "`--allow-untuned`",
     )
     for way_out in ways_out:
         assert way_out in caught.value.hint
@@ -109,13 +109,13 @@ def test_a_dry_run_refuses_what_its_up_would(
     with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
         up(profile="mi355x-tp8-july", dry_run=True)
     assert "without a tuned kernel: 8, 32, 128; `deploy up` refuses that" in capsys.readouterr().err
-    up(profile="mi355x-tp8-july", dry_run=True, accept_untuned=True)
+    up(profile="mi355x-tp8-july", dry_run=True, allow_untuned=True)
 
 
 def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
         reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
-    assert "--accept-untuned" not in caught.value.hint, "it has no such option"
+    assert "--allow-untuned" not in caught.value.hint, "it has no such option"
 
 
 def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
@@ -125,7 +125,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     plan = plan_of("mi355x-tp8-july", f"skip_patches=[{TABLE_PATCH}]")
     report_coverage(plan, Home(tmp_path))
     require_covered(plan, Home(tmp_path))
-    assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), accept_untuned=False)
+    assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), allow_untuned=False)
     assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ def test_two_tunings_by_processes_of_one_pid_have_containers_of_their_own(tmp_pa
     """In namespaces of their own, before one daemon: the one ended the other's container."""
     plan, given = plan_of("mi355x-tp8"), RowSources()
     names = {
-        prepare_tuning(plan, given, Home(tmp_path), hours=1, rekeyed=False, tokens=(8,)).container for _ in range(2)
+        prepare_tuning(plan, given, Home(tmp_path), hours=1, retune_derived=False, tokens=(8,)).container
+        for _ in range(2)
     }
     assert len(names) == 2

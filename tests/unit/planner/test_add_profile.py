@@ -62,7 +62,7 @@ def test_the_gpus_that_are_left_are_replicas(home: Home) -> None:
 
 
 def test_a_shorter_request_takes_fewer_gpus(home: Home) -> None:
-    found = proposed(home, "glm-5.2-fp8", "mi355x", context=131072)
+    found = proposed(home, "glm-5.2-fp8", "mi355x", max_context=131072)
     assert found.valid.profile.layout.tp.value == 4
     assert found.valid.profile.flags["context-length"].value == 131072
 
@@ -90,10 +90,10 @@ def test_what_cannot_fit_is_refused_with_the_figures_of_each_layout(home: Home) 
     said = [problem.message for problem in caught.value.problems]
     assert [line.partition(":")[0] for line in said] == ["tp 1", "tp 2", "tp 4", "tp 8"]
     assert said[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens, and a request may have 131,072"
-    context = int(caught.value.hint.split("--context ")[1].split("`")[0])
-    assert proposed(home, "kimi-k2-instruct", "h200", context=context).valid.profile.layout.tp.value == 8
+    context = int(caught.value.hint.split("--max-context ")[1].split("`")[0])
+    assert proposed(home, "kimi-k2-instruct", "h200", max_context=context).valid.profile.layout.tp.value == 8
     with pytest.raises(ProfileError):
-        proposed(home, "kimi-k2-instruct", "h200", context=context + 1)
+        proposed(home, "kimi-k2-instruct", "h200", max_context=context + 1)
 
 
 def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
 
 
 def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
-    found = proposed(home, "glm-4.7-flash", "mi355x", like="mi355x-tp4dp2")
+    found = proposed(home, "glm-4.7-flash", "mi355x", base="mi355x-tp4dp2")
     flags = found.valid.profile.flags
     assert flags["kv-cache-dtype"].note == "as `mi355x-tp4dp2` has it"
     assert "speculative-algorithm" in flags
@@ -116,7 +116,7 @@ def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
     assert found.valid.profile.env["SGLANG_TIMEOUT_KEEP_ALIVE"].value == "900"
     assert found.valid.profile.workload == "wafer-20k-1k"
     assert flags["reasoning-parser"].source == "sglang cookbook GLM-4.7-Flash.mdx"  # the model's own
-    plain = proposed(home, "llama-3.3-70b-instruct", "mi355x", like="mi355x-tp4dp2")
+    plain = proposed(home, "llama-3.3-70b-instruct", "mi355x", base="mi355x-tp4dp2")
     assert why(plain, "flags.speculative-algorithm") == "the checkpoint has no layer that drafts"
     assert "SGLANG_USE_AITER" not in [key for section, _, key in _settings(plain.text) if section == "env"]
 
@@ -141,7 +141,7 @@ def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path)
 
 
 def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
-    found = proposed(home, "llama-3.3-70b-instruct", "cpu", like="cpu-tiny", context=32768)
+    found = proposed(home, "llama-3.3-70b-instruct", "cpu", base="cpu-tiny", max_context=32768)
     flags = found.valid.profile.flags
     assert flags["max-total-tokens"].value == 65536
     assert flags["mem-fraction-static"].note == "as `cpu-tiny` has it"
@@ -162,9 +162,9 @@ def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home)
     )[1]
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) == newest
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.14-rocm")) == "sglang-0.5.14-rocm"
-    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", like="mi355x-tp8-july")) == "sglang-0.5.14-rocm"
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", base="mi355x-tp8-july")) == "sglang-0.5.14-rocm"
     assert engine_of(proposed(home, "glm-4.7-flash", "mi300x")).endswith("mi30x")  # the newest is compiled for others
-    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", like="mi355x-tp4dp2")).endswith("mi30x")
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", base="mi355x-tp4dp2")).endswith("mi30x")
 
 
 def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_its_gpus_have_no_kernels_for_is_not_proposed(home: Ho
     )
 
 
-@pytest.mark.parametrize("part", ["model", "hardware", "engine", "like", "workload"])
+@pytest.mark.parametrize("part", ["model", "hardware", "engine", "base", "workload"])
 def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) -> None:
     request = replace(
         ProfileRequest(model="own-glm-4.7-flash", hardware="h200"),

@@ -66,12 +66,12 @@ def test_power_and_electricity(tmp_path: Path) -> None:
 
 def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=10_000.0, kwh="0.30EUR")
+    report_command(tmp_path, node_watts=10_000.0, electricity_price="0.30EUR")
     text = (tmp_path / "report.md").read_text()
     assert "| electricity alone, EUR per million output tokens | 0.35 |" in text
     assert "- electricity: 0.3 EUR a kWh, PUE 1, given: 3.00 EUR an hour" in text
-    with pytest.raises(UsageError, match="`--kwh cheap` is no price"):
-        report_command(tmp_path, node_watts=10_000.0, kwh="cheap")
+    with pytest.raises(UsageError, match="`--electricity-price cheap` is no price"):
+        report_command(tmp_path, node_watts=10_000.0, electricity_price="cheap")
 
 
 def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
 
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=10_000.0, kwh="0.2", pue=1.3)
+    report_command(tmp_path, node_watts=10_000.0, electricity_price="0.2", pue=1.3)
     details = Details(power=NodePower(watts=10_000))
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), details=details)
 
@@ -108,9 +108,9 @@ def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     [
         (NodePower(watts=0), "--node-watts 0"),
         (NodePower(watts=float("nan")), "--node-watts nan"),
-        (NodePower(watts=9e3, per_kwh=-1), "--kwh -1"),
+        (NodePower(watts=9e3, per_kwh=-1), "--electricity-price -1"),
         (NodePower(watts=9e3, pue=0.9), "--pue 0.9"),
-        (NodePower(per_kwh=0.2), "--kwh"),
+        (NodePower(per_kwh=0.2), "--electricity-price"),
     ],
 )
 def test_what_cannot_be_is_refused(power: NodePower, option: str) -> None:

@@ -55,11 +55,11 @@ def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
 
 
 def test_another_rate_is_drawn_where_asked_and_a_rate_that_nobody_has_is_refused(measured: Path) -> None:
-    report_command(measured, requests_at=2.0)
+    report_command(measured, timeline_rate=2.0)
     assert json.loads((measured / "report.json").read_text())["over_time"][0]["load"] == "2 rps"
     with pytest.raises(UsageError, match="no result has a rate of 7 rps") as caught:
-        report_command(measured, requests_at=7.0)
-    assert caught.value.hint == "--requests-at one of 2, 2.4"
+        report_command(measured, timeline_rate=7.0)
+    assert caught.value.hint == "--timeline-rate one of 2, 2.4"
 
 
 def test_without_the_file_there_is_no_such_section(measured: Path) -> None:

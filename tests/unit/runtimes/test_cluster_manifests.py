@@ -277,7 +277,7 @@ def test_a_build_needs_no_registry_yet() -> None:
 
 
 def test_render_takes_an_image_at_its_word(tmp_path: Path) -> None:
-    asked = ["render", "cpu-tiny", "--on", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
+    asked = ["render", "cpu-tiny", "--runtime", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
     done = CliRunner().invoke(app, [*asked, str(tmp_path / "out")])
     assert done.exit_code == 0
     assert f"image: {IMAGE}" in (tmp_path / "out" / "kubernetes.yaml").read_text()

@@ -78,9 +78,9 @@ def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
         host=None,
         image=None,
         replace=False,
-        keep=keep,
+        keep_failed=keep,
         stage=True,
-        accept_untuned=False,
+        allow_untuned=False,
         strict_kernels=False,
         timeout=None,
     )
@@ -326,9 +326,9 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
         host="ssh://node",
         image="ghcr.io/me/sglang:1",
         replace=True,
-        keep=True,
+        keep_failed=True,
         stage=True,
-        accept_untuned=False,
+        allow_untuned=False,
         strict_kernels=True,
         timeout=90.0,
     )

@@ -73,7 +73,7 @@ ASKED = asdict(request_of())
         {"request": 7},
         {"request": {"profile": "cpu-tiny"}},
         *({"request": {**ASKED, "overrides": each}} for each in (5, None, [5], "abc", {"a": 1})),
-        *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep": "no"}, {"timeout": []})),
+        *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep_failed": "no"}, {"timeout": []})),
     ],
 )
 def test_a_request_that_was_changed_by_hand_is_none(

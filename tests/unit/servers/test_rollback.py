@@ -52,7 +52,9 @@ def test_what_was_proven_before_the_newest_comes_back(home: Home, asked: list[Up
 
     rollback("owl", home)
 
-    assert [(each.name, each.run, each.replace, each.keep) for each in asked] == [("owl", str(good.path), True, False)]
+    assert [(each.name, each.run, each.replace, each.keep_failed) for each in asked] == [
+        ("owl", str(good.path), True, False)
+    ]
 
 
 def test_from_a_proven_start_it_goes_to_the_last_of_another_plan(home: Home, asked: list[UpRequest]) -> None:

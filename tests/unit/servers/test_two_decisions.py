@@ -92,8 +92,8 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
     home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_table(plan: Plan, at: Home, _given: object, *, accept_untuned: bool) -> bool:
-        assert not accept_untuned
+    def make_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
+        assert not allow_untuned
         table = Store.of(at, plan).table(plan)
         table.parent.mkdir(parents=True)
         table.write_text("made")
