@@ -20,7 +20,7 @@ def command(
     results: ResultsOption = None,
     json: Json = False,
 ) -> None:
-    """Compare two profiles, locks, runs or results. Compared are configuration, image, weights, host and metrics."""
+    """Compare two profiles, locks, runs or results."""
     home, measured = Home.from_environment(), tuple(results_below(results))
     found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
     if json:

@@ -24,7 +24,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Stop a server and free its GPUs. Returns when its ports and its GPU memory are free."""
+    """Stop a server and free its GPUs. Returns when its ports and GPU memory are free."""
     if (name is None) != (all_ or all_homes):
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
     ended: list[str] = []

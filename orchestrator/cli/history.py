@@ -21,7 +21,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """List past runs and their results. Each has its plan, its smoke test, its best metrics and its exit."""
+    """List past runs and their results."""
     measured = tuple(results_below(results))
     with open_servers(Home.from_environment(), host) as servers:
         starts = history(servers, name, measured)

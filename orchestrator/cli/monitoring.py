@@ -49,7 +49,7 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Write Prometheus rules and a Grafana dashboard. The scrape configuration and the alerts are written too."""
+    """Write Prometheus rules and a Grafana dashboard."""
     request = MonitoringRequest(
         name=name,
         profile=profile_,

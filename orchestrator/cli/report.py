@@ -41,7 +41,7 @@ def command(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="directory for the report; default: DIR")] = None,
     json: Json = False,
 ) -> None:
-    """Write an HTML, Markdown and JSON report. The HTML page is self-contained; all three have the same content."""
+    """Write an HTML, Markdown and JSON report. The HTML page is self-contained."""
     evals = find_evals(directory, baseline or ())
     results = find_results([directory], wanted=not evals)
     details = Details(

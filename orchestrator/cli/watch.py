@@ -36,7 +36,7 @@ def command(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="file for the unit of `--install`")] = None,
     json: Json = False,
 ) -> None:
-    """Restart servers that die or hang. The restart policy is the profile's. Ctrl-C ends the watch and no server."""
+    """Restart servers that die or hang. Ctrl-C ends the watch and no server."""
     home = Home.from_environment()
     if output is not None and not install:
         raise UsageError("`--output` is where `--install` writes its unit")

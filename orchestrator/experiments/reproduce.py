@@ -136,7 +136,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
 
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
-    here = request.checkpoint.absolute() if request.weights and not own_model else None
+    here = request.checkpoint.absolute() if request.checkpoint and not own_model else None
     staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
     overrides = (*request.overrides, *staged, *run.settings)
     return MeasuredServer(
