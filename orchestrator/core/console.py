@@ -165,7 +165,7 @@ class Progress:
         """
         line = f"{text}  {transient}".rstrip()
         if self._live:
-            write(self._stream, f"\r\x1b[2K{self._cut(printable(redact(line)))}")
+            write(self._stream, f"\r\x1b[2K{self._fitted(printable(redact(text)), printable(redact(transient)))}")
         elif (stage or text) != self._stage:
             self._write(text)
         elif self._clock() - self._written_at >= LOG_INTERVAL_SECONDS:
@@ -184,7 +184,11 @@ class Progress:
         self._written, self._written_at = line, self._clock()
         write(self._stream, printable(redact(line)) + "\n")
 
-    def _cut(self, line: str) -> str:
-        """Cut a line to the terminal's width: only the last row of a folded line could be cleared."""
+    def _fitted(self, text: str, transient: str) -> str:
+        """Cut the text where both do not fit into the terminal: only the last row of a folded line could be cleared."""
+        line = f"{text}  {transient}".rstrip()
         width = terminal_width(self._stream)
-        return line if width is None or len(line) < width else f"{line[: width - 2]}…"
+        if width is None or len(line) < width:
+            return line
+        behind = f"…  {transient}".rstrip()
+        return f"{text[: max(width - 1 - len(behind), 0)]}{behind}"[: width - 1]

@@ -71,4 +71,4 @@ def test_a_terminal_gets_one_line_that_changes_and_never_folds(monkeypatch: pyte
     progress.update("loading 2/9 of a long name", stage="loading", transient="2 s")
     progress.done()
 
-    assert stream.getvalue() == "\r\x1b[2Kloading 1/9  1 s\r\x1b[2Kloading 2/9 of a l…\n"
+    assert stream.getvalue() == "\r\x1b[2Kloading 1/9  1 s\r\x1b[2Kloading 2/9 o…  2 s\n"
