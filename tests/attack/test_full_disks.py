@@ -18,7 +18,8 @@ import pytest
 from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
 from deployment import Deployment
 from forked import Ended, Forks
-from patience import wait_for
+from gateway_pair import NAME, pair_in
+from patience import PATIENCE, wait_for
 from ports import free_port
 
 pytestmark = pytest.mark.attack
@@ -134,6 +135,18 @@ def test_a_disk_that_fills_up_while_the_old_server_stops_has_room_for_the_new_on
     assert not list(running.wait().faults(0))
     assert not list(place.start("status", server.name).wait().faults(0))
     assert not list(place.home.glob("runs/*/.reserved-*"))
+
+
+def test_a_disk_that_fills_up_while_a_replica_stops_leaves_every_replica_running(disk: Path) -> None:
+    """The first one has room for its successor; the second one is not stopped."""
+    with pair_in(disk) as pair:
+        pair.up("env.SCRIPTED_DEAF=1")
+        with pair.deploy.running("restart", NAME) as restart:
+            restart.wait_for("its requests end")
+            fill(disk)
+            _, said = restart.process.communicate(timeout=PATIENCE)
+        assert (restart.process.returncode, "No space left on device" in said) == (4, True), said
+        assert pair.deploy.run("status", NAME).returncode == 0
 
 
 def test_room_that_a_killed_command_reserved_is_given_back(place: Place) -> None:

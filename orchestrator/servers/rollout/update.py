@@ -24,7 +24,7 @@ from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.exit_record import record_exit, stop_server, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
@@ -158,7 +158,8 @@ class _RollingUpdate:
         with defer_signals():
             try:
                 with allow_signals():
-                    self._stop_old(number, step)
+                    with reserved_room(self.servers.home, self.start.name):
+                        self._stop_old(number, step)
                     new = self._start_new(number, step)
                 self.control.put_back(self._address(number, new), new)
             except BaseException as error:
