@@ -160,7 +160,7 @@ def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
     model, why = profile.model, []
     if model.kv_cache is None:
         why.append(
-            "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy add "
+            "the model's file does not say what its cache holds: `kv_cache` in profiles/models; where `deploy add "
             "model` left it out, its comments say why"
         )
     elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:

@@ -127,7 +127,7 @@ def tp4dp2() -> BenchResult:
         for (rate, (p50, p95)), joules in zip(DP2.items(), (13.1, 7.4, 5.6, 4.7, 4.4, 4.3), strict=True)
     )
     return BenchResult(
-        schema_version=1,
+        schema_version=2,
         run=run(mi355x(tp=4, dp=2)),
         ending=BenchEnding.COMPLETE,
         points=points,
@@ -140,7 +140,7 @@ def tp8() -> BenchResult:
     """Another layout, that saturates earlier; no energy counters."""
     points = tuple(point(rate, p50, p95, sustained=rate < 2) for rate, (p50, p95) in TP8.items())
     return BenchResult(
-        schema_version=1,
+        schema_version=2,
         run=run(mi355x(tp=8, dp=1)),
         ending=BenchEnding.COMPLETE,
         points=points,

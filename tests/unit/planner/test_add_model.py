@@ -90,7 +90,7 @@ moe:
   routed_experts: 64  # config.json: n_routed_experts
   shared_experts: 1  # config.json: n_shared_experts
   experts_per_token: 4  # config.json: num_experts_per_tok
-cache:
+kv_cache:
   kv_lora_rank: 512  # config.json: kv_lora_rank
   qk_rope_head_dim: 64  # config.json: qk_rope_head_dim
 flags:

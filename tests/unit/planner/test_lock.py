@@ -84,7 +84,7 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
     plan = load(GLM, overrides=found.overrides).plan
     assert found.overrides[0] == "layout.ep=2"
     assert (plan.model.checkpoint.revision, plan.engine.image_digest) == (COMMIT, plan.engine.image_digest)
-    assert found.plan["model.source.revision"] == COMMIT
+    assert found.plan["model.checkpoint.revision"] == COMMIT
     assert found.plan["engine.image_digest"].startswith("sha256:")
     assert found.plan["engine.aiter_commit"] == plan.engine.aiter_commit
     assert found.plan["engine.version"] == plan.engine.version

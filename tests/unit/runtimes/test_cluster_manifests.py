@@ -239,7 +239,7 @@ def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], 
     (problem,) = caught.value.problems
     assert what in problem.message
     assert "--push" in problem.hint
-    assert "image_on_node" in problem.hint
+    assert "image_pull_policy" in problem.hint
 
 
 def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:

@@ -149,7 +149,7 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
         (["slurm.image=/i.sif"], "`slurm.image` is for a container, and none is named"),
         (["slurm.time_limit=soon"], "`slurm.time_limit` is not written as it has to be, found `soon`"),
-        (["slurm.sbatch_options=[-p]"], "`slurm.options.0` is not written as it has to be, found `-p`"),
+        (["slurm.sbatch_options=[-p]"], "`slurm.sbatch_options.0` is not written as it has to be, found `-p`"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[str], message: str) -> None:
