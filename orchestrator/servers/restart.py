@@ -1,4 +1,4 @@
-"""`deploy restart`: what ran under a name, once more."""
+"""`deploy restart`: restart a server with its last plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +12,11 @@ from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.up import up
 
 
-def restart(name: str, home: Home, *, healing: Callable[[Servers], object] | None = None) -> UpResult:
-    """Start the server of that name again with its last plan; one that still runs is stopped first.
+def restart(name: str, home: Home, *, on_locked: Callable[[Servers], object] | None = None) -> UpResult:
+    """Restart the server of that name with its last plan; a running server is stopped first.
 
-    The last plan is that of the newest run that came up, whatever its profile says by now. `healing` is called as `up`
-    calls `claimed`, and may refuse. Raises StartError where no run came up under that name.
+    The last plan is that of the newest run that became ready, even if its profile has changed since. `deploy watch`
+    passes `on_locked`, see `up`. Raises StartError if no run of the name became ready.
     """
     require_name(name)
     run, request = next(ready_runs(home, name), (None, None))
@@ -24,9 +24,9 @@ def restart(name: str, home: Home, *, healing: Callable[[Servers], object] | Non
         if (newest := latest_run(home, name)) is None:
             raise not_started(home, name, hint="`deploy up PROFILE` starts a server")
         require_version(newest)
-        raise StartError(f"no start of `{name}` came up from here", hint="`deploy up PROFILE` starts a server")
-    request = replace(repeatable_request(request), replace=True, run=str(run.path), healing=healing is not None)
-    again = f"`deploy restart {name}`"
-    if healing is None:
-        return up(request, home, again=again)
-    return up(replace(request, keep_failed=False), home, again=again, claimed=healing)
+        raise StartError(f"no previous run of `{name}` to restart", hint="`deploy up PROFILE` starts a server")
+    request = replace(repeatable_request(request), replace=True, run=str(run.path), healing=on_locked is not None)
+    command = f"`deploy restart {name}`"
+    if on_locked is None:
+        return up(request, home, recovery_command=command)
+    return up(replace(request, keep_failed=False), home, recovery_command=command, on_locked=on_locked)

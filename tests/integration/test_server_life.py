@@ -94,7 +94,7 @@ def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path
     assert top.returncode == 6
     assert f"`{NAME}` does not run: killed by SIGKILL, " in top.stderr
     assert changed.returncode == 6
-    assert f"`{NAME}` has another plan, and does not run: killed by SIGKILL" in changed.stderr
+    assert f"`{NAME}` has another plan and is not running: killed by SIGKILL" in changed.stderr
     assert "+ flags.max-total-tokens: 32768" in changed.stderr
     assert again.returncode == 0, again.stderr
     server = json.loads(again.stdout)

@@ -155,7 +155,7 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
         command.process.send_signal(signal.SIGKILL)
         command.process.wait()
         twin = deploy.run(*up)
-        assert (twin.returncode, "waits for its place" in twin.stderr) == (6, True)
+        assert (twin.returncode, "is pending:" in twin.stderr) == (6, True)
         refused = deploy.run(*with_gpus("patient", gpu_python))
         assert (refused.returncode, "another plan" in refused.stderr) == (6, True)
     wait_for(lambda: status(deploy, "patient")["status"] == "running")

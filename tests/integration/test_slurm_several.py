@@ -143,7 +143,7 @@ def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pa
     assert not pair.cluster.queue()
 
 
-@pytest.mark.parametrize("stage", ["started replica 2", "replica 1 of 2 serves"])
+@pytest.mark.parametrize("stage", ["started replica 2", "replica 1 of 2 is ready"])
 def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
     with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as command:
         command.wait_for(stage)

@@ -178,7 +178,7 @@ def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, 
     try:
         with _nothing_left(sweep, clock):
             with clock.part("up"):
-                started = up(_up_request(sweep, asked), sweep.home, proven=lambda: None)
+                started = up(_up_request(sweep, asked), sweep.home, on_verified=lambda: None)
             say(f"trial {begun.number}: it serves and is measured")
             found = replace(found, answers=_answers(started))
             with clock.part("bench"):

@@ -1,7 +1,8 @@
-"""What changes the servers behind a gateway that runs: one is taken away, or put back.
+"""Workers of a running gateway: cordon, drain and uncordon a replica.
 
-A gateway takes such a change from whoever has its control key, which is made at its start and kept beside its record,
-readable by its user alone: a later command has to know it. One that finds its servers by itself is shown them, or not.
+A gateway accepts such changes with its control key. `up` makes the key and saves it beside the gateway's record,
+readable by its user alone, because later commands need it. On Kubernetes the gateway discovers its replicas, and a
+label hides or shows one.
 """
 
 import secrets
@@ -26,14 +27,14 @@ from orchestrator.verify.gateway import count_servers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
-_SETTLE: Final = 30  # seconds: what has not been answered by then, the server itself finishes while it is stopped
-_MORE: Final = 10.0  # seconds for the gateway to carry a change out, on a busy machine
-_WITHIN: Final = 60.0  # seconds; smg 1.13.0 asks a server that serves for its model and takes it within 0.2 s
-_PAUSE: Final = 0.1
+_MAX_DRAIN_SECONDS: Final = 30  # the server itself finishes longer requests while it stops
+_CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy machine
+_ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s
+_POLL_INTERVAL: Final = 0.1
 
 
 def make_control_key(run_dir: Path, home: Home) -> Secret:
-    """Make the control key of a gateway that is about to be started there. Raises HostError."""
+    """Make and save the control key of a new gateway. Raises HostError."""
     key = secrets.token_hex(32)
     try:
         atomic_write(run_dir / _FILE, key, mode=0o600)
@@ -42,150 +43,163 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     return Secret(key)
 
 
-def require_own(url: str, control: Secret) -> None:
-    """Raise NotReadyError where another gateway answers at that URL: it takes another control key.
+def require_own(url: str, control_key: Secret) -> None:
+    """Raise NotReadyError if another gateway answers at the URL: it rejects our control key.
 
-    It may have been there before, as on a node of a cluster, where nobody asks for free ports.
+    On a node of a cluster, where no free port is chosen, it may have run before.
     """
     try:
-        GatewayWorkers(url=url, control=control, key=None, settle=0).behind()
+        GatewayWorkers(url=url, control_key=control_key, key=None, drain_seconds=0).workers()
     except HostError as error:
-        where = f"another gateway than the one that was started answers at {url}"
-        raise NotReadyError(where, hint="`--set server.port=…` takes another port", details=error.message) from error
+        where = f"another gateway answers at {url}"
+        raise NotReadyError(
+            where, hint="choose another port: `--set server.port=PORT`", details=error.message
+        ) from error
 
 
-def control_of(
+def open_gateway_workers(
     gateway: RunningServer, runtime: ServerGroup, *, servers: int, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
-    """The control of a gateway that runs, of so many servers, some of which may be down.
+    """Open the workers of a running gateway of `servers` replicas, some of which may be down.
 
-    `key` is the servers', `grace` the seconds that their requests may take.
-
-    Raises StartError where that is not to be had.
+    `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
+    gateway accepts no changes.
     """
     if runtime.discovers:
         return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=servers)
     file = Path(gateway.own_dir) / _FILE
     try:
-        control = GatewayWorkers(
-            url=gateway.url, control=Secret(read_private(file).decode()), key=key, settle=min(int(grace), _SETTLE)
+        workers = GatewayWorkers(
+            url=gateway.url,
+            control_key=Secret(read_private(file).decode()),
+            key=key,
+            drain_seconds=min(int(grace), _MAX_DRAIN_SECONDS),
         )
-        control.behind()
+        workers.workers()
     except (OSError, UnicodeDecodeError, HostError) as error:
-        why = error.message if isinstance(error, HostError) else f"`{file}` cannot be read"
+        why = error.message if isinstance(error, HostError) else f"cannot read `{file}`"
         raise StartError(
-            f"the servers behind the gateway of `{gateway.name}` cannot be changed: {why}",
-            hint=f"`deploy down {gateway.name}` ends all of them; then the same command starts all of them",
+            f"cannot change the workers of the gateway of `{gateway.name}`: {why}",
+            hint=f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas",
         ) from error
-    return control
+    return workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayWorkers:
-    """A gateway whose servers are changed. Each call raises HostError where it does not answer as expected.
+    """The registered workers of a gateway. Each call raises HostError if the gateway does not answer as expected.
 
-    Each server has a port that no other of them has, and is known by it: one that a cluster has moved, or that is
-    gone, is listed where it was.
+    The port identifies a worker: each replica has its own, and a moved or dead replica stays listed under it.
     """
 
     url: str
-    control: Secret
-    key: Secret | None  # of the servers
-    settle: int  # seconds that a server stays listed, and is sent nothing new
+    control_key: Secret
+    key: Secret | None  # of the replicas
+    drain_seconds: int  # how long a worker stays listed without new requests
 
-    def behind(self) -> tuple[GatewayWorker, ...]:
-        """The servers behind it."""
+    def workers(self) -> tuple[GatewayWorker, ...]:
+        """List the workers."""
         try:
-            with EngineClient(self.url, key=self.control) as gateway:
+            with EngineClient(self.url, key=self.control_key) as gateway:
                 return parse_workers(gateway.get(WORKERS))
         except (NoResponseError, UnexpectedResponseError) as error:
-            raise HostError(f"the gateway does not list its servers: {error}") from error
+            raise HostError(f"the gateway does not list its workers: {error}") from error
 
-    def hold_back(self, new: RunningServer) -> None:
-        """Have a server that was started sent nothing yet: it is as long as nobody puts it back."""
+    def cordon(self, new: RunningServer) -> None:
+        """Send a new replica no requests; it is not registered yet."""
 
-    def take_away(self, url: str, _: RunningServer | None) -> None:
-        """Have a server sent nothing new, and wait for its requests; one that is not there has been taken away."""
+    def drain(self, url: str, _: RunningServer | None) -> None:
+        """Send a replica no new requests, wait for its running ones and remove it."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
-            self._change("PATCH", path, {"health": {"drain_settle_secs": self.settle}})
+            self._change("PATCH", path, {"health": {"drain_settle_secs": self.drain_seconds}})
             self._change("DELETE", path)
-        idle = 0  # looks in a row: a request may just be on its way from the gateway to the server
+        idle_polls = 0  # in a row: a request may be on its way from the gateway to the replica
 
-        def look() -> bool:
-            nonlocal idle
+        def poll() -> bool:
+            nonlocal idle_polls
             left = self._of(url)
-            idle = 0 if any(each.ready or each.requests for each in left) else idle + 1
-            return not left or idle > 1
+            idle_polls = 0 if any(each.ready or each.requests for each in left) else idle_polls + 1
+            return not left or idle_polls > 1
 
-        poll_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
+        poll_until(bool, poll, within=self.drain_seconds + _CHANGE_TIMEOUT, pause=_POLL_INTERVAL)
 
-    def put_back(self, url: str, new: RunningServer) -> None:
-        """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
-        poll_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
+    def uncordon(self, url: str, new: RunningServer) -> None:
+        """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
+        poll_until(
+            lambda left: not left,
+            lambda: self._draining(url),
+            within=self.drain_seconds + _CHANGE_TIMEOUT,
+            pause=_POLL_INTERVAL,
+        )
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key})
-        if not poll_until(bool, lambda: self.serves(url, new), within=_WITHIN, pause=_PAUSE):
-            raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
+        if not poll_until(bool, lambda: self.is_routed(url, new), within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL):
+            raise NotReadyError(
+                f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s", hint="see the log of the gateway"
+            )
 
-    def serves(self, url: str, _: RunningServer) -> bool:
-        """Whether it sends requests there."""
+    def is_routed(self, url: str, _: RunningServer) -> bool:
+        """Return whether the gateway sends requests to the replica."""
         return any(server.ready for server in self._of(url))
 
-    def _gone(self, url: str) -> tuple[GatewayWorker, ...]:
-        """What is left of a server that was taken away."""
+    def _draining(self, url: str) -> tuple[GatewayWorker, ...]:
+        """Return the workers of a replica that still drain."""
         return tuple(server for server in self._of(url) if not server.ready)
 
     def _of(self, url: str) -> tuple[GatewayWorker, ...]:
         port = urlsplit(url).port
-        return tuple(server for server in self.behind() if urlsplit(server.url).port == port)
+        return tuple(server for server in self.workers() if urlsplit(server.url).port == port)
 
     def _change(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
         try:
-            with EngineClient(self.url, key=self.control) as gateway:
+            with EngineClient(self.url, key=self.control_key) as gateway:
                 status = gateway.status(method, path, body)
         except NoResponseError as error:
             raise HostError(f"the gateway does not answer: {error}") from error
         if status != _ACCEPTED:
-            raise HostError(f"the gateway answers `{method} {path}` with {status}", where=self.url)
+            raise HostError(f"the gateway answered `{method} {path}` with HTTP {status}", where=self.url)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveredWorkers:
-    """A gateway that finds its `servers` by itself. Each call raises HostError where its cluster does not answer."""
+    """The workers of a gateway that discovers its replicas.
+
+    Each call raises HostError if the cluster does not answer.
+    """
 
     url: str
     runtime: ServerGroup
     servers: int
 
-    def hold_back(self, new: RunningServer) -> None:
-        """Have a server that was started not be found before it is proved."""
+    def cordon(self, new: RunningServer) -> None:
+        """Hide a new replica until it is verified."""
         self.runtime.show(new, shown=False)
 
-    def take_away(self, _: str, old: RunningServer | None) -> None:
-        """Have a server found no more, and wait until it is sent nothing new: its own stop lets requests finish."""
+    def drain(self, _: str, old: RunningServer | None) -> None:
+        """Hide a replica and wait until it gets no new requests; its own stop lets running ones finish."""
         if old is None or not self.runtime.is_shown(old):
             return
         before, ready = count_servers(self.url), self.runtime.is_ready(old)
         self.runtime.show(old, shown=False)
-        if before < self.servers and not ready:  # it is one of those that are not counted
+        if before < self.servers and not ready:  # it was not routed before
             return
-        look = partial(count_servers, self.url)
-        if poll_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= self.servers:
-            which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"
-            warn(f"the gateway still counts {which}: what it sends there may fail")
+        poll = partial(count_servers, self.url)
+        if poll_until(lambda count: count < before, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL) >= self.servers:
+            which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
+            warn(f"the gateway still routes to {which}; requests may fail")
 
-    def put_back(self, _: str, new: RunningServer) -> None:
-        """Have a server that serves found, and wait until it is. Raises NotReadyError."""
-        look = partial(count_servers, self.url)
-        before = poll_until(bool, look, within=_MORE, pause=_PAUSE)  # one that does not answer in time counts none
+    def uncordon(self, _: str, new: RunningServer) -> None:
+        """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
+        poll = partial(count_servers, self.url)
+        before = poll_until(bool, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.show(new, shown=True)
         more = min(before + 1, self.servers)
-        if poll_until(lambda count: count >= more, look, within=_WITHIN, pause=_PAUSE) < more:
-            what = f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s"
-            raise NotReadyError(what, hint="its log says why")
+        if poll_until(lambda count: count >= more, poll, within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL) < more:
+            what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
+            raise NotReadyError(what, hint="see the log of the gateway")
 
-    def serves(self, _: str, server: RunningServer) -> bool:
-        """Whether it may be sent requests."""
+    def is_routed(self, _: str, server: RunningServer) -> bool:
+        """Return whether the gateway may send requests to the replica."""
         return self.runtime.is_shown(server)

@@ -1,6 +1,6 @@
-"""Several equal servers and the gateway before them: started, awaited and proved.
+"""The start of replicas and their gateway.
 
-The servers start at once and each is proved by itself; the gateway comes last, when all of them serve.
+The replicas start in parallel and each is verified; then the gateway starts.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from orchestrator.verify.target import target_of
 
 @dataclass(kw_only=True)
 class ReplicatedStart:
-    """One start of several servers."""
+    """The start of all replicas of one server."""
 
     artifacts: Artifacts
     name: str
@@ -48,13 +48,13 @@ class ReplicatedStart:
 
     @property
     def report(self) -> SmokeReport:
-        """What the checks have found so far."""
+        """The results of the checks so far."""
         return SmokeReport(url=self._plan.server.url, served_name=self._plan.model.served_name, checks=(*self._checks,))
 
     def start_servers(self, secrets: Mapping[str, Secret], *, timeout: float | None) -> float:
-        """Start all of them, wait for each and prove it; returns the seconds until the last one was ready.
+        """Start all replicas, wait for each and verify it; return the seconds until the last one was ready.
 
-        Raises NotReadyError as soon as one of them ends, SmokeError where one does not serve as it should.
+        Raises NotReadyError as soon as one exits, SmokeError if one fails its smoke test.
         """
         for number, replica in enumerate(self.artifacts.replicas, start=1):
             folder = self.run.path / FileName(replica_folder(number))
@@ -74,8 +74,8 @@ class ReplicatedStart:
                 about=startup_seconds(replica.plan),
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
-            self._seconds += seconds  # the next one has started meanwhile
-            say(f"replica {number} of {len(self._servers)} serves")
+            self._seconds += seconds  # the next one has started in the meantime
+            say(f"replica {number} of {len(self._servers)} is ready")
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             self._checks += prefix_replica(
                 number, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key)
@@ -85,29 +85,29 @@ class ReplicatedStart:
         return self._seconds
 
     def start_gateway(self, secrets: Mapping[str, Secret]) -> RunningServer:
-        """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
+        """Start the gateway of ready replicas, wait until it routes to all, and verify it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
-        given = dict(secrets)
-        if not self.runtime.discovers:  # else it finds them itself
-            given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
-        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
+        secrets = dict(secrets)
+        if not self.runtime.discovers:  # otherwise the gateway finds the replicas
+            secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
+        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
-        if CONTROL_KEY in given:
-            require_own(own.url, given[CONTROL_KEY])
+        if CONTROL_KEY in secrets:
+            require_own(own.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
         self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
         return replace(own, replicas=(*self._servers,))
 
     def _state(self, server: RunningServer) -> ServerState:
-        """The state of a server that is awaited, while the others run."""
+        """Return the state of a replica while the others run."""
         self._require_others(server)
         return self.runtime.state(server)
 
     def _require_others(self, server: RunningServer) -> None:
-        """Raise NotReadyError where another one has ended."""
+        """Raise NotReadyError if another replica has exited."""
         others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
         for number, other in others:
             state = self.runtime.state(other)
             if state.stuck or state.status not in {Status.RUNNING, Status.PENDING}:
-                raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")
+                raise NotReadyError(f"replica {number} exited: {state.ending}", hint="`deploy diagnose` names causes")

@@ -1,12 +1,11 @@
-"""Several servers, replaced one after the other behind the gateway that they have.
+"""Rolling update: replace the replicas behind a running gateway, one at a time.
 
 ::
 
-    one is taken from the gateway ─▶ its requests end ─▶ it is stopped ─▶ the new one starts, is awaited and proved
-        ▲                                                                        │
-        └── the next ◀── the gateway counts it and sends it requests ◀───────────┘   the first that fails ends it
+    drain a replica ─▶ stop it ─▶ start its successor ─▶ wait until ready, verify ─▶ uncordon it ─▶ the next replica
+                                                            └─ the first failure ends the update
 
-Whatever ends that, no server is left that is neither proved nor counted, and those that were not touched serve on.
+However the update ends, every replica that runs is verified and routed, and the others keep serving.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.exit_record import record_exit, stop_server, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
-from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, control_of
+from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, open_gateway_workers
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
 from orchestrator.servers.start.launch import StartSpec, UpResult, diagnose_failure, open_run_dir, stop_after_failure
@@ -42,70 +41,71 @@ _REPLACED = "replaced"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
-    """Raise NameTakenError where servers of one plan cannot be replaced one after the other by those of another."""
+    """Raise NameTakenError if a rolling update cannot lead from one plan to the other."""
     if why := rolling_update_blocker(old, new):
         raise NameTakenError(
-            f"the replicas of `{name}` cannot be replaced one after the other: {why}",
-            hint=all_at_once(name, request),
+            f"cannot do a rolling update of `{name}`: {why}",
+            hint=restart_hint(name, request),
         )
 
 
-def all_at_once(name: str, request: UpRequest) -> str:
-    """How several servers give way to others otherwise."""
-    return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
+def restart_hint(name: str, request: UpRequest) -> str:
+    """Return the commands that replace all replicas at once."""
+    return f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
 
 
-def rolling_update(start: StartSpec, servers: Servers, standing: RunningServer, place: HostRef) -> UpResult:
-    """Replace the servers that are not those of the plan; where all are, each of them once more.
+def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, place: HostRef) -> UpResult:
+    """Replace the replicas that do not run the plan; if all do, replace each of them.
 
-    Raises StartError where the gateway takes no changes, before anything is touched; afterwards a DeployError, or what
-    interrupted it, with what stands where.
+    Raises StartError before any change if the gateway accepts none; afterwards a DeployError whose hint names the
+    progress and the next commands.
     """
-    plan, runtime = start.artifacts.plan, servers.runtime(standing)
-    control = control_of(standing, runtime, servers=plan.replicas, key=start.key, grace=plan.timeouts.termination_grace)
+    plan, runtime = start.artifacts.plan, servers.runtime(running)
+    grace = plan.timeouts.termination_grace
+    workers = open_gateway_workers(running, runtime, servers=plan.replicas, key=start.key, grace=grace)
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
         prepare_harness(servers.home)
     run = open_run_dir(start, servers.home)
-    change = _RollingUpdate(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
-    change.see(standing)
-    numbers = change.wrong() or server_numbers(plan)
+    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, place=place)
+    update.set_running(running)
+    numbers = update.outdated() or server_numbers(plan)
     chosen = numbers[: start.request.max_replicas]
     try:
         for number in chosen:
-            change.replace_replica(number)
-            change.end_starts()
+            update.replace_replica(number)
+            update.record_ended_runs()
         if len(chosen) < len(numbers):
-            note(f"{change.stands()}; {change.ways()}")
-            return UpResult(handle=servers.open(start.name).found, smoke=change.report(()), seconds=change.seconds)
-        report = change.report(change.of_the_whole())
+            note(f"{update.progress_summary()}; {update.next_commands()}")
+            return UpResult(handle=servers.open(start.name).found, smoke=update.report(()), seconds=update.seconds)
+        report = update.report(update.remaining_checks())
         run.save(SMOKE_FILE, report.to_dict())
         report.require()
     except BaseException as error:
         failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
-        change.tell(failure)
+        update.explain(failure)
         if failure is error:
             raise
         raise failure from error
-    note_gateway(run, change.seconds)
-    start.proven()
-    return UpResult(handle=servers.open(start.name).found, smoke=report, seconds=change.seconds)
+    note_gateway(run, update.seconds)
+    start.on_verified()
+    return UpResult(handle=servers.open(start.name).found, smoke=report, seconds=update.seconds)
 
 
 @dataclass(kw_only=True)
 class _RollingUpdate:
-    """One change of several servers, as far as it has come; they are counted from 1."""
+    """The state of one rolling update; replicas are numbered from 1."""
 
     start: StartSpec
     servers: Servers
     runtime: ServerGroup
-    control: GatewayWorkers | DiscoveredWorkers
+    workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
     place: HostRef
-    seconds: float = 0.0  # that the new ones took until they were ready
-    _standing: dict[int, RunningServer] = field(default_factory=dict)
-    _starts: set[Path] = field(default_factory=set)  # that servers which stood here are of
+    seconds: float = 0.0  # until the new replicas were ready
+    _running: dict[int, RunningServer] = field(default_factory=dict)
+    _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
     @property
@@ -116,7 +116,7 @@ class _RollingUpdate:
         return self.start.artifacts.replicas[number - 1]
 
     def _address(self, number: int, server: RunningServer | None = None) -> str:
-        """Where the gateway finds it: on the node that they share, or where it has its place."""
+        """Return the URL under which the gateway knows the replica."""
         planned = self._artifacts(number).plan.server.url
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
         return server.url if apart and server is not None and server.url else planned
@@ -124,36 +124,38 @@ class _RollingUpdate:
     def _folder(self, number: int) -> Path:
         return self.run.path / FileName(replica_folder(number))
 
-    def _called(self, number: int) -> str:
+    def _label(self, number: int) -> str:
         return f"replica {number} of {self._plan.replicas}"
 
-    def see(self, standing: RunningServer) -> None:
-        """Take what stands behind the gateway now."""
-        of_folder = {Path(server.run_dir).name: server for server in standing.replicas}
+    def set_running(self, running: RunningServer) -> None:
+        """Set the replicas that run now."""
+        of_folder = {Path(server.run_dir).name: server for server in running.replicas}
         numbers = {number: of_folder.get(replica_folder(number)) for number in server_numbers(self._plan)}
-        self._standing = {number: server for number, server in numbers.items() if server is not None}
-        self._starts = {run_dir_of(server) for server in self._standing.values()}
+        self._running = {number: server for number, server in numbers.items() if server is not None}
+        self._old_runs = {run_dir_of(server) for server in self._running.values()}
 
-    def wrong(self) -> list[int]:
-        """The servers that are not as the plan has them, those first that do not serve."""
-        numbers = [number for number in server_numbers(self._plan) if not self._is_right(number)]
-        return sorted(numbers, key=self._serves)
+    def outdated(self) -> list[int]:
+        """Return the numbers of replicas that do not run the plan, those first that are not routed."""
+        numbers = [number for number in server_numbers(self._plan) if not self._is_current(number)]
+        return sorted(numbers, key=self._is_routed)
 
-    def _is_right(self, number: int) -> bool:
-        server = self._standing.get(number)
-        return server is not None and server.plan_digest == self._artifacts(number).plan.digest and self._serves(number)
+    def _is_current(self, number: int) -> bool:
+        server = self._running.get(number)
+        return (
+            server is not None and server.plan_digest == self._artifacts(number).plan.digest and self._is_routed(number)
+        )
 
-    def _serves(self, number: int) -> bool:
-        server = self._standing.get(number)
+    def _is_routed(self, number: int) -> bool:
+        server = self._running.get(number)
         return (
             server is not None
             and self.runtime.state(server).status is Status.RUNNING
             and not dead_processes(self.runtime, server)
-            and self.control.serves(self._address(number), server)
+            and self.workers.is_routed(self._address(number), server)
         )
 
     def replace_replica(self, number: int) -> None:
-        """Put a new server in the place of one; where that fails, or is interrupted, nothing new is left."""
+        """Replace one replica; if that fails or is interrupted, no new replica is left."""
         step = _Step()
         with defer_signals():
             try:
@@ -161,23 +163,23 @@ class _RollingUpdate:
                     with reserved_room(self.servers.home, self.start.name):
                         self._stop_old(number, step)
                     new = self._start_new(number, step)
-                self.control.put_back(self._address(number, new), new)
+                self.workers.uncordon(self._address(number, new), new)
             except BaseException as error:
-                self._clear(number, step, error)
+                self._undo(number, step, error)
                 raise
-            self._standing[number] = new
-            say(f"{self._called(number)} serves, as the plan has it")
+            self._running[number] = new
+            say(f"{self._label(number)} is updated")
 
     def _stop_old(self, number: int, step: "_Step") -> None:
-        plan, old = self._artifacts(number).plan, self._standing.get(number)
-        say(f"{self._called(number)}: {'its requests end' if self._serves(number) else 'it does not serve'}")
-        step.begun = True
-        self.control.take_away(self._address(number), old)
-        step.away = True
+        plan, old = self._artifacts(number).plan, self._running.get(number)
+        say(f"{self._label(number)}: {'draining' if self._is_routed(number) else 'unhealthy, stopping'}")
+        step.draining = True
+        self.workers.drain(self._address(number), old)
+        step.drained = True
         if old is not None:
             grace = plan.timeouts.termination_grace
             stop_server(self.runtime, old, home=self.servers.home, grace=grace, why=_REPLACED)
-        self._standing.pop(number, None)
+        self._running.pop(number, None)
         wait_until_released(plan, self.place)
 
     def _start_new(self, number: int, step: "_Step") -> RunningServer:
@@ -187,8 +189,8 @@ class _RollingUpdate:
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
         step.new = new = self.runtime.placed(new, replica.plan)
-        self.control.hold_back(new)
-        say(f"started {self._called(number)}; log: {RunDir(folder).log}")
+        self.workers.cordon(new)
+        say(f"started {self._label(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, startup_seconds(replica.plan)
         self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
@@ -201,8 +203,8 @@ class _RollingUpdate:
         return new
 
     def _require_score(self, new: RunningServer, number: int) -> None:
-        least = self.start.request.min_gsm8k
-        if least is None:
+        min_score = self.start.request.min_gsm8k
+        if min_score is None:
             return
         from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - and with it the whole load client
         from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415
@@ -214,83 +216,84 @@ class _RollingUpdate:
             warnings=self._plan.warnings,
             kernel_gate=lambda: None,
         )
-        called, folder = self._called(number), self._folder(number)
-        require_gsm8k(target, least=least, called=called, folder=folder, home=self.servers.home)
+        called, folder = self._label(number), self._folder(number)
+        require_gsm8k(target, least=min_score, called=called, folder=folder, home=self.servers.home)
 
-    def _clear(self, number: int, step: "_Step", failure: BaseException) -> None:
-        """Leave nothing half done: the old server goes on where it was not touched, else neither is left."""
-        old = self._standing.get(number)
+    def _undo(self, number: int, step: "_Step", failure: BaseException) -> None:
+        """Clean up after a failure: keep the old replica if it was not stopped, else leave neither."""
+        old = self._running.get(number)
         if step.new is not None:
             detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), why_failed(failure))
             if isinstance(failure, DeployError):
                 told = diagnose_failure(self.runtime, step.new, detail)
                 failure.details = "\n\n".join(filter(None, [failure.details, told]))
-            self._leave(number)
-        elif step.away and old is not None:  # in the midst of its stop
-            self._standing.pop(number, None)
+            self._forget(number)
+        elif step.drained and old is not None:  # while it was being stopped
+            self._running.pop(number, None)
             stop_after_failure(old, self.runtime, self.servers.run_of(old), _REPLACED)
-        elif step.begun and old is not None:
+        elif step.draining and old is not None:
             try:
-                self.control.put_back(self._address(number, old), old)
+                self.workers.uncordon(self._address(number, old), old)
             except DeployError as error:
                 failure.add_note(error.message)
 
-    def _leave(self, number: int) -> None:
-        """Have the gateway forget a server that was taken down, which it may just have been told of."""
+    def _forget(self, number: int) -> None:
+        """Remove a stopped replica from the gateway, which may just have added it."""
         try:
-            self.control.take_away(self._address(number), None)
+            self.workers.drain(self._address(number), None)
         except DeployError as error:
-            note(f"the gateway was not told that {self._called(number)} is down: {error.message}")
+            note(f"cannot remove {self._label(number)} from the gateway: {error.message}")
 
-    def of_the_whole(self) -> list[CheckResult]:
-        """The checks of those that were right before, and of the gateway."""
-        for number, server in self._standing.items():
+    def remaining_checks(self) -> list[CheckResult]:
+        """Verify the replicas that were not replaced, and the gateway."""
+        for number, server in self._running.items():
             if number not in self._checks:
                 plan = self._artifacts(number).plan
                 found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
                 self._checks[number] = prefix_replica(number, found)
-        url = self.control.url
+        url = self.workers.url
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), self._plan.replicas)
 
     def report(self, more: "list[CheckResult] | tuple[()]") -> SmokeReport:
-        """What the checks have found, each server's in its order, and `more`."""
+        """Return the results of all checks, in the order of the replicas, then `more`."""
         checks = [check for _, found in sorted(self._checks.items()) for check in found]
-        return SmokeReport(url=self.control.url, served_name=self._plan.model.served_name, checks=(*checks, *more))
+        return SmokeReport(url=self.workers.url, served_name=self._plan.model.served_name, checks=(*checks, *more))
 
-    def end_starts(self) -> None:
-        """Keep of each start of which no server is left how it ended."""
-        left = {run_dir_of(server) for server in self._standing.values()}
-        for path in self._starts - left:
+    def record_ended_runs(self) -> None:
+        """Record the exit of each old run that has no replica left."""
+        left = {run_dir_of(server) for server in self._running.values()}
+        for path in self._old_runs - left:
             record_exit(RunDir(path), _REPLACED)
-        self._starts &= left
+        self._old_runs &= left
 
-    def tell(self, error: BaseException) -> None:
-        """Have the error say what stands where and how to go on or back; keep how a start ended of which nothing is."""
-        if not any(run_dir_of(server) == self.run.path for server in self._standing.values()):
+    def explain(self, error: BaseException) -> None:
+        """Add progress and next commands to the hint of an error; record the exit of a run without replicas."""
+        if not any(run_dir_of(server) == self.run.path for server in self._running.values()):
             record_exit(self.run, why_failed(error))
         if isinstance(error, DeployError):
-            error.hint = "; ".join(filter(None, [error.hint, self.stands(), self.ways()]))
+            error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
 
-    def stands(self) -> str:
-        """What serves now, in words."""
-        plans = {number: self._artifacts(number).plan.digest for number in self._standing}
-        right = sum(server.plan_digest == plans[number] for number, server in self._standing.items())
-        old, down = len(self._standing) - right, self._plan.replicas - len(self._standing)
+    def progress_summary(self) -> str:
+        """Return in words which replicas have which plan."""
+        plans = {number: self._artifacts(number).plan.digest for number in self._running}
+        right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
+        old, down = len(self._running) - right, self._plan.replicas - len(self._running)
         words = [f"{right} of {self._plan.replicas} replicas have this plan"]
-        words += [f"{old} still another"] if old else []
+        words += [f"{old} have another plan"] if old else []
         words += [f"{down} {'is' if down == 1 else 'are'} down"] if down else []
         return ", ".join(words)
 
-    def ways(self) -> str:
-        """How to go on, and how to go back."""
+    def next_commands(self) -> str:
+        """Return the commands that continue the update or undo it."""
         name = self.start.name
-        return f"`{self.start.request.command(name)} --replace` goes on, `deploy rollback {name}` goes back"
+        command = self.start.request.command(name)
+        return f"`{command} --replace` continues, `deploy rollback {name}` returns to the last plan"
 
 
 @dataclass(kw_only=True)
 class _Step:
-    """How far the replacing of one server has come."""
+    """How far the replacement of one replica has come."""
 
-    begun: bool = False  # the gateway is told to send it nothing more
-    away: bool = False  # and has nothing more for it
+    draining: bool = False  # the gateway was asked to send no new requests
+    drained: bool = False  # no request is left
     new: RunningServer | None = None

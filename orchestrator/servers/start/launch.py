@@ -1,4 +1,4 @@
-"""From artifacts to a running, proven server; whatever fails or interrupts it leaves nothing behind."""
+"""From artifacts to a running, verified server. A failure or an interrupt leaves nothing behind."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,38 +29,38 @@ from orchestrator.verify.report import SmokeReport
 
 @dataclass(frozen=True, kw_only=True)
 class UpResult:
-    """A server that is up; `smoke` is None where it already was."""
+    """A running server; `smoke` is None if it ran before."""
 
     handle: RunningServer
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return the result as plain data."""
         smoke = self.smoke.to_dict() if self.smoke else None
         return {"already_up": smoke is None, **self.handle.to_dict(), "ready_seconds": self.seconds, "smoke": smoke}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartSpec:
-    """One start: what is started, under which name, and what its run directory keeps of the way here."""
+    """One start: the artifacts, the name of the server, and the records for its run directory."""
 
     name: str
     request: UpRequest
     artifacts: Artifacts
-    records: Mapping[str, object]  # by file; without secrets
+    records: Mapping[str, object]  # by file name; without secrets
     key: Secret | None
-    proven: Callable[[], None] = ignore_signals
+    on_verified: Callable[[], None] = ignore_signals
 
     @property
     def secrets(self) -> dict[str, Secret]:
-        """The variables that its servers are given, by name."""
+        """The secret environment variables of the server, by name."""
         variable = self.artifacts.plan.server.api_key_env
         return {variable: self.key} if variable and self.key else {}
 
 
 def open_run_dir(start: StartSpec, home: Home) -> RunDir:
-    """A run directory of its own, with what is kept of every start. Raises HostError, and leaves none then."""
+    """Make the run directory and write its files. Raises HostError and then leaves no directory."""
     ignore_sigpipe()
     run = open_run(home, start.name, start.artifacts.plan)
     try:
@@ -83,12 +83,12 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
 
 
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:
-    """Start, await, prove; whatever ends that, nothing of it is left. Raises a DeployError, or what interrupted it."""
+    """Start a server, wait until it is ready and verify it. A failure stops it and raises a DeployError."""
     name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
     runtime = servers.runtimes[plan.runtime]
     run = open_run_dir(start, servers.home)
     handle = None
-    with defer_signals():  # whatever ends the block below, nothing more interrupts the taking down
+    with defer_signals():  # nothing interrupts the stop after a failure
         try:
             with allow_signals():
                 if plan.gateway is None:
@@ -98,17 +98,17 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                     seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
                     report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:
-                    several = ReplicatedStart(
+                    replicas = ReplicatedStart(
                         artifacts=start.artifacts, name=name, run=run, home=servers.home, key=key, runtime=runtime
                     )
-                    seconds = several.start_servers(secrets, timeout=start.request.timeout)
-                    handle = several.start_gateway(secrets)
-                    report = several.report
+                    seconds = replicas.start_servers(secrets, timeout=start.request.timeout)
+                    handle = replicas.start_gateway(secrets)
+                    report = replicas.report
                 run.save("smoke.json", report.to_dict())
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
-                start.proven()  # interrupted from here on it would say so, and leave the server up
+                start.on_verified()  # an interrupt after this would report a failure and leave the server running
         except BaseException as error:
             failure = _give_up(
                 error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
@@ -120,14 +120,14 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
 
 
 def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | None:
-    """The server of this run, also where its start was interrupted before it could be told."""
+    """Find the server of this run; an interrupt may have come before `start` returned it."""
     with suppress(HostError):
         return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
     return None
 
 
 def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
-    """Its file, or the command that shows it where the runtime keeps it until the stop."""
+    """Return the path of the log, or the command that shows it if the runtime keeps it until the stop."""
     if run.log.exists():
         return str(run.log)
     return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
@@ -136,10 +136,9 @@ def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
 def _give_up(
     error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
 ) -> BaseException:
-    """Take the server down, and only then read what its log gives away about the failure; the error to raise.
+    """Stop the server, diagnose its log, and return the error to raise.
 
-    A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
-    tool, is raised as it is.
+    `Runtime.start` leaves no server if it fails. Errors other than DeployError are returned unchanged.
     """
     interrupted = isinstance(error, KeyboardInterrupt)
     failure = Interrupted("interrupted") if interrupted else error
@@ -150,14 +149,14 @@ def _give_up(
     if not isinstance(failure, DeployError):
         return failure
     if keep:
-        failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
+        failure.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     if not interrupted:
         failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))
     return failure
 
 
 def diagnose_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
-    """What the log of a server that was taken down gives away, unless that is interrupted."""
+    """Diagnose the log of a stopped server; an interrupt only ends the diagnosis."""
     try:
         with allow_signals():
             return explain_failure(runtime, handle, detail)
@@ -166,7 +165,7 @@ def diagnose_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -
 
 
 def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
-    """Stop a server whatever else fails, and return what its runtime knew of its end."""
+    """Stop a server even if its state is unknown; return the detail of its state."""
     try:
         return runtime.state(handle).detail
     except DeployError:
@@ -176,7 +175,7 @@ def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir 
 
 
 def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> None:
-    """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
+    """Stop a server; print an error at once, because the caller raises an earlier one."""
     try:
         runtime.stop(handle, grace=0)
         if run is not None:

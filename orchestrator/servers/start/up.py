@@ -1,4 +1,4 @@
-"""`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
+"""`deploy up`: from a profile to a running, verified server. A failed start leaves nothing of its own behind."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,15 +41,15 @@ def up(
     request: UpRequest,
     home: Home,
     *,
-    again: str = "",
-    claimed: Callable[[Servers], object] = lambda _: None,
-    proven: Callable[[], None] = ignore_signals,
+    recovery_command: str = "",
+    on_locked: Callable[[Servers], object] = lambda _: None,
+    on_verified: Callable[[], None] = ignore_signals,
 ) -> UpResult:
-    """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again.
+    """Start the server of a profile and verify it. Raises a DeployError after stopping everything it started.
 
-    `again` is the command that brings back what this stops, by default the one that started it. `claimed` is called
-    once no other command can work on the name, before anything is touched, and may refuse. What is called once it is
-    `proven` lets by default nothing interrupt the command any more; who goes on takes the server down himself.
+    `recovery_command` starts again what this call stops; by default the command that started it. `on_locked` is called
+    when this command holds the lock of the name, before any change, and may raise. `on_verified` is called at the end;
+    by default it ignores signals from then on. A caller that does something else stops the server itself.
     """
     source = request.source(home)
     home, place = source.home, host_ref(source.runtime, source.home, request.host)
@@ -59,50 +59,50 @@ def up(
     key = api_key(plan.server.api_key_env)
     report_warnings(plan, name=name)
     with open_servers(home, request.host) as servers, name_lock(home, name):
-        claimed(servers)
-        if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
-            return running
-        standing = _replaced_one_by_one(servers, name, plan=plan, request=request)
+        on_locked(servers)
+        if (already := _already_up(servers, name, plan=plan, request=request)) is not None:
+            return already
+        running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, place, stage=request.stage)
         prepared = prepare_start(request, source, first, place)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
-        start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
-        if standing is not None:
+        start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
+        if running is not None:
             with _room_for(home, name, made):
                 pass
-            return rolling_update(start, servers, standing, place)
+            return rolling_update(start, servers, running, place)
         with ExitStack() as room:
             if servers.find(name):
                 room.enter_context(_room_for(home, name, made))
-            with _way_back(servers, name, again):
-                _make_room(servers, name, why=HEALING if request.healing else "replaced")
+            with _recovery_hint(servers, name, recovery_command):
+                _stop_old(servers, name, why=HEALING if request.healing else "replaced")
                 room.close()
                 machine = require_ready_host(made.plan, place, before)
                 start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
                 return bring_up(start, servers)
 
 
-def _replaced_one_by_one(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
-    """The servers of that name which give way one after the other; None where there are none.
+def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
+    """Return the running server whose replicas get a rolling update; None if there is none.
 
-    Raises NameTakenError where they cannot, and UsageError for what is asked of them where there are none.
+    Raises NameTakenError if its plan allows none, and UsageError for options that need one.
     """
-    standing = _standing_several(servers, name, healing=request.healing)
-    if standing is not None:
-        require_version(standing.run)
-        require_rollable(standing.plan or plan, plan, name, request)
+    running = _replicated_server(servers, name, healing=request.healing)
+    if running is not None:
+        require_version(running.run)
+        require_rollable(running.plan or plan, plan, name, request)
     elif request.max_replicas is not None or request.min_gsm8k is not None:
         option = "--min-gsm8k" if request.max_replicas is None else "--max-replicas"
-        raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
-    return standing
+        raise UsageError(f"`{option}` needs running replicas; `{name}` has none")
+    return running
 
 
-def _standing_several(servers: Servers, name: str, *, healing: bool) -> RunningServer | None:
-    """The servers of that name behind a gateway that runs, each started by itself; None where there are none.
+def _replicated_server(servers: Servers, name: str, *, healing: bool) -> RunningServer | None:
+    """Return the server of that name with replicas behind a running gateway; None if there is none.
 
-    Behind one that hangs none can be changed: `healing` ends them all, as where it has died.
+    A hung gateway accepts no changes: `deploy watch` (`healing`) stops all its replicas, as if it had died.
     """
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
@@ -110,54 +110,53 @@ def _standing_several(servers: Servers, name: str, *, healing: bool) -> RunningS
 
 
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
-    """The same plan, running and healthy, is up already; one that has ended is started again.
+    """Return the result for a server that already runs this plan and is healthy; None if it has to be started.
 
-    Raises NameTakenError for another plan and StartError for one that does not become healthy in time, unless it is to
-    be replaced.
+    Raises NameTakenError if it has another plan, StartError if it does not become healthy in time; with `--replace`
+    neither.
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
-        hint = f"{_way_on(handle, name, request=request)}; or take another name with `--name`"
+        hint = f"{_replace_hint(handle, name, request=request)}; or choose another name with `--name`"
         if state.status is Status.UNKNOWN:
-            if state.started_at is None:  # no record that can be read
+            if state.started_at is None:  # its record is unreadable
                 continue
             raise StartError(f"`{name}`: {state.detail}", hint=hint)
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
             details = render_diff(old.to_dict(), plan.to_dict()) if old else ""
-            ended = "" if state.status is Status.RUNNING else f", and does not run: {state.ending}"
+            ended = "" if state.status is Status.RUNNING else f" and is not running: {state.ending}"
             raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
         if state.status is Status.PENDING:
-            raise StartError(
-                f"`{name}` waits for its place: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}"
-            )
+            raise StartError(f"`{name}` is pending: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}")
         if state.status is not Status.RUNNING:
             continue
         if others := replicas_on_other_plan(handle, plan):
             raise StartError(
-                f"`{name}` has this plan in part: {others}",
-                hint=f"`{request.command(name)} --replace` goes on, `deploy rollback {name}` goes back",
+                f"the rolling update of `{name}` is incomplete: {others}",
+                hint=f"`{request.command(name)} --replace` continues, "
+                f"`deploy rollback {name}` returns to the last plan",
             )
         try:
             await_healthy(handle, servers.runtime(handle), deadline=plan.timeouts.health_deadline)
         except NotReadyError as error:
             raise StartError(
-                f"`{name}` runs this plan and is unhealthy: {error.message}",
+                f"`{name}` is running this plan but unhealthy: {error.message}",
                 hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}",
             ) from error
         return UpResult(handle=handle, smoke=None, seconds=None)
     return None
 
 
-def _way_on(handle: RunningServer, name: str, *, request: UpRequest) -> str:
-    """The command by which a server gives way to one of the plan."""
-    first = "replaces one replica after the other" if handle.replicas else "stops it first"
+def _replace_hint(handle: RunningServer, name: str, *, request: UpRequest) -> str:
+    """Return the command that replaces the server."""
+    first = "does a rolling update" if handle.replicas else "stops it first"
     return f"`{request.command(name)} --replace` {first}"
 
 
 @contextmanager
 def _room_for(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
-    """Hold the disk space that a start needs while the old server is stopped. Raises HostError before that."""
+    """Reserve the disk space of a start while the block stops the old server. Raises HostError before it."""
     with reserved_room(home, name, replicas=artifacts.plan.replicas):
         run = open_run(home, name, artifacts.plan)
         try:
@@ -168,24 +167,24 @@ def _room_for(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
 
 
 @contextmanager
-def _way_back(servers: Servers, name: str, again: str = "") -> Iterator[None]:
-    """Where the block fails, or is interrupted, name the command that brings back what runs under that name now."""
+def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> Iterator[None]:
+    """If the block fails or is interrupted, add the command that restarts the old server to the hint."""
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
-    command = again or (_recorded_command(servers.home, name) if runs else None)
+    command = recovery_command or (_recorded_command(servers.home, name) if runs else None)
     try:
         yield
     except (DeployError, KeyboardInterrupt) as error:
         failure = error if isinstance(error, DeployError) else Interrupted("interrupted")
         if command:
-            hints = (failure.hint, f"the old server is down, this brings it back: {command}")
+            hints = (failure.hint, f"the old server is stopped; restart it: {command}")
             failure.hint = "; ".join(filter(None, hints))
         if failure is error:
             raise
         raise failure from error
 
 
-def _make_room(servers: Servers, name: str, *, why: str) -> None:
-    """Stop what has that name."""
+def _stop_old(servers: Servers, name: str, *, why: str) -> None:
+    """Stop the servers of that name."""
     for handle in servers.find(name):
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:

@@ -127,7 +127,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
     if full := _disk_full(home, name):
         return RestartResult(code=HostError.exit_code, message=full, attempted=False, superseded=False, postponed=True)
     try:
-        done = restart(name, home, healing=on_locked)
+        done = restart(name, home, on_locked=on_locked)
     except KeyboardInterrupt as error:  # before anything was touched
         raise Interrupted("interrupted") from error
     except (DeployError, OSError) as error:

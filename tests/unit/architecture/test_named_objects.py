@@ -15,9 +15,18 @@ INVENTED: Final = {"test_named_objects.py"}  # names no module, on purpose
 
 
 def named(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED.fullmatch(node.value):
-            yield node.lineno, node.value
+    """Dotted names, and the attributes that `setattr(module, "name", …)` replaces."""
+    nodes, modules = [*ast.walk(ast.parse(path.read_text()))], {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("orchestrator"):
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in nodes:
+        match node:
+            case ast.Constant(value=str(text)) if DOTTED.fullmatch(text):
+                yield node.lineno, text
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Name(id=module), ast.Constant(value=name), _]):
+                if module in modules:
+                    yield node.lineno, f"{modules[module]}.{name}"
 
 
 def exists(name: str) -> bool:

@@ -166,7 +166,7 @@ def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])
-def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failure: BaseException) -> None:
+def test_the_recovery_hint_is_named_wherever_a_replacement_ends(tmp_path: Path, failure: BaseException) -> None:
     """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
     runtime = Recording()
     runtime.start(name="tiny", run_dir=tmp_path)
@@ -174,13 +174,13 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save(
         "up.json", {"version": RECORD_VERSION, "command": "deploy up --profile old"}
     )
-    with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
+    with pytest.raises(DeployError) as caught, up._recovery_hint(servers, "tiny"):
         raise failure
-    assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
+    assert caught.value.hint.endswith("restart it: deploy up --profile old")
     none = Servers(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
-    with pytest.raises(DeployError) as caught, up._way_back(none, "tiny", "`deploy restart tiny`"):
+    with pytest.raises(DeployError) as caught, up._recovery_hint(none, "tiny", "`deploy restart tiny`"):
         raise failure
-    assert caught.value.hint.endswith("this brings it back: `deploy restart tiny`")
+    assert caught.value.hint.endswith("restart it: `deploy restart tiny`")
 
 
 def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
     assert runtime.asked == []
-    assert "the old server is down" not in caught.value.hint
+    assert "the old server is stopped" not in caught.value.hint
     assert [path.name for path in tmp_path.glob("runs/tiny/*")] == [".lock"]
 
 

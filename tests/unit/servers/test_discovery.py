@@ -8,7 +8,7 @@ import pytest
 from orchestrator.core.errors import NotReadyError
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import gateway_workers
-from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, control_of
+from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, open_gateway_workers
 
 SERVER = RunningServer(
     runtime="kubernetes",
@@ -51,7 +51,7 @@ class Shown:
 
 def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWorkers:
     monkeypatch.setattr(gateway_workers, "count_servers", cluster.count)
-    for limit in ("_MORE", "_WITHIN"):
+    for limit in ("_CHANGE_TIMEOUT", "_ROUTE_TIMEOUT"):
         monkeypatch.setattr(gateway_workers, limit, 0.0)
     return DiscoveredWorkers(url="http://127.0.0.1:9", runtime=cluster, servers=2)
 
@@ -59,13 +59,13 @@ def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWork
 def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Shown()
     found = discovery(cluster, monkeypatch)
-    assert found.serves("", SERVER)
-    found.take_away("", SERVER)
-    assert not found.serves("", SERVER)
-    found.take_away("", SERVER)
-    found.take_away("", None)
-    found.put_back("", SERVER)
-    found.hold_back(SERVER)
+    assert found.is_routed("", SERVER)
+    found.drain("", SERVER)
+    assert not found.is_routed("", SERVER)
+    found.drain("", SERVER)
+    found.drain("", None)
+    found.uncordon("", SERVER)
+    found.cordon(SERVER)
     assert cluster.calls == [False, True, False], "what is not shown is not taken away once more"
     assert capsys.readouterr().err == ""
 
@@ -74,8 +74,8 @@ def test_a_gateway_that_goes_on_counting_one_is_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Shown(always=2, ready=False)
-    discovery(cluster, monkeypatch).take_away("", SERVER)
-    assert "the gateway still counts `replica-2` after 0 s" in capsys.readouterr().err
+    discovery(cluster, monkeypatch).drain("", SERVER)
+    assert "the gateway still routes to `replica-2` after 0 s" in capsys.readouterr().err
 
 
 def test_one_that_was_not_counted_before_is_not_said_to_be(
@@ -84,16 +84,16 @@ def test_one_that_was_not_counted_before_is_not_said_to_be(
     """It is dead, or hangs: no fewer are counted without it, and where its cluster knows that, nobody waits."""
     for cluster in (Shown(always=1), Shown(always=1, ready=False)):
         found = discovery(cluster, monkeypatch)
-        monkeypatch.setattr(gateway_workers, "_MORE", 0.0 if cluster.ready else 60.0)
-        found.take_away("", SERVER)
+        monkeypatch.setattr(gateway_workers, "_CHANGE_TIMEOUT", 0.0 if cluster.ready else 60.0)
+        found.drain("", SERVER)
         assert cluster.calls == [False]
     assert capsys.readouterr().err == ""
 
 
 def test_one_that_is_never_counted_ends_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Shown(shown=False, always=1)
-    with pytest.raises(NotReadyError, match="does not count `replica-2`"):
-        discovery(cluster, monkeypatch).put_back("", SERVER)
+    with pytest.raises(NotReadyError, match="does not route to `replica-2`"):
+        discovery(cluster, monkeypatch).uncordon("", SERVER)
 
 
 def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards(
@@ -102,13 +102,13 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
     """The other server is not taken for the new one: it is replaced next."""
     counts = iter((0, 1, 1))
     found = discovery(Shown(shown=False), monkeypatch)
-    monkeypatch.setattr(gateway_workers, "_MORE", 10.0)
+    monkeypatch.setattr(gateway_workers, "_CHANGE_TIMEOUT", 10.0)
     monkeypatch.setattr(gateway_workers, "count_servers", lambda _: next(counts))
-    with pytest.raises(NotReadyError, match="does not count `replica-2`"):
-        found.put_back("", SERVER)
+    with pytest.raises(NotReadyError, match="does not route to `replica-2`"):
+        found.uncordon("", SERVER)
 
 
 def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
-    gateway = control_of(SERVER, Shown(), servers=2, key=None, grace=1)  # type: ignore[arg-type]  # a part of a runtime
+    gateway = open_gateway_workers(SERVER, Shown(), servers=2, key=None, grace=1)  # type: ignore[arg-type]  # a part of a runtime
     assert isinstance(gateway, DiscoveredWorkers)
     assert gateway.servers == 2, "whatever stands behind it now: one that is down is still to come"

@@ -96,15 +96,13 @@ def test_what_needs_that_run_refuses_in_words(home: Home, reader: str, version: 
 
 
 @OTHERS
-def test_replicas_of_that_run_are_not_replaced_one_by_one(
-    home: Home, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_of_that_run_are_not_rolled(home: Home, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their plan is not known: whether they can give way one by one cannot be told."""
     run = of_version(past_run(home, 1, running=True), version)
     servers = servers_of(home)
-    monkeypatch.setattr(up, "_standing_several", lambda *_, **__: servers.open("owl").found)
+    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl").found)
     with pytest.raises(StartError) as caught:
-        up._replaced_one_by_one(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
+        up._server_to_roll(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
 
 

@@ -31,8 +31,8 @@ def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ..
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     found: list[UpRequest] = []
 
-    def up(request: UpRequest, _home: Home, *, again: str) -> None:
-        assert again == "`deploy restart owl`"
+    def up(request: UpRequest, _home: Home, *, recovery_command: str) -> None:
+        assert recovery_command == "`deploy restart owl`"
         found.append(request)
 
     monkeypatch.setattr(command, "up", up)
@@ -83,7 +83,7 @@ def test_a_request_that_was_changed_by_hand_is_none(
     run.save("up.json", {"version": RECORD_VERSION, **record})
     run.save("smoke.json", {"checks": []})
 
-    with pytest.raises(StartError, match="no start of `owl` came up from here"):
+    with pytest.raises(StartError, match="no previous run of `owl` to restart"):
         command.restart("owl", Home(tmp_path))
 
     assert asked == []

@@ -172,7 +172,7 @@ def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_t
         identity="1",
     )
     monkeypatch.setattr(Nothing, "find", lambda *_: (standing,))
-    monkeypatch.setattr(up, "_standing_several", lambda *_, **__: None)
+    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: None)
     held = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
     monkeypatch.setattr(host, "runner_for", lambda _: held)
     with pytest.raises(Reached):

@@ -123,13 +123,13 @@ def test_a_command_that_works_on_a_name_is_seen_without_being_in_its_way(tmp_pat
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
-    """What `up` is asked for, with the name claimed; it fails."""
+    """What `up` is asked for, with the name on_locked; it fails."""
     found: list[UpRequest] = []
 
-    def up(request: UpRequest, home: Home, *, again: str, claimed: object) -> None:
-        assert again
-        assert callable(claimed)
-        claimed(Servers(home, {"process": Recorded(RunDir(Path(str(request.run))), KILLED)}))  # type: ignore[dict-item]
+    def up(request: UpRequest, home: Home, *, recovery_command: str, on_locked: object) -> None:
+        assert recovery_command
+        assert callable(on_locked)
+        on_locked(Servers(home, {"process": Recorded(RunDir(Path(str(request.run))), KILLED)}))  # type: ignore[dict-item]
         found.append(request)
         raise NotReadyError("not ready")
 
