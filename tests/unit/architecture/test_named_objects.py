@@ -16,7 +16,8 @@ INVENTED: Final = {"test_named_objects.py"}  # names no module, on purpose
 
 def named(path: Path) -> Iterator[tuple[int, str]]:
     """Dotted names, and the attributes that `setattr(module, "name", …)` replaces."""
-    nodes, modules = [*ast.walk(ast.parse(path.read_text()))], {}
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    modules: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("orchestrator"):
             modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -24,7 +25,9 @@ def named(path: Path) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Constant(value=str(text)) if DOTTED.fullmatch(text):
                 yield node.lineno, text
-            case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Name(id=module), ast.Constant(value=name), _]):
+            case ast.Call(
+                func=ast.Attribute(attr="setattr"), args=[ast.Name(id=module), ast.Constant(value=str(name)), _]
+            ):
                 if module in modules:
                     yield node.lineno, f"{modules[module]}.{name}"
 
