@@ -1,4 +1,4 @@
-"""The numerical probe: the log-probabilities a server gives for fixed texts, asked in several ways.
+"""The log-probabilities a server gives for fixed texts, asked in several ways.
 
 A wrong kernel that answers in good English shows here in a minute. Each way goes through other code: a prompt alone is
 prefill, in chunks where it is long; read again behind what was decoded it is prefill beside decoding; in a batch other
@@ -82,7 +82,7 @@ def probe_rank(
 ) -> RankScores:
     """Ask one data-parallel rank; `whose` names it in rows. Raises NoAnswerError, OddAnswerError."""
     asker = _Asker(
-        client=client, rank=rank, told=lambda what: progress.update("probe", transient=f"{whose} {what}".strip())
+        client=client, rank=rank, told=lambda what: progress.update("logprobs", transient=f"{whose} {what}".strip())
     )
     alone = tuple(asker.score(text, what=f"{len(text)} tokens") for text in texts)
     ways: list[Callable[[], Iterator[ProbeRow]]] = [

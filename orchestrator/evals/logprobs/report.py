@@ -1,4 +1,4 @@
-"""What the numerical probe found, for people and for programs."""
+"""The report of a comparison of log-probabilities, for people and for programs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class ProbeFault:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """The whole probe of one server."""
+    """The whole comparison for one server."""
 
     url: str
     served_name: str

@@ -26,7 +26,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.verify.target import Target
 
-PROBE_FILE: Final = "probe.json"
+REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # profiles/texts: in the public domain
 _MOST_TEXT: Final = 1 << 18  # bytes
 
@@ -101,7 +101,7 @@ def run_probe(
 
 
 class _Round:
-    """One probe of one server, from its identity to its report."""
+    """One comparison of one server, from its identity to its report."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Round:
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
         """The texts in this server's tokens: the reference's, as far as they are asked. Raises BenchError."""
         text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MOST_TEXT).decode()
-        self._progress.update("probe", transient="tokenizing")
+        self._progress.update("logprobs", transient="tokenizing")
         texts = probe.cut_texts(client, target, text, longest=self._options.max_length)
         if self._reference is not None:
             before = tuple(each.ids for each in self._reference.texts)
@@ -202,7 +202,7 @@ def keep(side: ProbeSide, report: ProbeReport) -> None:
     if side.run is None:
         return
     try:
-        side.run.save(PROBE_FILE, report.to_dict())
+        side.run.save(REPORT_FILE, report.to_dict())
     except HostError as error:
         warn(f"this is not kept: {error.message}", hint=error.hint)
 

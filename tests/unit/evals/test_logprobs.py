@@ -1,4 +1,4 @@
-"""The numerical probe against a server that is wrong in one way at a time, and readers against answers of any form."""
+"""Log-probabilities of a server that is wrong in one way at a time, and readers against answers of any form."""
 
 import copy
 import dataclasses
