@@ -22,6 +22,7 @@ from orchestrator.runs.run_dir import (
     RunDir,
     is_locked,
     latest_run,
+    name_lock,
     no_plan,
     not_started,
     read_plan,
@@ -151,9 +152,12 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
 
 def _disk_full(home: Home, name: str) -> str:
     """Return why the disk has no room for a start of `name`; "" if it has."""
+    plan = read_plan(latest_run(home, name))
     try:
-        with reserved_room(home, name):
+        with name_lock(home, name), reserved_room(home, name, replicas=plan.replicas if plan else 1):
             return ""
+    except NameTakenError:  # that command holds disk space of its own
+        return ""
     except HostError as error:
         return error.message
 

@@ -1,5 +1,7 @@
 """Who ended a start, who asked for one, and how often a server was healed: what run directories say of it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import RunDir, is_locked, name_lock
+from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_room
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import restart
 from orchestrator.servers.exit_record import HEALING, UP_FAILED, record_exit, why_failed
@@ -160,6 +162,33 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
     assert (healed.superseded, healed.attempted, asked) == (True, False, [])
     assert not dead.read("healing.json")
+
+
+def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(tmp_path: Path, asked: list[UpRequest]) -> None:
+    home = Home(tmp_path)
+    dead = started(home)
+    with name_lock(home, "owl"), reserved_room(home, "owl"):
+        recovery.restart_dead(home, "owl", dead.path.name, "killed")
+        assert list(home.runs.glob("owl/.reserved-*/0"))
+    assert len(asked) == 1
+
+
+def test_a_restart_is_postponed_without_disk_space_for_every_replica(
+    tmp_path: Path, asked: list[UpRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    dead = started(home)
+    dead.save("plan.json", load("cpu-tiny", overrides=["replicas=2"]).plan.to_dict())
+
+    @contextmanager
+    def room_for_one(_home: Home, _name: str, *, replicas: int = 1) -> Iterator[None]:
+        if replicas > 1:
+            raise HostError("no space")
+        yield
+
+    monkeypatch.setattr(recovery, "reserved_room", room_for_one)
+    restarted = recovery.restart_dead(home, "owl", dead.path.name, "killed")
+    assert (restarted.message, restarted.postponed, asked) == ("no space", True, [])
 
 
 def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
