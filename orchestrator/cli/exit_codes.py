@@ -108,20 +108,24 @@ def _of_the_machine(error: OSError) -> HostError:
             hint="free disk space there, or set TMPDIR to a directory where you may write",
         )
     place = str(error.filename2 or error.filename or "")
-    hint = f"free disk space, or set {_variable_for(place)} to where you may write" if place else ""
+    variable = _variable_for(place)
+    hint = f"set {variable} to where you may write" if variable else "name a directory elsewhere"
+    hint = f"free disk space, or {hint}" if place else ""
     if error.errno in _IN_THE_WAY:
-        hint = f"move what is there away, or set {_variable_for(place)} to another directory"
+        hint = f"move what is there away, or set {variable or 'DEPLOY_HOME'} to another directory"
     return HostError(error.strerror or str(error), where=place, hint=hint)
 
 
 def _variable_for(place: str) -> str:
-    """The variable that moves a file elsewhere: temporary files lie below TMPDIR, all others below the home."""
+    """The variable that moves a file elsewhere; "" for a file that lies where the user has named a directory."""
     path = Path(os.path.realpath(place))
-    with suppress(HostError, OSError):  # no home can be used, or no temporary directory
+    try:
         home, temporary = Home.from_environment().root, tempfile.gettempdir()
-        if path.is_relative_to(os.path.realpath(temporary)) and not path.is_relative_to(os.path.realpath(home)):
-            return "TMPDIR"
-    return "DEPLOY_HOME"
+    except (HostError, OSError):  # no home can be used, or no temporary directory
+        return "DEPLOY_HOME"
+    if path.is_relative_to(os.path.realpath(home)):
+        return "DEPLOY_HOME"
+    return "TMPDIR" if path.is_relative_to(os.path.realpath(temporary)) else ""
 
 
 def _of_this_tool(error: Exception) -> DeployError:

@@ -207,3 +207,17 @@ def test_where_a_wheel_is_unpacked_is_named_and_not_the_wheel(place: Place, disk
     ended = place.start(*words.format(wheel=wheel).split(), TMPDIR=str(disk / "tmp")).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
+
+
+def test_where_a_wheel_is_downloaded_is_named(place: Place, disk: Path) -> None:
+    """Pip takes it from a directory, as from an index."""
+    with zipfile.ZipFile(place.sources / "sglang-9.9.9-py3-none-any.whl", "w") as archive:
+        archive.writestr("sglang/srt/large.py", os.urandom(8 << 20))
+        archive.writestr("sglang-9.9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.9\n")
+        archive.writestr("sglang-9.9.9.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    fill(disk, left=4 << 20)
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place.sources)}
+    ended = place.start("add", "engine", "9.9.9", "--flags-only", **index).wait()
+    assert not list(ended.faults(4))
+    assert named(ended, disk), ended.stderr
+    assert "or set DEPLOY_HOME" in ended.stderr

@@ -138,15 +138,23 @@ def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(l
     assert ended.exception.message.startswith(f"`{image}` is not the name of an image")
 
 
-@pytest.mark.parametrize(("folder", "variable"), [("home/runs", "DEPLOY_HOME"), ("temporary", "TMPDIR")])
-def test_a_full_disk_is_answered_with_the_variable_that_moves_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, variable: str
+@pytest.mark.parametrize(
+    ("folder", "hint"),
+    [
+        ("temporary/home/runs", "or set DEPLOY_HOME to where you may write"),
+        ("temporary", "or set TMPDIR to where you may write"),
+        ("chosen", "or name a directory elsewhere"),
+    ],
+)
+def test_a_full_disk_is_answered_with_what_moves_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, hint: str
 ) -> None:
     def command() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / folder / "file"))
 
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "temporary" / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == HOST
-    assert f"set {variable} to where you may write" in capsys.readouterr().err
+    assert f"hint: free disk space, {hint}" in capsys.readouterr().err
