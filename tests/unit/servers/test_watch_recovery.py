@@ -164,7 +164,9 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     assert not dead.read("healing.json")
 
 
-def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(tmp_path: Path, asked: list[UpRequest]) -> None:
+def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(
+    tmp_path: Path, asked: list[UpRequest]
+) -> None:
     home = Home(tmp_path)
     dead = started(home)
     with name_lock(home, "owl"), reserved_room(home, "owl"):
