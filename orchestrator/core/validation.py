@@ -28,6 +28,59 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+# Keys by their old name, with their new one: the nearest known key would often be another.
+RENAMED_KEYS: Final[Mapping[str, str]] = {
+    "about": "context",
+    "accept_known_bad": "allow_known_issues",
+    "allow_public": "allow_unauthenticated",
+    "answer": "expected",
+    "cache": "kv_cache",
+    "cached_share": "cache_hit_rate",
+    "claim": "pvc",
+    "clients": "allowed_clients",
+    "climb": "ramp",
+    "drops": "removed_when",
+    "env_not": "without_env",
+    "filler": "filler_words",
+    "grace": "termination_grace",
+    "groups": "supplemental_groups",
+    "hazards": "warnings",
+    "healing": "restart_policy",
+    "image_before": "image_older_than",
+    "image_on_node": "image_pull_policy",
+    "inexact": "nondeterministic",
+    "kind": "source",
+    "known_bad": "blocked",
+    "limits": "slo",
+    "location": "path",
+    "metrics_from": "allowed_scrapers",
+    "mtp_weights": "mtp_weights_size",
+    "options": "sbatch_options",
+    "origin": "checkpoint",
+    "patience": "pending_timeout",
+    "pending": "queue_timeout",
+    "prefixes": "num_prefixes",
+    "product": "gpu_product",
+    "quantisation": "quantization",
+    "question": "prompt",
+    "rates_rps": "request_rates",
+    "restarts": "max_attempts",
+    "secret": "api_key_secret",
+    "service": "service_type",
+    "shm": "shm_size",
+    "signal": "signal_before_end",
+    "silence": "progress_deadline",
+    "template": "dockerfile",
+    "time": "time_limit",
+    "tokens": "max_tokens",
+    "up_to_rps": "max_rps",
+    "waiting": "timeouts",
+    "weights": "weights_size",
+    "what": "summary",
+    "when": "match",
+    "without": "exclude",
+    "without_patches": "skip_patches",
+}
 _WORD: Final = re.compile(r"[^\s-]\S*")
 _INNER_PATH: Final = re.compile(r"/[A-Za-z0-9_.+@/-]*")
 _MOST: Final = 8 << 20  # bytes of a file that a person writes
@@ -188,7 +241,7 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
 
 
 def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
-    """The nearest key to one that is not known; what a text is that has not its form, or else the form."""
+    """The new or the nearest name of an unknown key; what a text is that has not its form, or else the form."""
     if details["type"] == "string_pattern_mismatch":
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
         said = _known_keys(kind, above).get(name) if kind else None
@@ -196,7 +249,8 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if details["type"] != "extra_forbidden" or kind is None:
         return ""
     *parents, key = details["loc"]
-    return did_you_mean(str(key), _known_keys(kind, parents))
+    known, renamed = _known_keys(kind, parents), RENAMED_KEYS.get(str(key))
+    return f"did you mean `{renamed}`?" if renamed in known else did_you_mean(str(key), known)
 
 
 def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:

@@ -1,0 +1,72 @@
+"""A key by its old name: the error names the new one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from orchestrator.bench.published import WorkloadShape
+from orchestrator.bench.workload import Workload
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.validation import RENAMED_KEYS, read_model, validation_problems
+from orchestrator.experiments.sweep.space import SpaceFile
+from orchestrator.kernels.disk import pins
+from orchestrator.patches.schema import Patch
+from orchestrator.plan.known_issues import KnownIssues
+from orchestrator.planner.planning import load
+from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile, Profile
+
+FILES = (
+    Profile, HardwareFile, ModelFile, EngineFile, Workload, WorkloadShape, KnownIssues, Patch, SpaceFile, pins._Pins
+)  # fmt: skip
+
+
+def models(kind: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
+    """A model and all models below it, each once."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
+        seen.add(kind)
+        yield kind
+        for field in kind.model_fields.values():
+            yield from models(field.annotation, seen)
+    for argument in getattr(kind, "__args__", ()):
+        yield from models(argument, seen)
+
+
+ALL = tuple(model for file in FILES for model in models(file, set()))
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items(), ids=list(RENAMED_KEYS))
+def test_the_error_names_the_new_key(old: str, new: str) -> None:
+    owners = {model for model in ALL if new in model.model_fields and old not in model.model_fields}
+    assert owners, f"no file has a key `{new}`"
+    for owner in owners:
+        with pytest.raises(ValueError, match="Extra inputs") as caught:
+            owner.model_validate({old: None})
+        problems = validation_problems(caught.value, data={old: None}, kind=owner)  # type: ignore[arg-type]
+        assert f"did you mean `{new}`?" in [problem.hint for problem in problems], owner
+
+
+@pytest.mark.parametrize(
+    ("setting", "new"),
+    [
+        ("waiting.silence=3", "timeouts"),
+        ("timeouts.silence=3", "progress_deadline"),
+        ("model.weights=1GB", "weights_size"),
+        ("kubernetes.image_on_node=true", "image_pull_policy"),
+        ("slurm.time=30", "time_limit"),
+        ("accept_known_bad=[x]", "allow_known_issues"),
+    ],
+)
+def test_so_does_that_of_a_setting(setting: str, new: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=[setting])
+    assert f"did you mean `{new}`?" in [problem.hint for problem in caught.value.problems]
+
+
+def test_a_key_that_has_no_new_name_there_leads_to_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "load.yaml"
+    path.write_text("input_tokens: 8\noutput_tokens: 8\nseeds: 1\nkind: x\nconcurrency: 1\nload: closed\n")
+    with pytest.raises(ProfileError) as caught:
+        read_model(path, Workload, "load.yaml")
+    assert [problem.hint for problem in caught.value.problems if "seeds" in problem.message] == ["did you mean `seed`?"]
