@@ -42,7 +42,7 @@ def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, m
     done = CliRunner().invoke(app, ["add", "model", str(checkpoint)])
     assert "config.json: num_hidden_layers" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("next: `deploy add profile --model llama-3.3-70b-instruct ")
-    for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "--tp-size 1"):
+    for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "estimates, not promises"):
         following = done.stderr.splitlines()[-1].partition("`deploy ")[2].rstrip("`")
         done = CliRunner().invoke(app, shlex.split(following))
         assert done.exit_code == 0, done.stderr
