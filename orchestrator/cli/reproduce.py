@@ -30,7 +30,7 @@ from orchestrator.experiments.reproduce import (
     require_all_questions,
 )
 from orchestrator.experiments.reproduce import command as step_command
-from orchestrator.kernels.plan_coverage import report_coverage, require_covered
+from orchestrator.kernels.plan_coverage import report_coverage, require_tuned
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.start.host import host_ref
 
@@ -138,7 +138,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
         if covered and not server.ablation:
             report_coverage(server.plan, home)
     for server in planned.servers:
-        require_covered(server.plan, home, may_allow=False)
+        require_tuned(server.plan, home, may_allow=False)
 
 
 def _run_step(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Coverage: for every bucket of tokens a server looks up, which row answers, and whether its kernels exist."""
+"""Coverage of a plan's MoE lookups by tuned rows: one state for each bucket of tokens."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,48 +12,48 @@ from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.fusion import Fusion, decide_fusion, is_mxfp4
 from orchestrator.plan.plan import Plan
 
-_DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
+_DEFAULT_PREFILL = 131072  # without `--chunked-prefill-size`: all buckets of aiter
 
 
 class BucketState(StrEnum):
-    """How a bucket fares."""
+    """State of a bucket; `fallback` is the row for 32768 tokens used for 131072, aiter's own rule."""
 
-    COVERED = "covered"
-    BORROWED = "borrowed"  # by 131072, from 32768: aiter's own rule, and no miss
-    MISSING = "missing"
-    UNKNOWN = NameVerdict.UNKNOWN.value
-    NOT_GENERATED = NameVerdict.NOT_GENERATED.value
+    TUNED = "tuned"
+    FALLBACK = "fallback"
+    UNTUNED = "untuned"
+    UNKNOWN_KERNEL = NameVerdict.UNKNOWN_KERNEL.value
+    NOT_BUILT = NameVerdict.NOT_BUILT.value
 
     @property
-    def served(self) -> bool:
+    def runs_tuned(self) -> bool:
         """Whether a tuned kernel runs."""
-        return self in {BucketState.COVERED, BucketState.BORROWED}
+        return self in {BucketState.TUNED, BucketState.FALLBACK}
 
 
-_COUNTED = ("tuned", "re-keyed", "borrowed", "missing")
+_LABELS = ("tuned", "derived", "fallback", "untuned")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One bucket; `row` is what answers, also where its kernel cannot run."""
+    """One bucket; `row` is the matching row, even if its kernel cannot run."""
 
     key: Key
     state: BucketState
     row: TunedRow | None
 
     @property
-    def word(self) -> str:
-        """How it counts in a line: a row tuned for this key, one re-keyed to it, one borrowed, or none that runs."""
-        if not self.state.served:
-            return "missing"
-        if self.row and self.row.origin is RowOrigin.REKEYED:
-            return "re-keyed"
-        return "borrowed" if self.state is BucketState.BORROWED else "tuned"
+    def label(self) -> str:
+        """The name of the count that includes this bucket; `untuned` if no tuned kernel runs."""
+        if not self.state.runs_tuned:
+            return "untuned"
+        if self.row and self.row.origin is RowOrigin.DERIVED:
+            return RowOrigin.DERIVED.value
+        return self.state.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCoverage:
-    """One shape's buckets; `expected` is whether the server looks it up (None: only the checkpoint can tell)."""
+    """Coverage of one shape; `expected` is whether the server looks it up (None: depends on the checkpoint)."""
 
     shape: Shape
     fused: bool
@@ -61,32 +61,34 @@ class KeyCoverage:
     buckets: tuple[Bucket, ...]
 
     @property
-    def missing(self) -> tuple[Key, ...]:
-        """The keys for which no tuned kernel runs."""
-        return tuple(bucket.key for bucket in self.buckets if not bucket.state.served)
+    def untuned(self) -> tuple[Key, ...]:
+        """The keys without a usable tuned kernel."""
+        return tuple(bucket.key for bucket in self.buckets if not bucket.state.runs_tuned)
 
     @property
-    def title(self) -> str:
-        """Its name in a column."""
+    def label(self) -> str:
+        """The column heading, e.g. `fused 257/9`."""
         return f"{'fused' if self.fused else 'unfused'} {self.shape.expert}/{self.shape.topk}"
 
     @property
     def summary(self) -> str:
-        """Whether it is looked up, and how many buckets are in each state."""
-        looked_up = {True: "looked up", False: "not looked up", None: "looked up if so decided"}[self.expected]
+        """Whether the shape is looked up, and the number of buckets in each state."""
+        looked_up = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}[
+            self.expected
+        ]
         counts = {state: sum(bucket.state is state for bucket in self.buckets) for state in BucketState}
         return f"{looked_up}; {', '.join(f'{count} {state.value}' for state, count in counts.items() if count)}"
 
     @property
     def counts(self) -> str:
-        """How many buckets have a row tuned for them, a re-keyed one, a borrowed one, none."""
-        words = [bucket.word for bucket in self.buckets]
-        return ", ".join(f"{words.count(word)} {word}" for word in _COUNTED)
+        """The number of buckets with a tuned, a derived, a fallback and no row."""
+        words = [bucket.label for bucket in self.buckets]
+        return ", ".join(f"{words.count(word)} {word}" for word in _LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A plan's coverage under both keys, and which of them counts."""
+    """Coverage of a plan with and without a fused shared expert."""
 
     profile: str
     layout: str
@@ -95,34 +97,34 @@ class Coverage:
     names_checked: bool
     fusion: Fusion
     keys: tuple[KeyCoverage, ...]
-    load: tuple[int, ...]  # the buckets that the plan's own load meets, ascending
+    workload: tuple[int, ...]  # buckets that the plan's own workload uses, ascending
 
     @property
-    def missed_by_load(self) -> tuple[int, ...]:
-        """The buckets of the plan's own load for which no tuned kernel runs, ascending."""
-        return tuple(sorted({key.token for key in self.missing} & set(self.load)))
+    def untuned_in_workload(self) -> tuple[int, ...]:
+        """The buckets of the plan's own workload without a usable tuned kernel, ascending."""
+        return tuple(sorted({key.token for key in self.untuned} & set(self.workload)))
 
     @property
-    def line(self) -> str:
-        """The whole in a line."""
-        counts = [f"{one.title}: {one.counts} of {len(one.buckets)}" for one in self.keys if one.expected is not False]
-        met = f"its load meets {_listed(self.load)}"
-        missed = f"without a tuned kernel: {_listed(self.missed_by_load) or 'none of them'}"
-        return f"{self.layout}, {'; '.join(counts)}; {met}; {missed}"
+    def summary(self) -> str:
+        """The coverage in one line."""
+        counts = [f"{key.label}: {key.counts} of {len(key.buckets)}" for key in self.keys if key.expected is not False]
+        used = f"workload uses {_listed(self.workload)}"
+        untuned = f"untuned in workload: {_listed(self.untuned_in_workload) or 'none'}"
+        return f"{self.layout}, {'; '.join(counts)}; {used}; {untuned}"
 
     @property
-    def missing(self) -> tuple[Key, ...]:
-        """What the server would miss: under the key it looks up, or under both where that is open."""
-        return tuple(key for one in self.keys if one.expected is not False for key in one.missing)
+    def untuned(self) -> tuple[Key, ...]:
+        """The keys without a usable tuned kernel, of each shape that the server may look up."""
+        return tuple(key for shape in self.keys if shape.expected is not False for key in shape.untuned)
 
 
 def uses_tuned_table(plan: Plan) -> bool:
-    """Whether the plan's server asks aiter for a fused MXFP4 MoE: the kind that is given a table, tuned and judged."""
+    """Whether the plan's server runs a fused MXFP4 MoE, the only kind with a table of its own."""
     return queries_aiter_tables(plan) and is_mxfp4(plan)
 
 
 def queries_aiter_tables(plan: Plan) -> bool:
-    """Whether the plan's server looks a fused MoE up in aiter's tables, by a key that is known here."""
+    """Whether the plan's server looks up a fused MoE in aiter's tables, by a supported key."""
     known = is_mxfp4(plan) or plan.model.quantization == "fp8"
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
 
@@ -135,45 +137,44 @@ def coverage_of(
     names: KernelNames | None = None,
     aiter_commit: str | None = None,
 ) -> Coverage:
-    """What the rows answer to the plan's server.
+    """Compute the coverage of a plan by `rows` in table order; of equal keys the first is used.
 
-    `aiter_commit` is the one that was found in an image, by default the plan's. `names` are its kernels, None where
-    they are not known: kernels are not judged then. The rows come in the table's order: of equal keys the first
-    answers. Raises ValueError for a plan without routed experts.
+    `aiter_commit` is the commit found in an image, by default the plan's. `names` are its kernels; None skips the
+    check of kernel names. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
     fusion = decide_fusion(plan, checkpoint)
     shapes = rank_shapes(plan, moe)
-    answers = _index(rows, set(shapes))
+    row_by_key = _index(rows, set(shapes))
     return Coverage(
         profile=plan.profile,
         layout=_layout(plan),
         gpu=f"{plan.hardware.arch}, {plan.hardware.compute_units} CUs",
         aiter=aiter_commit or plan.engine.aiter_commit,
-        names_checked=names is not None or not is_mxfp4(plan),  # FP8 is answered by aiter's own rows alone
+        names_checked=names is not None or not is_mxfp4(plan),  # FP8 uses aiter's own rows only
         fusion=fusion,
         keys=tuple(
             KeyCoverage(
                 shape=shape,
                 fused=fused,
                 expected=None if fusion.fused is None else fusion.fused == fused,
-                buckets=tuple(_bucket(key, answers, names) for key in wanted_keys(plan, shape)),
+                buckets=tuple(_bucket(key, row_by_key, names) for key in lookup_keys(plan, shape)),
             )
             for shape, fused in shapes.items()
         ),
-        load=workload_buckets(plan),
+        workload=workload_buckets(plan),
     )
 
 
-def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
-    """Every key a rank looks up: one a bucket, up to the largest batch it is given (`--chunked-prefill-size`)."""
+def lookup_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
+    """Return every key that a rank looks up: one per bucket, up to `--chunked-prefill-size` tokens."""
     return tuple(key_of(plan, shape, token=token) for token in buckets(_largest_prefill(plan)))
 
 
 def workload_buckets(plan: Plan) -> tuple[int, ...]:
-    """The buckets that the plan's own load meets for certain: a decode step of one to all requests, a full prefill.
+    """Return the buckets of decode steps with one to all running requests, and of a full prefill.
 
-    A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.
+    A step verifies all draft tokens of each running request at once: one request with 5/1/6 looks up 6 tokens.
     """
     facts = plan.serving
     drafts = facts.drafts.tokens if facts.drafts else 1
@@ -187,23 +188,23 @@ def _largest_prefill(plan: Plan) -> int:
 
 
 def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:
-    answers: dict[Key, TunedRow] = {}
+    row_by_key: dict[Key, TunedRow] = {}
     for row in rows:
         if row.key.shape in shapes and row.looked_up:
-            answers.setdefault(row.key, row)
-    return answers
+            row_by_key.setdefault(row.key, row)
+    return row_by_key
 
 
-def _bucket(key: Key, answers: Mapping[Key, TunedRow], names: KernelNames | None) -> Bucket:
+def _bucket(key: Key, row_by_key: Mapping[Key, TunedRow], names: KernelNames | None) -> Bucket:
     tokens = (key.token, *fallbacks(key.token))
-    found = next((row for token in tokens if (row := answers.get(replace(key, token=token)))), None)
-    if found is None:
-        return Bucket(key=key, state=BucketState.MISSING, row=None)
-    verdict = names.judge_all(found.kernels, key.shape) if names else NameVerdict.KNOWN
+    match = next((row for token in tokens if (row := row_by_key.get(replace(key, token=token)))), None)
+    if match is None:
+        return Bucket(key=key, state=BucketState.UNTUNED, row=None)
+    verdict = names.check_all(match.kernels, key.shape) if names else NameVerdict.KNOWN
     if verdict is not NameVerdict.KNOWN:
-        return Bucket(key=key, state=BucketState(verdict.value), row=found)
-    own = found.key.token == key.token
-    return Bucket(key=key, state=BucketState.COVERED if own else BucketState.BORROWED, row=found)
+        return Bucket(key=key, state=BucketState(verdict.value), row=match)
+    exact = match.key.token == key.token
+    return Bucket(key=key, state=BucketState.TUNED if exact else BucketState.FALLBACK, row=match)
 
 
 def _layout(plan: Plan) -> str:
@@ -216,34 +217,34 @@ def _layout(plan: Plan) -> str:
     return "×".join(parts)
 
 
-def to_dict(found: Coverage) -> dict[str, object]:
-    """Coverage as JSON-able data."""
+def to_dict(coverage: Coverage) -> dict[str, object]:
+    """Convert to JSON-compatible data."""
     return {
-        "profile": found.profile,
-        "layout": found.layout,
-        "gpu": found.gpu,
-        "aiter": found.aiter,
-        "kernel_names_checked": found.names_checked,
-        "shared_expert_fused": found.fusion.fused,
-        "because": found.fusion.because,
-        "hint": found.fusion.hint,
-        "missing": len(found.missing),
-        "load": list(found.load),
-        "missed_by_load": list(found.missed_by_load),
-        "keys": [_key_dict(one) for one in found.keys],
+        "profile": coverage.profile,
+        "layout": coverage.layout,
+        "gpu": coverage.gpu,
+        "aiter": coverage.aiter,
+        "kernel_names_checked": coverage.names_checked,
+        "shared_expert_fused": coverage.fusion.fused,
+        "reason": coverage.fusion.reason,
+        "hint": coverage.fusion.hint,
+        "untuned": len(coverage.untuned),
+        "workload": list(coverage.workload),
+        "untuned_in_workload": list(coverage.untuned_in_workload),
+        "keys": [_key_dict(key) for key in coverage.keys],
     }
 
 
-def _key_dict(one: KeyCoverage) -> dict[str, object]:
-    shape = one.shape
+def _key_dict(key: KeyCoverage) -> dict[str, object]:
+    shape = key.shape
     return {
         "model_dim": shape.model_dim,
         "inter_dim": shape.inter_dim,
         "expert": shape.expert,
         "topk": shape.topk,
-        "fused": one.fused,
-        "looked_up": one.expected,
-        "buckets": [_bucket_dict(bucket) for bucket in one.buckets],
+        "fused": key.fused,
+        "looked_up": key.expected,
+        "buckets": [_bucket_dict(bucket) for bucket in key.buckets],
     }
 
 
@@ -253,28 +254,28 @@ def _bucket_dict(bucket: Bucket) -> dict[str, object]:
         "token": bucket.key.token,
         "state": bucket.state.value,
         "origin": row.origin.value if row else None,
-        "where": row.where if row else None,
+        "location": row.location if row else None,
         "kernels": list(row.kernels) if row else [],
     }
 
 
-def to_text(found: Coverage, *, tables: str) -> str:
-    """A profile's coverage by `tables`: what decides between the keys, and a line a bucket with one column a key."""
-    source = f"aiter {found.aiter[:12]}" if found.aiter else "an unknown aiter"
-    answer = {True: "fused", False: "not fused", None: "not known yet"}[found.fusion.fused]
-    lines = [f"{found.profile}: {found.layout} on {found.gpu}, {source}", f"tables: {tables}"]
-    lines.append(f"shared expert: {answer}: {found.fusion.because}")
-    if found.fusion.hint:
-        lines.append(f"  hint: {found.fusion.hint}")
-    lines += [f"{one.title}: key {one.shape} ({one.summary})" for one in found.keys]
-    lines.append(f"the profile's own load meets {_listed(found.load)}")
-    if not found.names_checked:
-        lines.append(f"kernel names are not checked: {source} is not among the commits this tool knows")
+def to_text(coverage: Coverage, *, tables: str) -> str:
+    """Format as text: a line per bucket, a column per shape; `tables` names the sources of the rows."""
+    source = f"aiter {coverage.aiter[:12]}" if coverage.aiter else "an unknown aiter"
+    fused = {True: "fused", False: "not fused", None: "unknown"}[coverage.fusion.fused]
+    lines = [f"{coverage.profile}: {coverage.layout} on {coverage.gpu}, {source}", f"tables: {tables}"]
+    lines.append(f"shared expert: {fused}: {coverage.fusion.reason}")
+    if coverage.fusion.hint:
+        lines.append(f"  hint: {coverage.fusion.hint}")
+    lines += [f"{key.label}: key {key.shape} ({key.summary})" for key in coverage.keys]
+    lines.append(f"workload uses {_listed(coverage.workload)}")
+    if not coverage.names_checked:
+        lines.append(f"kernel names not checked: no list of kernels for {source}")
     rows = [
         (str(group[0].key.token), *(_cell(bucket) for bucket in group))
-        for group in zip(*(one.buckets for one in found.keys), strict=True)
+        for group in zip(*(key.buckets for key in coverage.keys), strict=True)
     ]
-    return "\n".join([*lines, "", table(("tokens", *(one.title for one in found.keys)), rows)])
+    return "\n".join([*lines, "", table(("tokens", *(key.label for key in coverage.keys)), rows)])
 
 
 def _listed(tokens: Iterable[int]) -> str:
@@ -282,8 +283,8 @@ def _listed(tokens: Iterable[int]) -> str:
 
 
 def _cell(bucket: Bucket) -> str:
-    """The state; of a row that was not tuned for its key, the origin too."""
+    """The state and the origin of the row."""
     if bucket.row is None:
         return bucket.state.value
-    unmeasured = ", unmeasured" if bucket.row.origin is RowOrigin.REKEYED else ""
+    unmeasured = ", unmeasured" if bucket.row.origin is RowOrigin.DERIVED else ""
     return f"{bucket.state.value} ({bucket.row.origin.value}{unmeasured})"

@@ -1,4 +1,4 @@
-"""The lookup key of aiter's fused MoE: what is looked up, and for which numbers of tokens."""
+"""The lookup key of aiter's fused MoE, and its buckets of tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,7 +11,7 @@ TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
 _PADDING: Final = 256  # inter_dim of MXFP4 weights is padded to a multiple of this
 MXFP4: Final = "torch.float4_e2m1fn_x2"
 BLOCK_SCALED: Final = "QuantType.per_1x32"
-# FP8 with scales of blocks: what sglang's `PER_128X128` is looked up as (aiter/fused_moe.py, `quant_remap`).
+# FP8 with block scales; aiter maps sglang's `PER_128X128` to this (aiter/fused_moe.py, `quant_remap`).
 _FP8_BLOCKS: Final = "QuantType.per_1x128"
 _FP8: Final = "torch.float8_e4m3fn"
 _FP8_OF: Final = {"gfx942": "torch.float8_e4m3fnuz"}  # aiter/utility/dtypes.py
@@ -36,26 +36,26 @@ UNTUNED_COLUMNS: Final = KEY_COLUMNS[2:]
 
 
 def bucket(tokens: int) -> int:
-    """The number of tokens that aiter looks up for a batch of `tokens` (`get_padded_M`)."""
+    """Return the number of tokens that aiter looks up for a batch of `tokens` (`get_padded_M`)."""
     if tokens < TIERS[0]:
         return 1 if tokens <= 1 else 1 << (tokens - 1).bit_length()
     return max(tier for tier in TIERS if tokens >= tier)
 
 
 def buckets(largest: int) -> tuple[int, ...]:
-    """Every bucket that batches of 1 to `largest` tokens fall into, ascending."""
+    """Return the buckets of batches of 1 to `largest` tokens, ascending."""
     powers = tuple(1 << exponent for exponent in range(TIERS[0].bit_length()))
     return tuple(size for size in (*powers, TIERS[1]) if size <= bucket(largest))
 
 
 def fallbacks(size: int) -> tuple[int, ...]:
-    """The buckets whose row is taken where `size` has none, in the order tried; only the upper tier borrows."""
+    """Return the buckets tried if `size` has no row, in order; only the upper tier has fallbacks."""
     return tuple(reversed([tier for tier in TIERS if tier < size])) if size in TIERS else ()
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Shape:
-    """The four dimensions of the key that depend on model and layout, as one rank sees them."""
+    """The dimensions of the key that depend on model and layout, for one rank."""
 
     model_dim: int
     inter_dim: int
@@ -68,7 +68,7 @@ class Shape:
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Key:
-    """What aiter looks up, without the activation: that column never matches and is ignored (`_lookup_cfg`)."""
+    """The key that aiter looks up, without the activation, which aiter ignores (`_lookup_cfg`)."""
 
     gfx: str
     cu_num: int
@@ -82,7 +82,7 @@ class Key:
     doweight_stage1: bool
 
     def cells(self, act_type: str = "ActivationType.Silu") -> dict[str, str]:
-        """The key as cells of a table, by column name."""
+        """Return the cells of a table row, by column name."""
         shape = self.shape
         return {
             "gfx": self.gfx,
@@ -116,7 +116,7 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
     slices = layout.tp // layout.ep
     if moe.intermediate_size % slices:
         raise ProfileError(
-            f"the experts' width {moe.intermediate_size} cannot be cut in {slices}",
+            f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}",
             where="layout.tp",
         )
     shared = moe.shared_experts if fused else 0
@@ -129,30 +129,30 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
 
 
 def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
-    """The shapes a rank may look up, and whether the shared expert is fused in each; one where the model has none.
+    """Return the shapes that a rank may look up, each with whether the shared expert is fused.
 
-    `moe` is the checkpoint's own shape, by default the plan's. Raises ValueError for a plan without routed experts.
+    `moe` is the checkpoint's MoE, by default the plan's. Raises  ValueError for a plan without routed experts.
     """
     moe = moe or plan.model.moe
     if moe is None:
-        raise ValueError(f"{plan.profile} has no routed experts")
+        raise ValueError(f"`{plan.profile}` has no routed experts")
     options = (True, False) if moe.shared_experts else (False,)
     padding = _PADDING if is_mxfp4(plan) else 1
     return {rank_shape(moe, plan.layout, fused=fused, padding=padding): fused for fused in options}
 
 
 def key_of(plan: Plan, shape: Shape, *, token: int) -> Key:
-    """What a rank of the plan's server looks up: Quark MXFP4, or block-scaled FP8."""
+    """Return the key that a rank of the plan's server looks up: Quark MXFP4, or block-scaled FP8."""
     gpu = plan.hardware
     key = mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token)
     if is_mxfp4(plan):
         return key
-    kind = _FP8_OF.get(gpu.arch, _FP8)
-    return replace(key, q_dtype_a=kind, q_dtype_w=kind, q_type=_FP8_BLOCKS)
+    dtype = _FP8_OF.get(gpu.arch, _FP8)
+    return replace(key, q_dtype_a=dtype, q_dtype_w=dtype, q_type=_FP8_BLOCKS)
 
 
 def mxfp4_key(shape: Shape, *, gfx: str, cu_num: int, token: int) -> Key:
-    """The key of Quark MXFP4 weights and activations in a gated MLP, as sglang calls aiter."""
+    """Return the key of Quark MXFP4 weights and activations in a gated MLP, as sglang calls aiter."""
     return Key(
         gfx=gfx,
         cu_num=cu_num,

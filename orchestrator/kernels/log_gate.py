@@ -1,9 +1,9 @@
-"""The gate: what a server's log says of the tuned table. Hits, misses, and lines that are neither.
+"""Log gate: hits and misses of the tuned table in a server's log.
 
-The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), the same from June to August 2026; each stands once a
-key and process. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, not the fallback warning. A line counts as
-a whole or not at all: what stands before `[fused_moe]` does not matter, nothing but blanks may follow the key, and the
-number of tokens must be one of aiter's buckets. Anything else that begins like these lines is counted as torn.
+The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), unchanged from June to August 2026; each process logs
+a key once. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, but not the fallback warning. Only complete
+lines count: any text may precede `[fused_moe]`, only blanks may follow the key, and the number of tokens must be one of
+aiter's buckets. Other lines that begin this way count as truncated.
 """
 
 import re
@@ -16,9 +16,9 @@ from orchestrator.kernels.keys import BLOCK_SCALED, Key, Shape, bucket
 from orchestrator.kernels.rows import write_untuned
 
 MARK: Final = b"[fused_moe]"
-OTHER_MARK: Final = b"not found tuned config"
-_MOST_FAMILIES: Final = 200
-_LONGEST_LINE: Final = 1 << 20  # bytes; what is longer is no log line
+OTHER_TABLE_MARK: Final = b"not found tuned config"
+_MAX_FAMILIES: Final = 200
+_MAX_LINE_BYTES: Final = 1 << 20  # longer lines are no log lines
 
 _KEY: Final = (
     r"\((?:'(?P<gfx>gfx\w+)', )?(?P<cu_num>\d+), (?P<token>\d+), (?P<model_dim>\d+), (?P<inter_dim>\d+), "
@@ -36,92 +36,92 @@ _LINE: Final = re.compile(
     rf"){_KEY}(?P<tail>, using heuristic FlyDSL fallback \(kn1={_NAME}, kn2={_NAME}\)|, using default heuristics)?\s*"
 )
 _ANY_VERB: Final = re.compile(r"\[fused_moe\] (?:using [12]stage|no tuned|flydsl unavailable and)")
-_FAMILY: Final = re.compile(r"not found tuned config in (?P<where>[^\s,]+)")
+_FAMILY: Final = re.compile(r"not found tuned config in (?P<path>[^\s,]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateReport:
-    """What the log said so far. Hits and misses are those of block-scaled fp4/fp8 experts (`per_1x32`).
+    """Report on a log. Hits and misses are those of block-scaled fp4/fp8 experts (`per_1x32`).
 
-    A key in both was found by one process and missed by another: the table has not reached every rank.
+    A key in both was found by one process and missed by another: some ranks lack the table.
     """
 
     hits: tuple[Key, ...]
     misses: tuple[Key, ...]
-    other_quantizations: tuple[Key, ...]  # lines of other quantizations, above all the bf16 MTP layer's
-    families: tuple[tuple[str, int], ...]  # other kernels without a tuned row: what they looked in, how many lines
-    torn: int
+    other_quantizations: tuple[Key, ...]  # other quantizations, e.g. a bf16 MTP layer
+    families: tuple[tuple[str, int], ...]  # other kernels without a tuned row: (table, lines)
+    truncated: int
 
     @property
-    def seen(self) -> bool:
-        """Whether the log holds any whole line that decides something."""
+    def has_lookups(self) -> bool:
+        """Whether the log holds any hit or miss."""
         return bool(self.hits or self.misses)
 
     @property
-    def divided(self) -> tuple[Key, ...]:
-        """Keys that some process found and another did not."""
+    def inconsistent(self) -> tuple[Key, ...]:
+        """Keys found by one process and missed by another."""
         return tuple(sorted(set(self.hits) & set(self.misses)))
 
     @property
     def untuned(self) -> str:
-        """The misses as input for aiter's tuner, in CSV; empty where nothing was missed."""
+        """The misses as CSV input for aiter's tuner; empty without misses."""
         return write_untuned(self.misses) if self.misses else ""
 
     @property
     def summary(self) -> str:
-        """One paragraph for people: the counts, then one line a miss and a family."""
-        if not self.seen:
-            lines = ["fused MoE keys: the log names no lookup yet (aiter logs each key once, at its first use)"]
+        """The counts, then one line for each miss and family."""
+        if not self.has_lookups:
+            lines = ["fused MoE keys: no lookup found in the log (aiter logs each key once, at its first use)"]
         else:
             lines = [f"fused MoE keys: {len(self.hits)} found in the tuned table, {len(self.misses)} missed"]
         lines += [f"  miss: {describe(key)}" for key in self.misses]
-        lines += [f"  found by one process, missed by another: {describe(key)}" for key in self.divided]
+        lines += [f"  found by one process, missed by another: {describe(key)}" for key in self.inconsistent]
         if self.other_quantizations:
             count = len(self.other_quantizations)
-            lines.append(f"  keys that are not per_1x32, such as a bf16 MTP layer's own: {count}")
+            lines.append(f"  keys of other quantizations, e.g. of a bf16 MTP layer: {count}")
         lines += [f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families]
-        if self.torn:
-            lines.append(f"  {self.torn} torn lines, counted as nothing")
+        if self.truncated:
+            lines.append(f"  {self.truncated} truncated lines ignored")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as JSON-able data."""
+        """Convert to JSON-compatible data."""
         return {
-            "seen": self.seen,
+            "has_lookups": self.has_lookups,
             "hits": [key.cells() for key in self.hits],
             "misses": [key.cells() for key in self.misses],
-            "divided": [key.cells() for key in self.divided],
+            "inconsistent": [key.cells() for key in self.inconsistent],
             "other_quantizations": [key.cells() for key in self.other_quantizations],
             "families": dict(self.families),
-            "torn": self.torn,
+            "truncated": self.truncated,
         }
 
 
 def describe(key: Key) -> str:
-    """A key in one line."""
+    """Format a key in one line."""
     gpu = f"{key.gfx}, {key.cu_num} CUs" if key.gfx else f"{key.cu_num} CUs"
     return f"{key.token} tokens, {key.shape} ({gpu})"
 
 
 @dataclass(kw_only=True)
 class GateReader:
-    """Reads a log as it grows, in memory that does not: one entry a distinct key."""
+    """Incremental reader of a log; memory grows with the number of distinct keys only."""
 
     _hits: set[Key] = field(default_factory=set)
     _misses: set[Key] = field(default_factory=set)
     _other_quantizations: set[Key] = field(default_factory=set)
     _families: Counter[str] = field(default_factory=Counter)
-    _torn: int = 0
+    _truncated: int = 0
 
     def feed(self, line: str) -> None:
-        """Take one whole line."""
+        """Read one complete line."""
         if "[fused_moe]" in line:
             self._lookup(line)
         elif "not found tuned config" in line:
             self._other(line)
 
     def feed_chunks(self, chunks: Iterable[bytes]) -> None:
-        """Take a log in pieces of any size, cut anywhere; a last line without an end counts if it is whole."""
+        """Read a log in chunks of any size; a last line without a newline counts if it is complete."""
         rest = b""
         for chunk in chunks:
             end = chunk.rfind(b"\n") + 1
@@ -135,19 +135,19 @@ class GateReader:
         self._scan(rest)
 
     def report(self) -> GateReport:
-        """What has been read so far."""
+        """Return the report on the lines read so far."""
         return GateReport(
             hits=tuple(sorted(self._hits)),
             misses=tuple(sorted(self._misses)),
             other_quantizations=tuple(sorted(self._other_quantizations)),
             families=tuple(sorted(self._families.items())),
-            torn=self._torn,
+            truncated=self._truncated,
         )
 
     def _scan(self, text: bytes, *, start: int = 0, end: int | None = None) -> None:
-        """Find the lines that hold a mark without splitting the rest into lines."""
+        """Find the lines with a mark, without splitting the rest into lines."""
         end = len(text) if end is None else end
-        for mark in (MARK, OTHER_MARK):
+        for mark in (MARK, OTHER_TABLE_MARK):
             at = text.find(mark, start, end)
             while at >= 0:
                 head = text.rfind(b"\n", start, at) + 1 or start
@@ -159,10 +159,10 @@ class GateReader:
 
     def _lookup(self, line: str) -> None:
         start = line.rindex("[fused_moe]")
-        self._torn += len(_ANY_VERB.findall(line, 0, start))  # an unfinished line before this one
+        self._truncated += len(_ANY_VERB.findall(line, 0, start))  # an unfinished line before this one
         match = _LINE.fullmatch(line, start)
         if match is None or not _consistent(match):
-            self._torn += bool(_ANY_VERB.match(line, start))
+            self._truncated += bool(_ANY_VERB.match(line, start))
             return
         key = _key(match)
         if key.q_type != BLOCK_SCALED:
@@ -174,13 +174,13 @@ class GateReader:
 
     def _other(self, line: str) -> None:
         match = _FAMILY.search(line)
-        name = match["where"].rpartition("/")[2] if match else "an unnamed table"
-        if name in self._families or len(self._families) < _MOST_FAMILIES:
+        name = match["path"].rpartition("/")[2] if match else "an unnamed table"
+        if name in self._families or len(self._families) < _MAX_FAMILIES:
             self._families[name] += 1
 
 
 def gate_report(lines: Iterable[str]) -> GateReport:
-    """The report on the lines of a log."""
+    """Return the report on the lines of a log."""
     reader = GateReader()
     for line in lines:
         reader.feed(line)
@@ -188,17 +188,17 @@ def gate_report(lines: Iterable[str]) -> GateReport:
 
 
 def _bounded(rest: bytes) -> bytes:
-    return rest if len(rest) <= _LONGEST_LINE else rest[-_LONGEST_LINE:]
+    return rest if len(rest) <= _MAX_LINE_BYTES else rest[-_MAX_LINE_BYTES:]
 
 
 def _consistent(match: re.Match[str]) -> bool:
-    """Whether the end belongs to the beginning, and the tokens are a bucket: two lines run together have neither."""
+    """Whether the tail belongs to the head, and the tokens are a bucket; false for two lines run together."""
     ends = {"fallback": ", using heuristic", "unavailable": ", using default"}
     kind = next((name for name in ends if match[name]), None)
     tail = match["tail"] or ""
-    whole = tail.startswith(ends[kind]) if kind else not tail
+    matches = tail.startswith(ends[kind]) if kind else not tail
     token = int(match["token"])
-    return whole and token == bucket(token)
+    return matches and token == bucket(token)
 
 
 def _key(match: re.Match[str]) -> Key:

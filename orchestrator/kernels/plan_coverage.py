@@ -1,4 +1,4 @@
-"""Is every batch that a plan's server meets answered by a tuned kernel? Asked before the node is paid for."""
+"""Coverage of a plan by tuned kernels, computed before the server is started."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from orchestrator.kernels.disk.pins import Pins, read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.keys import rank_shapes
 from orchestrator.kernels.rows import TunedRow
-from orchestrator.kernels.table import expected_rows, own_rows
+from orchestrator.kernels.table import builtin_rows, expected_rows
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Moe, Plan
 from orchestrator.render.dockerfile import base_reference
@@ -36,161 +36,163 @@ from orchestrator.render.dockerfile import base_reference
 
 @dataclass(frozen=True, kw_only=True)
 class RowSources:
-    """Where rows are read from: tables named by the user, an image, a checkpoint's folder; each may be absent."""
+    """Optional sources of rows: tables named by the user, an image, a checkpoint's directory."""
 
     tables: tuple[Path, ...] = ()
     image: str | None = None
     model: Path | None = None
-    far: str | None = None  # the Docker host that the image is on; None: this machine's
-    aiter_commit: str | None = None  # that was found; None: the one that the plan pins
+    remote: str | None = None  # Docker host that has the image; None: local
+    aiter_commit: str | None = None  # None: the plan's
 
 
-NOTHING_GIVEN: Final = RowSources()
+NO_SOURCES: Final = RowSources()
 TABLE_PATCH: Final = "aiter-fp4-moe-table"
-TUNING_HOURS: Final = 12.0  # after which aiter's tuner is stopped; nobody has said in public how long it takes
+TUNING_HOURS: Final = 12.0  # limit for aiter's tuner; no duration is published
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCoverage:
-    """A coverage, and the tables it was computed from, in words."""
+    """The coverage of a plan; `tables` names the sources of its rows."""
 
-    found: Coverage
+    coverage: Coverage
     tables: str
-    known: bool  # False: only the image can tell, which nobody has looked into
-    look: str  # how to find out
-    tabled: bool  # whether a table is made for it: for MXFP4
+    known: bool  # False: only the image can tell, and was not read
+    how_to_check: str  # the command that computes the coverage
+    supports_table: bool  # whether a table can be built: for MXFP4
 
     @property
-    def missing(self) -> int:
-        """How many keys the server would miss, as far as is known."""
-        return len(self.found.missing) if self.known else 0
+    def untuned(self) -> int:
+        """The number of untuned keys; 0 if unknown."""
+        return len(self.coverage.untuned) if self.known else 0
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON-able data; what is not known is null, and has no keys."""
-        told = {**to_dict(self.found), "tables": self.tables, "known": self.known}
-        return told if self.known else {**told, "missing": None, "missed_by_load": None, "keys": []}
+        """Convert to JSON-compatible data; unknown values are null."""
+        data = {**to_dict(self.coverage), "tables": self.tables, "known": self.known}
+        return data if self.known else {**data, "untuned": None, "untuned_in_workload": None, "keys": []}
 
     def to_text(self) -> str:
-        """The coverage of each key; where it is not known, how to find out."""
+        """Format the coverage as text; if unknown, the command that computes it."""
         if self.known:
-            return to_text(self.found, tables=self.tables)
-        found = self.found
-        return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels are {self.look}"
+            return to_text(self.coverage, tables=self.tables)
+        found = self.coverage
+        return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels: {self.how_to_check}"
 
 
-def compute_coverage(plan: Plan, given: RowSources, home: Home) -> PlanCoverage:
-    """Coverage of a plan by the tables given, else by the table built for it, else by the one that `up` would build.
+def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverage:
+    """Compute the coverage of a plan by the given tables, else by its built table, else by the table `up` would build.
 
-    What that one would hold is known for the aiter commits this tool knows. The key follows from the checkpoint given,
-    else from the one that is staged, else both count.
+    The last is known for the aiter commits in the pins. The checkpoint, given or staged, decides on the fused shape;
+    without one both shapes count.
     """
-    checkpoint = staged_moe(plan, given, home)
+    checkpoint = staged_moe(plan, sources, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
-    commit = given.aiter_commit or plan.engine.aiter_commit
+    commit = sources.aiter_commit or plan.engine.aiter_commit
     built = Store.of(home, plan, commit).table(plan)
     rows: list[TunedRow] = []
     names = []
-    if given.image:
-        shipped = tables_in_image(plan, given.image, given.far)
+    if sources.image:
+        shipped = tables_in_image(plan, sources.image, sources.remote)
         commit = shipped.aiter_commit or commit
         rows += shipped.rows
-        names.append(f"{shipped.files} files in `{given.image}`")
-    paths = given.tables
-    if not paths and not given.image and built.is_file():
+        names.append(f"{shipped.files} files in `{sources.image}`")
+    paths = sources.tables
+    if not paths and not sources.image and built.is_file():
         paths = (built,)
     rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
     names += [f"`{path}`" for path in paths]
     pins = read_pins()
     if not names:
-        rows, names = _beforehand(plan, home, pins, checkpoint.moe if checkpoint else None)
+        rows, names = _known_rows(plan, home, pins, checkpoint.moe if checkpoint else None)
     known = pins.names_of(commit)
     return PlanCoverage(
-        found=coverage_of(plan, rows, checkpoint=checkpoint, names=known, aiter_commit=commit),
+        coverage=coverage_of(plan, rows, checkpoint=checkpoint, names=known, aiter_commit=commit),
         tables=", ".join(names) or "no table",
         known=bool(names),
-        look=_look(plan),
-        tabled=uses_tuned_table(plan),
+        how_to_check=_how_to_check(plan),
+        supports_table=uses_tuned_table(plan),
     )
 
 
-def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
-    """The rows that a server will find, and whence they are known, without looking into an image; no words for unknown.
+def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
+    """Return the rows that a server will use, and their sources, without reading an image; no source means unknown.
 
-    Those of an image that was read once; for FP8 else those of an aiter that is known; for MXFP4 all that goes into the
-    table which `up` builds.
+    The rows come from an image that was read before, else for FP8 from the pins of its aiter, and for MXFP4 from all
+    that goes into the table of `up`.
     """
     shapes = set(rank_shapes(plan, moe))
     image = base_reference(plan.engine) if plan.engine.image else None
     shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
-    names = [] if shipped is None else [f"those of `{image}`, as `deploy add engine` read them"]
+    names = [] if shipped is None else [f"tables of `{image}`, read by `deploy add engine`"]
     rows = shipped or []
     if not uses_tuned_table(plan):
-        if not names and (own := pins.own_keys(plan)) is not None:
-            return [*own_rows(plan, own, moe)], [f"those that come with {_aiter(plan)}, as its repository has them"]
+        if not names and (keys := pins.builtin_keys(plan)) is not None:
+            return [*builtin_rows(plan, keys, moe)], [f"tables of {_aiter_label(plan)}"]
         return rows, names
     if known := pins.names_of(plan.engine.aiter_commit):
         rows += expected_rows(plan, pins.upstream_keys, known, moe)
     if known or names:
-        built = "none yet; `deploy up PROFILE` or `deploy kernels build PROFILE` builds one that holds at least this"
+        built = (
+            "not built yet; `deploy up PROFILE` or `deploy kernels build PROFILE` builds it with at least these rows"
+        )
         return [*Store.of(home, plan).measured(), *rows], [expand_commands(built), *names]
     return [], []
 
 
-def _look(plan: Plan) -> str:
+def _how_to_check(plan: Plan) -> str:
     image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
-    looking = f"`deploy kernels coverage {plan.profile} --image {image}` looks into its image"
-    on_the_way = ", and `deploy up` does on the way" if needs_table(plan) else ""
-    return f"not known for {_aiter(plan)}; {looking}{on_the_way}"
+    also = ", and so does `deploy up`" if needs_table(plan) else ""
+    command = f"deploy kernels coverage {plan.profile} --image {image}"
+    return f"unknown for {_aiter_label(plan)}; `{command}` reads the image{also}"
 
 
 def needs_table(plan: Plan) -> bool:
-    """Whether the plan's server is given a table of tuned kernels; one that leaves it out reads aiter's own."""
+    """Whether the plan's server uses a table of tuned kernels instead of aiter's own."""
     return uses_tuned_table(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
 
 
-def report_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
-    """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
-    if text := coverage_text(plan, home, given):
+def report_coverage(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> None:
+    """Print the coverage of the plan before a start; nothing if its server looks up no kernels."""
+    if text := coverage_text(plan, home, sources):
         note(f"tuned kernels of `{plan.profile}`: {text}")
 
 
-def coverage_text(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> str:
-    """Return what is known of the plan's tuned kernels before a start; empty for a plan that asks for none."""
+def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
+    """Format the coverage of the plan in one line; empty if its server looks up no kernels."""
     if not queries_aiter_tables(plan):
         return ""
     if uses_tuned_table(plan) and not needs_table(plan):
-        return f"aiter's own tables alone, without `{TABLE_PATCH}`"
-    covered = compute_coverage(plan, given, home)
-    refused = (
-        "; `deploy up` refuses that" if needs_table(plan) and covered.known and covered.found.missed_by_load else ""
-    )
-    return f"{covered.found.line if covered.known else covered.look}{refused}"
+        return f"aiter's own tables only, without `{TABLE_PATCH}`"
+    covered = compute_coverage(plan, sources, home)
+    if not covered.known:
+        return covered.how_to_check
+    required = needs_table(plan) and covered.coverage.untuned_in_workload
+    return covered.coverage.summary + ("; `deploy up` requires tuned kernels" if required else "")
 
 
-def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_allow: bool = True) -> None:
-    """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
+def require_tuned(plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, may_allow: bool = True) -> None:
+    """Raise KernelsError if the plan's own workload has batches without a tuned kernel.
 
-    A plan of which only its image can tell passes, and one that leaves the table out: that was meant.
+    A plan with unknown coverage passes, and so does a plan without the table patch.
     """
     if not needs_table(plan):
         return
-    covered = compute_coverage(plan, given, home)
-    if not covered.known or not (missed := covered.found.missed_by_load):
+    covered = compute_coverage(plan, sources, home)
+    if not covered.known or not (untuned := covered.coverage.untuned_in_workload):
         return
-    covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
-    tune = f"`deploy kernels tune PROFILE` on a node of this kind: {_tuning_costs(plan)}"
+    engines = [f"`--set engine={name}`, with tuned kernels in its aiter" for name in _covering_engines(plan)]
+    tune = f"`deploy kernels tune PROFILE` on a node with the same GPUs: {_tuning_cost(plan)}"
     raise KernelsError(
-        f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
-        where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
-        hint="; or ".join([*covering, tune, *(["`--allow-untuned`"] if may_allow else [])]),
+        f"no tuned MoE kernel for batches of `{plan.profile}`: {', '.join(map(str, untuned))} tokens",
+        where=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
+        hint="; or ".join([*engines, tune, *(["`--allow-untuned`"] if may_allow else [])]),
     )
 
 
-def _tuning_costs(plan: Plan) -> str:
-    """How long it may take, and for how much, where a price was published."""
-    from orchestrator.bench.published import price_book  # noqa: PLC0415 - a report is nothing that a start needs
+def _tuning_cost(plan: Plan) -> str:
+    """Format the duration of tuning, and its price if one is published."""
+    from orchestrator.bench.published import price_book  # noqa: PLC0415 - a start needs no report
 
-    longest = f"hours, {TUNING_HOURS:.0f} at most unless `--hours` says another limit"
+    longest = f"hours, at most {TUNING_HOURS:.0f} (`--hours`)"
     price, source = price_book(()).of(plan.hardware.name)
     if price is None:
         return longest
@@ -199,55 +201,55 @@ def _tuning_costs(plan: Plan) -> str:
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:
-    """The engines of the catalog, of the plan's platform, whose aiter has every kernel that its load meets."""
+    """Yield the catalog's engines with tuned kernels for the plan's workload."""
     catalog, pins = Catalog.from_environment(), read_pins()
     for name in catalog.names(EntryKind.ENGINE):
         engine = read_file(path := catalog.path(EntryKind.ENGINE, name), catalog.shown(path)).data
         names = pins.names_of(str(engine.get("aiter_commit")))
         if names is None or engine.get("platform") != plan.engine.platform:
             continue
-        if not coverage_of(plan, expected_rows(plan, pins.upstream_keys, names), names=names).missed_by_load:
+        if not coverage_of(plan, expected_rows(plan, pins.upstream_keys, names), names=names).untuned_in_workload:
             yield name
 
 
-def _aiter(plan: Plan) -> str:
+def _aiter_label(plan: Plan) -> str:
     return f"aiter {plan.engine.aiter_commit[:12]}" if plan.engine.aiter_commit else "the aiter of its image"
 
 
-def note_mismatches(plans: Sequence[Plan], given: RowSources, home: Home) -> None:
-    """Say in what the checkpoint that is given, or staged for a plan, differs from its own config."""
+def warn_mismatches(plans: Sequence[Plan], sources: RowSources, home: Home) -> None:
+    """Warn of mismatches between a checkpoint, given or staged for a plan, and its config."""
     staged = (checkpoint_directory(plan.model, home) for plan in plans)
-    for folder in [given.model] if given.model else dict.fromkeys(staged):
+    for folder in [sources.model] if sources.model else dict.fromkeys(staged):
         for mismatch in known_mismatches(folder) if folder.is_dir() else ():
             warn(f"{folder.name}: {mismatch.message}", hint=mismatch.hint)
 
 
-def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
-    """The checkpoint named, else the one that is staged for the plan, else none."""
-    folder = given.model or checkpoint_directory(plan.model, home)
-    found = Checkpoint.local(folder) if given.model else local_checkpoint(folder)
-    return read_experts(found) if found else None
+def staged_moe(plan: Plan, sources: RowSources, home: Home) -> MoeCheckpoint | None:
+    """Return the experts of the given checkpoint, else of the staged one, else None."""
+    folder = sources.model or checkpoint_directory(plan.model, home)
+    checkpoint = Checkpoint.local(folder) if sources.model else local_checkpoint(folder)
+    return read_experts(checkpoint) if checkpoint else None
 
 
-def tables_in_image(plan: Plan, image: str, far: str | None = None) -> ImageTables:
-    """Read the tables of an image, and the commit of the aiter that is really in there; warn of another one."""
+def tables_in_image(plan: Plan, image: str, remote: str | None = None) -> ImageTables:
+    """Read the tables of an image and the commit of its aiter; warn if the plan pins another one."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
             f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
         )
-    shipped = read_image(image, plan.engine.aiter_dir, far)
+    shipped = read_image(image, plan.engine.aiter_dir, remote)
     if (commit := shipped.aiter_commit) not in {None, plan.engine.aiter_commit}:
         warn(
-            f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
-            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up PROFILE`",
+            f"`{image}` has aiter {commit}; the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
+            hint=f"`--set engine.aiter_commit={commit}` with this image, and for `deploy up PROFILE`",
         )
     return shipped
 
 
 def require_moe(plan: Plan) -> None:
-    """Raise KernelsError for a plan whose server asks aiter for no MXFP4 experts."""
+    """Raise KernelsError if the plan's server runs no fused MXFP4 experts with aiter."""
     if not uses_tuned_table(plan):
         raise KernelsError(
-            f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
-            hint="`deploy kernels coverage` without a profile shows the profiles that do",
+            f"`{plan.profile}` does not use aiter's fused MXFP4 experts",
+            hint="`deploy kernels coverage` without a profile lists the profiles that do",
         )

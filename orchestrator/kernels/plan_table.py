@@ -1,4 +1,4 @@
-"""Tuned kernels of a plan: the table its server gets, and whether its log says they were used."""
+"""Tuned kernels of a plan: the table of its server, and the report on their use in its log."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -19,100 +19,99 @@ from orchestrator.kernels.log_gate import GateReport, gate_report
 from orchestrator.kernels.plan_coverage import RowSources, needs_table, require_moe, staged_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import Table, assemble
-from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
+from orchestrator.kernels.triton import TritonReport, triton_report, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runs.run_dir import RunDir
 
 
-def make_table(plan: Plan, home: Home, given: Callable[[], RowSources], *, allow_untuned: bool) -> bool:
-    """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
+def make_table(plan: Plan, home: Home, find_sources: Callable[[], RowSources], *, allow_untuned: bool) -> bool:
+    """Build the table of the plan's server if it is missing or outdated; return whether it was built.
 
-    `given` finds the tables that the runtime's engine ships, where one is built. Returns whether it was. Raises as
-    `build_table`, and what `given` raises, unless untuned kernels are accepted.
+    `find_sources` finds the tables of the runtime's engine. Raises as `build_table` and `find_sources`, unless untuned
+    kernels are accepted.
     """
     store = Store.of(home, plan)
     if not needs_table(plan) or store.is_fresh(plan):
         return False
-    say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
+    say("building the table of tuned MoE kernels: rows of its aiter, measured rows, newer upstream rows")
     try:
-        built = build_table(plan, given(), home, upstream=True)
+        built = build_table(plan, find_sources(), home, upstream=True)
     except (KernelsError, BuildError) as error:
         if allow_untuned:
-            warn(f"no table of tuned kernels: {error.message}", hint=error.hint)
+            warn(f"cannot build the table of tuned kernels: {error.message}", hint=error.hint)
             return False
-        error.hint = "; or ".join(filter(None, [error.hint, "`--allow-untuned` starts without"]))
+        error.hint = "; or ".join(filter(None, [error.hint, "`--allow-untuned` starts without it"]))
         raise
-    note(f"tuned kernels {built.path}: {built.found.line}")
+    note(f"tuned kernels {built.path}: {built.coverage.summary}")
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltTable:
-    """A table that was written, and what it answers."""
+    """A written table and its coverage."""
 
     path: Path
     table: Table
-    found: Coverage
+    coverage: Coverage
 
     @property
     def summary(self) -> str:
-        """What it holds, and which keys it answers, in lines."""
-        return "\n".join([self.table.summary, *(f"{one.title} ({one.summary})" for one in self.found.keys)])
+        """The rows and the coverage, in lines."""
+        return "\n".join([self.table.summary, *(f"{key.label} ({key.summary})" for key in self.coverage.keys)])
 
 
-def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) -> BuiltTable:
-    """Write the one table that the plan's server gets, with its companion of origins.
+def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) -> BuiltTable:
+    """Write the table of the plan's server and its companion of origins.
 
-    Rows come from the image, by default the profile's (pulled where it is missing), or else from copies of its tables;
-    from the store of measured rows; and, where `upstream`, from the pinned upstream table. The server will read no
-    other file, so a table without the image's rows is not built. Raises KernelsError for a plan that asks for no such
-    table, BuildError for an image that cannot be pulled.
+    Rows come from the image, by default the profile's (pulled if missing), or from copies of its tables; from the store
+    of measured rows; and with `upstream` from the pinned upstream table. The image's rows are required, because the
+    server reads no other file. Raises KernelsError if the plan uses no table, BuildError if the image cannot be pulled.
     """
     require_moe(plan)
     commit = plan.engine.aiter_commit
-    own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
-    if image := given.image or (None if given.tables else _own_image(plan, given.far)):
-        shipped = tables_in_image(plan, image, given.far)
+    image_rows = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(sources.tables)]
+    if image := sources.image or (None if sources.tables else _base_image(plan, sources.remote)):
+        shipped = tables_in_image(plan, image, sources.remote)
         commit = shipped.aiter_commit or commit
-        own += shipped.rows
+        image_rows += shipped.rows
     pins = read_pins()
-    rows = [*Store.of(home, plan, commit).measured(), *own]
+    rows = [*Store.of(home, plan, commit).measured(), *image_rows]
     if upstream:
-        path = upstream_file(pins.upstream, home.kernels / "upstream", without=", or go without it: `--no-upstream`")
-        place = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
+        path = upstream_file(pins.upstream, home.kernels / "upstream", alternative=", or use `--no-upstream`")
+        source = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
         found = read_tables([path], origin=RowOrigin.UPSTREAM)
-        rows += [replace(row, where=f"{place}:{row.where.rpartition(':')[2]}") for row in found]
+        rows += [replace(row, location=f"{source}:{row.location.rpartition(':')[2]}") for row in found]
     names = pins.names_of(commit)
     table = assemble(plan, rows, names=names)
-    checkpoint = staged_moe(plan, given, home)
+    checkpoint = staged_moe(plan, sources, home)
     written = Store.of(home, plan).write(plan, table.rows)  # where `build` and `up` look for it
     covered = coverage_of(plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit)
-    return BuiltTable(path=written, table=table, found=covered)
+    return BuiltTable(path=written, table=table, coverage=covered)
 
 
-def _own_image(plan: Plan, far: str | None) -> str:
-    """The image the plan's own is built on, pulled where it is missing."""
+def _base_image(plan: Plan, remote: str | None) -> str:
+    """Return the base of the plan's image, pulled if missing."""
     try:
-        ensure_base(find_docker(far), plan.engine)
+        ensure_base(find_docker(remote), plan.engine)
     except DeployError as error:
-        error.hint = f"{error.hint}; or give copies of its tables with `--table`"
+        error.hint = f"{error.hint}; or pass copies of its tables with `--table`"
         raise
     return base_reference(plan.engine)
 
 
 def kernel_report(log: Iterable[str], plan: Plan) -> GateReport | TritonReport | None:
-    """What the log says of tuned kernels, aiter's or Triton's; None for a plan that looks none up."""
+    """Return the report on tuned kernels, aiter's or Triton's, in a log; None if the plan looks up none."""
     if uses_tuned_table(plan):
         return gate_report(log)
-    return triton_report(log) if asks_triton(plan) else None
+    return triton_report(log) if uses_triton_configs(plan) else None
 
 
 def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> None:
-    """Read the log for hits and misses and say what was missed; nothing for a plan without such kernels.
+    """Report hits and misses of tuned kernels in the log; do nothing if the plan looks up none.
 
-    Keeps the report beside the log, and aiter's missed keys as its tuner's input. Raises KernelsError on a miss where
-    `strict`. Large prefill buckets are looked up late: `smoke` and `bench` look again.
+    Saves the report beside the log, and aiter's missed keys as input for its tuner. With `strict` raises KernelsError
+    on a miss. Large prefill buckets are looked up late, so `smoke` and `bench` check again.
     """
     report = kernel_report(log, plan)
     if report is None:
@@ -122,24 +121,24 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
     if not report.misses:
         note(text)
         return
-    hint = _untuned_triton() if isinstance(report, TritonReport) else _untuned(report, run)
+    hint = _triton_hint() if isinstance(report, TritonReport) else _aiter_hint(report, run)
     if strict:
         raise KernelsError(text, hint=hint)
     warn(text, hint=hint)
 
 
-def _untuned(report: GateReport, run: RunDir) -> str:
-    """What to do about missed keys, which are written down for the tuner."""
+def _aiter_hint(report: GateReport, run: RunDir) -> str:
+    """Save the missed keys as input for the tuner; return the next commands."""
     untuned = atomic_write(run.path / "untuned.csv", report.untuned)
     return (
         "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` fills what is known, "
-        f"`deploy kernels tune PROFILE` measures the rest; the missed keys: {untuned}"
+        f"`deploy kernels tune PROFILE` measures the rest; missed keys: {untuned}"
     )
 
 
-def _untuned_triton() -> str:
-    """What to do about configurations that are missing."""
+def _triton_hint() -> str:
+    """Return the next command for missing configurations."""
     return (
-        "`deploy kernels tune PROFILE` measures them with sglang's own tuner once the GPU is free, and says "
-        "how the server is given them"
+        "`deploy kernels tune PROFILE` measures them with sglang's own tuner once the GPU is free, and "
+        "prints how to use them"
     )

@@ -1,8 +1,8 @@
-"""Rows of tuned tables: reading them as aiter and pandas would, merging them without a duplicate, re-keying.
+"""Rows of tuned tables: read as aiter and pandas do, merged without duplicates, derived for other shapes.
 
-Upstream's own files need leniency in exactly these places: the last field (`_tag`) may be missing, `gfx` may be missing
-or empty and follows from `cu_num`, numbers may be written as `256.0`, truth values as `True`, lines may end in CRLF.
-Everything else is an error with its file and line.
+Upstream's files deviate in these ways, which are accepted: the last field (`_tag`) may be missing, `gfx` may be
+missing or empty and follows from `cu_num`, numbers may be written as `256.0`, truth values as `True`. Lines may end in
+CRLF. Every other deviation is an error with its file and line.
 """
 
 import csv
@@ -24,7 +24,7 @@ _REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
 # Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
 _ZERO_WHERE_MISSING: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
 _MEASURED: Final = ("us1", "err1", "us2", "err2", "us", "tflops", "bw")
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 TABLE_COLUMNS: Final = (
     *KEY_COLUMNS,
     *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us"),
@@ -33,12 +33,12 @@ TABLE_COLUMNS: Final = (
 
 
 class RowOrigin(StrEnum):
-    """Where a row comes from; in the order in which rows of equal key are preferred."""
+    """Origin of a row, most preferred first among rows of equal key."""
 
     MEASURED = "measured"  # by aiter's tuner, through this tool
     IMAGE = "image"
     UPSTREAM = "upstream"
-    REKEYED = "re-keyed"  # sound in shape, unmeasured in speed
+    DERIVED = "derived"  # from the row of another shape; the time is unmeasured
     FILE = "file"  # a table named by the user
 
 
@@ -47,7 +47,7 @@ _PREFERENCE: Final = {origin: rank for rank, origin in enumerate(RowOrigin)}
 
 @dataclass(frozen=True, kw_only=True)
 class TunedRow:
-    """One row. `us` is its time in microseconds, infinite where it has none; `where` is `file:line`."""
+    """One row. `us` is its time in microseconds, infinite if unmeasured; `location` is `file:line`."""
 
     key: Key
     act_type: str
@@ -56,28 +56,25 @@ class TunedRow:
     us: float
     cells: Mapping[str, str]
     origin: RowOrigin
-    where: str
+    location: str
 
     @property
     def identity(self) -> tuple[Key, str, str]:
-        """What may stand once in a table: aiter's own merge key (`update_config_files`)."""
+        """The unique key of a row in a table: aiter's own merge key (`update_config_files`)."""
         return self.key, self.act_type, self.tag
 
     @property
     def looked_up(self) -> bool:
-        """Whether aiter takes it for its key; at c16d44b9 other tags are labels, and before that no row has another."""
+        """Whether aiter uses the row for its key; tags other than the fallback's are labels (c16d44b9)."""
         return self.tag != _FALLBACK
 
 
 class _BadCellError(ValueError):
-    """A cell that is not what its column asks for."""
+    """An invalid cell."""
 
 
 def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: list[Problem]) -> Iterator[TunedRow]:
-    """Yield the rows of a table in CSV; what cannot be read is appended to `problems` (the first twenty) and left out.
-
-    Streams: one row is held at a time, whatever the size of the file.
-    """
+    """Yield the rows of a CSV table, one at a time; skip invalid rows and append them to `problems` (at most 20)."""
     reader = csv.reader(lines)
     try:
         header = [cell.strip().removeprefix("\ufeff") for cell in next(reader, [])]
@@ -96,20 +93,20 @@ def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: l
 
 
 def _add(problems: list[Problem], problem: Problem) -> None:
-    if len(problems) < _MOST_PROBLEMS:
+    if len(problems) < _MAX_PROBLEMS:
         problems.append(problem)
 
 
 def _check_header(header: Sequence[str], name: str) -> list[Problem]:
     twice = sorted({column for column in header if header.count(column) > 1})
     missing = [column for column in _REQUIRED if column not in header]
-    problems = [Problem(f"column `{column}` is given twice", f"{name}:1") for column in twice]
+    problems = [Problem(f"duplicate column `{column}`", f"{name}:1") for column in twice]
     if missing:
         problems.append(
             Problem(
                 f"missing columns: {', '.join(f'`{column}`' for column in missing)}",
                 f"{name}:1",
-                "a tuned fused-MoE table is expected, as aiter's gemm_moe_tune.py writes it",
+                "expected a tuned fused-MoE table, as aiter's gemm_moe_tune.py writes it",
             )
         )
     return problems
@@ -119,44 +116,44 @@ def _padded(fields: list[str], header: Sequence[str]) -> list[str]:
     if len(fields) == len(header) - 1 and header[-1] == "_tag":
         return [*fields, ""]
     if len(fields) != len(header):
-        raise _BadCellError(f"{len(fields)} fields where the header has {len(header)}")
+        raise _BadCellError(f"{len(fields)} fields, the header has {len(header)}")
     return fields
 
 
-def _row(cells: dict[str, str], where: str, origin: RowOrigin) -> TunedRow:
-    cu_num = _whole(cells, "cu_num")
+def _row(cells: dict[str, str], location: str, origin: RowOrigin) -> TunedRow:
+    cu_num = _integer(cells, "cu_num")
     gfx = cells.get("gfx", "")
     key = Key(
         gfx=_GFX_OF_COMPUTE_UNITS.get(cu_num, "") if gfx in _NA or gfx == "0" else gfx,
         cu_num=cu_num,
-        token=_whole(cells, "token"),
+        token=_integer(cells, "token"),
         shape=Shape(
-            model_dim=_whole(cells, "model_dim"),
-            inter_dim=_whole(cells, "inter_dim"),
-            expert=_whole(cells, "expert"),
-            topk=_whole(cells, "topk"),
+            model_dim=_integer(cells, "model_dim"),
+            inter_dim=_integer(cells, "inter_dim"),
+            expert=_integer(cells, "expert"),
+            topk=_integer(cells, "topk"),
         ),
-        dtype=_word(cells, "dtype"),
-        q_dtype_a=_word(cells, "q_dtype_a"),
-        q_dtype_w=_word(cells, "q_dtype_w"),
-        q_type=_word(cells, "q_type"),
-        use_g1u1=_truth(cells, "use_g1u1"),
-        doweight_stage1=_truth(cells, "doweight_stage1"),
+        dtype=_nonempty(cells, "dtype"),
+        q_dtype_a=_nonempty(cells, "q_dtype_a"),
+        q_dtype_w=_nonempty(cells, "q_dtype_w"),
+        q_type=_nonempty(cells, "q_type"),
+        use_g1u1=_boolean(cells, "use_g1u1"),
+        doweight_stage1=_boolean(cells, "doweight_stage1"),
     )
     tag = cells.get("_tag", "")
     return TunedRow(
         key=key,
-        act_type=_word(cells, "act_type"),
+        act_type=_nonempty(cells, "act_type"),
         tag="" if tag in _NA else tag,
         kernels=(_kernel(cells["kernelName1"]), _kernel(cells["kernelName2"])),
         us=_microseconds(cells.get("us", "")),
         cells=cells,
         origin=origin,
-        where=where,
+        location=location,
     )
 
 
-def _whole(cells: Mapping[str, str], column: str) -> int:
+def _integer(cells: Mapping[str, str], column: str) -> int:
     text = cells[column].strip()
     whole = text.removesuffix(".0")
     if not (whole.isascii() and whole.isdigit()):
@@ -164,14 +161,14 @@ def _whole(cells: Mapping[str, str], column: str) -> int:
     return int(whole)
 
 
-def _word(cells: Mapping[str, str], column: str) -> str:
+def _nonempty(cells: Mapping[str, str], column: str) -> str:
     text = cells[column].strip()
     if text in _NA:
         raise _BadCellError(f"`{column}` is empty")
     return text
 
 
-def _truth(cells: Mapping[str, str], column: str) -> bool:
+def _boolean(cells: Mapping[str, str], column: str) -> bool:
     text = cells[column].strip()
     if text not in _TRUTH:
         raise _BadCellError(f"`{column}` is `{text}`, neither 0 nor 1")
@@ -192,27 +189,27 @@ def _microseconds(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """A table without a duplicate, and how many rows of each origin lost to an equal key."""
+    """Rows without duplicates, and the number of rows dropped for a better row of equal key."""
 
     rows: tuple[TunedRow, ...]
     dropped: int
 
 
 def merge(rows: Iterable[TunedRow], *, gfx: str, cu_num: int) -> Merged:
-    """One table for one GPU type: a key once, the preferred origin first, else in the order given.
+    """Merge rows into a table for one kind of GPU, without duplicate keys, preferred origins first.
 
-    Among rows of one origin the fastest wins, as where aiter merges files itself. Rows of other GPUs are left out: an
+    Of rows of one origin the fastest is kept, as in aiter's own merge. Rows of other GPUs are left out: an
     aiter before ad73ecb5 does not look at `gfx`, and gfx1250 has 256 compute units too.
     """
-    ours = (row for row in rows if (row.key.gfx, row.key.cu_num) == (gfx, cu_num))
-    kept: dict[tuple[Key, str, str], TunedRow] = {}
+    same_gpu = (row for row in rows if (row.key.gfx, row.key.cu_num) == (gfx, cu_num))
+    best: dict[tuple[Key, str, str], TunedRow] = {}
     seen = 0
-    for row in ours:
+    for row in same_gpu:
         seen += 1
-        held = kept.get(row.identity)
-        if held is None or _rank(row) < _rank(held):
-            kept[row.identity] = row
-    ordered = sorted(kept.values(), key=lambda row: _PREFERENCE[row.origin])
+        current = best.get(row.identity)
+        if current is None or _rank(row) < _rank(current):
+            best[row.identity] = row
+    ordered = sorted(best.values(), key=lambda row: _PREFERENCE[row.origin])
     return Merged(rows=tuple(ordered), dropped=seen - len(ordered))
 
 
@@ -221,13 +218,14 @@ def _rank(row: TunedRow) -> tuple[int, float]:
 
 
 def derive_unfused(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[TunedRow, ...]:
-    """Rows of the fused shape under the key of the unfused one, e.g. 257/9 → 256/8.
+    """Derive rows of the unfused shape from rows of the fused one, e.g. 257/9 → 256/8; times and errors are empty.
 
-    Sound for FlyDSL's two-stage kernels, whose per-expert GEMM does not depend on the number of experts (aiter commit
-    31eb2c8f does the same for DeepSeek), and for no others: `flydsl_mxmoe_*` is generated for one shape. Times and
-    errors were measured under the other key, so they are left empty.
+    Valid for FlyDSL's two-stage kernels only: their per-expert GEMM does not depend on the number of experts (aiter
+    commit 31eb2c8f does the same for DeepSeek). `flydsl_mxmoe_*` is generated for one shape.
     """
-    return tuple(_under(row, unfused) for row in rows if row.key.shape == fused and row.looked_up and _portable(row))
+    return tuple(
+        _with_shape(row, unfused) for row in rows if row.key.shape == fused and row.looked_up and _portable(row)
+    )
 
 
 def _portable(row: TunedRow) -> bool:
@@ -239,15 +237,15 @@ def _portable(row: TunedRow) -> bool:
     )
 
 
-def _under(row: TunedRow, shape: Shape) -> TunedRow:
+def _with_shape(row: TunedRow, shape: Shape) -> TunedRow:
     key = replace(row.key, shape=shape)
     blank = {column: "" for column in _MEASURED if column in row.cells}
     cells = {**row.cells, **key.cells(row.act_type), **blank}
-    return replace(row, key=key, cells=cells, us=math.inf, origin=RowOrigin.REKEYED)
+    return replace(row, key=key, cells=cells, us=math.inf, origin=RowOrigin.DERIVED)
 
 
 def write_table(rows: Sequence[TunedRow]) -> str:
-    """The rows as a table that aiter reads as it is: every column it looks at is there and filled."""
+    """Format the rows as a table for aiter; fill every column that aiter reads."""
     extra = sorted({column for row in rows for column in row.cells} - set(TABLE_COLUMNS))
     columns = (*TABLE_COLUMNS[:-1], *extra, "_tag")
     return _csv(columns, ([_cell(row, column) for column in columns] for row in rows))
@@ -263,22 +261,22 @@ def _cell(row: TunedRow, column: str) -> str:
 
 
 def write_origins(rows: Sequence[TunedRow]) -> str:
-    """The table's companion: for each of its rows, in its order, the key, the origin and the place it came from.
+    """Format the companion of a table: the key, the origin and the location of each row, in the table's order.
 
-    A file of its own, so that aiter (and its tuner, which aligns columns) never meets a column it does not know.
+    A separate file, because aiter and its tuner (which aligns columns) do not accept further columns.
     """
-    columns = ("line", *KEY_COLUMNS, "_tag", "origin", "where")
+    columns = ("line", *KEY_COLUMNS, "_tag", "origin", "location")
     return _csv(
         columns,
         (
-            [str(line), *row.key.cells(row.act_type).values(), row.tag, row.origin, row.where]
+            [str(line), *row.key.cells(row.act_type).values(), row.tag, row.origin, row.location]
             for line, row in enumerate(rows, start=2)
         ),
     )
 
 
 def write_untuned(keys: Iterable[Key]) -> str:
-    """The keys as input for the tuner, each once, sorted."""
+    """Format the keys as input for the tuner, sorted and without duplicates."""
     wanted = sorted(set(keys))
     return _csv(UNTUNED_COLUMNS, ([key.cells()[column] for column in UNTUNED_COLUMNS] for key in wanted))
 

@@ -1,8 +1,8 @@
-"""The gate's twin for CUDA: which tuned Triton configurations of fused MoE a server's log names as found or missing.
+"""Log gate for CUDA: tuned Triton configurations of fused MoE that a server's log reports as found or missing.
 
-sglang looks one file up a shape, by what one rank sees: `E=33,N=1024,device_name=NVIDIA_H200.json`, 33 experts (the
-shared one among them) of 1024 columns (0.5.16, moe_runner/triton_utils/fused_moe_triton_config.py). Where none has that
-name it takes a default for all shapes: slower, and nothing fails. The down projection's own file (`_down`) is optional.
+sglang looks up one file per shape of a rank:  `E=33,N=1024,device_name=NVIDIA_H200.json`, 33 experts (the
+shared one among them) of 1024 columns (0.5.16, moe_runner/triton_utils/fused_moe_triton_config.py). Without that
+file sglang uses a slower default and reports no error. The file of the down projection (`_down`) is optional.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Final
 from orchestrator.plan.plan import Plan
 
 _FOUND: Final = re.compile(r"Using MoE kernel config from (?P<path>.+?\.json)")
-_OLDER: Final = re.compile(
+_OTHER_VERSION: Final = re.compile(
     r"Fallback to triton version (?P<version>\S+) and use MoE kernel config from (?P<path>.+?\.json)"
 )
 _MISSED: Final = re.compile(r"Using default MoE kernel config\. .*Config file not found at (?P<path>.+?\.json)")
@@ -26,51 +26,51 @@ class TritonReport:
     """Paths of configurations, sorted: tuned for this Triton, for another one, and missing."""
 
     hits: tuple[str, ...]
-    older: tuple[str, ...]
+    other_version: tuple[str, ...]
     misses: tuple[str, ...]
 
     @property
     def summary(self) -> str:
-        """One paragraph for people: the counts, then one line for each that is missing or of another Triton."""
-        if not (self.hits or self.older or self.misses):
-            return "fused MoE configurations: the log names no lookup"
+        """The counts, then one line for each configuration that is missing or of another Triton."""
+        if not (self.hits or self.other_version or self.misses):
+            return "fused MoE configurations: no lookup found in the log"
         lines = [f"fused MoE configurations: {len(self.hits)} found, {len(self.misses)} missing"]
         lines += [f"  missing: {PurePosixPath(path).name}" for path in self.misses]
-        lines += [f"  tuned for another Triton: {PurePosixPath(path).name}" for path in self.older]
+        lines += [f"  tuned for another Triton: {PurePosixPath(path).name}" for path in self.other_version]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as JSON-able data."""
-        return {"hits": list(self.hits), "older": list(self.older), "misses": list(self.misses)}
+        """Convert to JSON-compatible data."""
+        return {"hits": list(self.hits), "older": list(self.other_version), "misses": list(self.misses)}
 
 
-def asks_triton(plan: Plan) -> bool:
+def uses_triton_configs(plan: Plan) -> bool:
     """Whether the plan's server may look up Triton configurations of fused MoE."""
     return plan.engine.platform == "cuda" and plan.model.moe is not None
 
 
 @dataclass(kw_only=True)
 class TritonReader:
-    """Reads a log as it grows; each file counts once, however many ranks look it up."""
+    """Incremental reader of a log; counts each file once."""
 
     _found: dict[re.Pattern[str], set[str]] = field(
-        default_factory=lambda: {_FOUND: set(), _OLDER: set(), _MISSED: set()}
+        default_factory=lambda: {_FOUND: set(), _OTHER_VERSION: set(), _MISSED: set()}
     )
 
     def feed(self, line: str) -> None:
-        """Take one whole line."""
+        """Read one complete line."""
         for pattern, paths in self._found.items() if "MoE kernel config" in line else ():
             if (match := pattern.search(line)) and _OPTIONAL not in match["path"]:
                 paths.add(match["path"])
 
     def report(self) -> TritonReport:
-        """What has been read so far."""
+        """Return the report on the lines read so far."""
         hits, older, misses = (tuple(sorted(paths)) for paths in self._found.values())
-        return TritonReport(hits=hits, older=older, misses=misses)
+        return TritonReport(hits=hits, other_version=older, misses=misses)
 
 
 def triton_report(lines: Iterable[str]) -> TritonReport:
-    """The report on the lines of a log."""
+    """Return the report on the lines of a log."""
     reader = TritonReader()
     for line in lines:
         reader.feed(line)

@@ -29,7 +29,7 @@ class Fusion:
     """The decision: True, False, or None where only the checkpoint can tell; by whom; and what to do about it."""
 
     fused: bool | None
-    because: str
+    reason: str
     hint: str = ""
     demanded: str = ""  # the switch without which the server does otherwise, and what it answers is wrong
 
@@ -47,7 +47,7 @@ def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
     fusion = decide_fusion(plan, checkpoint) if checkpoint else None
     if fusion is None or not fusion.demanded:
         return plan
-    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
+    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.reason)
     return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
 
 
@@ -64,7 +64,7 @@ def might_fuse(plan: Plan) -> bool:
 def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
     if plan.serving.expert_fusion is False:
-        return Fusion(fused=False, because=f"flag `--{_OFF}`")
+        return Fusion(fused=False, reason=f"flag `--{_OFF}`")
     if checkpoint is None:
         return _without_checkpoint(plan)
     if veto := _stored_apart(checkpoint):
@@ -73,11 +73,11 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
         return Fusion(
             fused=False,
-            because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
+            reason=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
             hint=f"`--{_ON}` does not lift that veto; {_told_apart(version)}",
         )
     if plan.serving.expert_fusion:
-        return Fusion(fused=True, because=f"flag `--{_ON}`")
+        return Fusion(fused=True, reason=f"flag `--{_ON}`")
     return _by_configuration(plan, checkpoint.moe)
 
 
@@ -86,7 +86,7 @@ def _without_checkpoint(plan: Plan) -> Fusion:
     if plan.model.moe and not is_mxfp4(plan):
         return _by_configuration(plan, plan.model.moe)
     return Fusion(
-        fused=None, because="the checkpoint says, and is not here", hint="`--model DIR` names a copy of its config.json"
+        fused=None, reason="the checkpoint says, and is not here", hint="`--model DIR` names a copy of its config.json"
     )
 
 
@@ -94,23 +94,23 @@ def _kept_apart(plan: Plan, checkpoint: MoeCheckpoint, veto: str) -> Fusion:
     """Shared experts that are stored otherwise than routed ones: where no entry tells the engine, it has to be told."""
     asks = _version(plan.engine.version) >= _ASKS_THE_CHECKPOINT
     if (asks and _excluded(checkpoint)) or not would_fuse(plan, checkpoint.moe):
-        return Fusion(fused=False, because=veto)
+        return Fusion(fused=False, reason=veto)
     looks = "finds nothing of it in the exclude list" if asks else "does not look at the exclude list"
     unasked = f"sglang {plan.engine.version} {looks} and would fuse all the same"
-    return Fusion(fused=False, because=veto, hint=f"{unasked}: set the flag `{_OFF}`", demanded=_OFF)
+    return Fusion(fused=False, reason=veto, hint=f"{unasked}: set the flag `{_OFF}`", demanded=_OFF)
 
 
 def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
     if moe.shared_experts != 1 or moe.routed_experts not in _VALIDATED_EXPERTS:
         what = f"{moe.routed_experts} routed and {moe.shared_experts} shared experts"
-        return Fusion(fused=False, because=f"sglang fuses 256 or 384 routed and one shared expert, not {what}")
+        return Fusion(fused=False, reason=f"sglang fuses 256 or 384 routed and one shared expert, not {what}")
     if moe.routed_experts == _QUARK_ONLY and not plan.model.quantization.startswith("quark"):
-        return Fusion(fused=False, because=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
+        return Fusion(fused=False, reason=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
     if plan.hardware.vendor == "cpu" or (plan.hardware.vendor == "nvidia" and plan.layout.ep > 1):
-        return Fusion(fused=False, because="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
+        return Fusion(fused=False, reason="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
     if vetoes := plan.serving.fusion_vetoes:
-        return Fusion(fused=False, because=f"flag `{vetoes[0]}`")
-    return Fusion(fused=True, because="sglang's default: nothing vetoes it")
+        return Fusion(fused=False, reason=f"flag `{vetoes[0]}`")
+    return Fusion(fused=True, reason="sglang's default: nothing vetoes it")
 
 
 def would_fuse(plan: Plan, moe: Moe) -> bool:

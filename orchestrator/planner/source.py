@@ -132,7 +132,7 @@ class RunSource:
         fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.demanded:
             raise ProfileError(
-                f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
+                f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.reason}",
                 where=str(self.run.path / "plan.json"),
                 hint=f"`deploy up PROFILE` sets `--{fusion.demanded}`: {fusion.hint}",
             )

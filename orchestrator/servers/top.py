@@ -21,7 +21,7 @@ from orchestrator.hosts.gpus.inventory import gib
 from orchestrator.hosts.survey import Runner
 from orchestrator.kernels.log_gate import GateReader
 from orchestrator.kernels.plan_coverage import needs_table
-from orchestrator.kernels.triton import TritonReader, asks_triton
+from orchestrator.kernels.triton import TritonReader, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Servers
@@ -228,7 +228,7 @@ class TopView:
         self._clients = [  # a gateway counts no tokens
             self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
         ]
-        self._gate = GateReader() if needs_table(plan) else TritonReader() if asks_triton(plan) else None
+        self._gate = GateReader() if needs_table(plan) else TritonReader() if uses_triton_configs(plan) else None
         self._log = self._server.runtime.tail(self._server.found) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()

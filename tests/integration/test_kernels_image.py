@@ -48,7 +48,7 @@ def test_an_images_own_rows_its_digest_and_its_aiter_are_read(engine: docker.Doc
 
 
 def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: docker.DockerClient, image: str) -> None:
-    with pytest.raises(KernelsError, match="has no tuned fused-MoE table"):
+    with pytest.raises(KernelsError, match="no tuned fused-MoE table found"):
         read_image(image, "/opt/aiter")
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
     with pytest.raises(KernelsError) as caught:
@@ -116,5 +116,5 @@ def test_an_image_that_cannot_be_pulled_says_what_else_will_do(
     gone = table(f"{registry}/no-such:1", Home(tmp_path / "home"))
     assert gone.returncode == 5
     assert f"`{registry}/no-such:1` does not exist in its registry" in gone.stderr
-    assert "or give copies of its tables with `--table`" in gone.stderr
+    assert "or pass copies of its tables with `--table`" in gone.stderr
     assert not (tmp_path / "home").exists()

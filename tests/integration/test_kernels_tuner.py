@@ -32,7 +32,7 @@ def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 
         keys=KEYS,
         names=read_pins().names_of("9127c94a"),
         folder=work,
-        limits=TunerTimeouts(total=total, shutdown=shutdown, look=0.1, term=1),
+        limits=TunerTimeouts(total=total, shutdown=shutdown, poll=0.1, grace=1),
     )
     return tune(job, run=run_with_limits, store=Store(folder / "store"), provenance=WHO)
 
@@ -86,7 +86,7 @@ def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch:
     clock = partial(poll_until, clock=lambda: 3600.0 * written(tmp_path))
     monkeypatch.setattr("orchestrator.kernels.disk.run_limited.poll_until", clock)
     tuned = run(tmp_path, "stops", total=3600)
-    assert [problem.message for problem in tuned.problems] == ["the tuner was stopped at the time limit"]
+    assert [problem.message for problem in tuned.problems] == ["the tuner reached its time limit"]
     assert measured(tmp_path) == [1, 2]
 
 
@@ -106,6 +106,6 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
 
 
 def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    limits = TunerTimeouts(total=1, shutdown=1, look=0.1, term=1)
+    limits = TunerTimeouts(total=1, shutdown=1, poll=0.1, grace=1)
     with pytest.raises(HostError, match="there is no program `no-such-program`"):
         run_with_limits(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)

@@ -100,7 +100,7 @@ def job(folder: Path, *tokens: int, every: bool = False, profile: str = "h200-gl
         model=folder / "checkpoint",
         kernels=folder / "kernels",
         tokens=tokens,
-        every=every,
+        full_search=every,
         hours=1,
     )
 
@@ -115,7 +115,7 @@ def test_the_fastest_configuration_is_given_beside_copies_of_sglangs_own(tmp_pat
     asked = job(tmp_path, 4, 32)
     tuned = tune_triton(asked, files())
     assert (tuned.problems, tuned.remaining) == ((), ())
-    assert [(one.tokens, one.untuned_us, one.us) for one in tuned.kept] == [(4, 66.0, 18.0), (32, 10.0, 10.0)]
+    assert [(one.tokens, one.untuned_us, one.us) for one in tuned.measured] == [(4, 66.0, 18.0), (32, 10.0, 10.0)]
     configs = tmp_path / "kernels/triton/sglang-0.5.16/configs"
     assert json.loads((configs / "triton_3_6_0" / FILE).read_text()) == {
         "4": {"BLOCK_SIZE_M": 16, "num_warps": 4},
@@ -129,21 +129,21 @@ def test_only_what_sglang_ships_for_this_gpu_and_data_type_is_tried_unless_every
     asked = job(tmp_path, 4)
     tune_triton(asked, files())
     assert json.loads((asked.folder / "space.json").read_text()) == [{"BLOCK_SIZE_M": 16, "num_warps": 4}]
-    [one] = tune_triton(job(tmp_path / "every", 4, every=True), files()).kept
+    [one] = tune_triton(job(tmp_path / "every", 4, every=True), files()).measured
     assert one.config["BLOCK_SIZE_M"] == 8
 
 
 @pytest.mark.usefixtures("engine")
 def test_what_was_measured_before_a_crash_is_kept_and_not_measured_again(tmp_path: Path) -> None:
     tuned = tune_triton(job(tmp_path, 4, 666, 1000), files())
-    assert ([one.tokens for one in tuned.kept], tuned.remaining) == ([4], (666, 1000))
+    assert ([one.tokens for one in tuned.measured], tuned.remaining) == ([4], (666, 1000))
     assert "out of memory" in tuned.problems[0].message
     configs = tmp_path / "kernels/triton/sglang-0.5.16/configs"
     assert list(json.loads((configs / "triton_3_6_0" / FILE).read_text())) == ["4"]
 
     again = job(tmp_path, 4, 8)
-    assert again.wanted == (8,)
-    assert [one.tokens for one in tune_triton(again, files()).kept] == [4, 8]
+    assert again.remaining == (8,)
+    assert [one.tokens for one in tune_triton(again, files()).measured] == [4, 8]
     assert len((again.folder / "measured.jsonl").read_text().splitlines()) == 2
     assert list(json.loads((configs / "triton_3_6_0" / FILE).read_text())) == ["4", "8"]
 
@@ -162,7 +162,7 @@ def test_a_line_that_was_cut_off_or_names_another_place_is_left_out(tmp_path: Pa
     }
     (asked.folder / "measured.jsonl").write_text(json.dumps(line) + '\n{"tokens": 4, "fi')
     assert asked.measured == ()
-    assert asked.wanted == (4,)
+    assert asked.remaining == (4,)
 
 
 def test_a_quantization_that_the_tuner_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_is_not_there_and_a_machine_without_the_gpu_are_told(t
     (home.models / plan.model.name).mkdir(parents=True)
     (home.models / plan.model.name / "config.json").write_text("{}")
     prepared = prepare_triton_tuning(plan, home, tokens=(), full_search=False, hours=1)
-    assert len(prepared.wanted) == 18
+    assert len(prepared.remaining) == 18
     assert prepared.command[-8:] == (
         "--model",
         str(home.models / plan.model.name),

@@ -37,11 +37,11 @@ def command(
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
     far = host_ref(plan.runtime, home, host).far
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)
     if json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}
-        print_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.found)})
+        print_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.coverage)})
     else:
         print_data(str(built.path))

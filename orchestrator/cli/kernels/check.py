@@ -34,7 +34,7 @@ def command(
         print_json(report.to_dict())
     else:
         print_data(report.summary)
-    if strict_kernels and (report.misses or not report.seen):
+    if strict_kernels and (report.misses or not report.has_lookups):
         raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
 
 

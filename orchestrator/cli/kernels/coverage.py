@@ -13,7 +13,7 @@ from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.kernels.coverage import queries_aiter_tables
-from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, note_mismatches, require_moe
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, require_moe, warn_mismatches
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, usable_plans
 
@@ -39,18 +39,18 @@ def command(
     if host is not None and image is None:
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
     home, far = Home.from_environment(), remote_host(host, environ)
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     plans = _plans(profile, set_ or ())
-    note_mismatches(plans, given, home)
+    warn_mismatches(plans, given, home)
     covered = [compute_coverage(plan, given, home) for plan in plans]
     if json:
         print_json([one.to_dict() for one in covered])
     else:
         print_data("\n\n".join(one.to_text() for one in covered))
-    if short := [one for one in covered if one.missing]:
-        names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
+    if short := [one for one in covered if one.untuned]:
+        names = ", ".join(f"`{one.coverage.profile}` ({one.untuned} missing)" for one in short)
         hint = "`deploy kernels build PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
-        if not any(one.tabled for one in short):
+        if not any(one.supports_table for one in short):
             hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
         raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
 

@@ -13,10 +13,10 @@ from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
-from orchestrator.kernels.disk.triton_tuner import VARIABLE
+from orchestrator.kernels.disk.triton_tuner import CONFIG_DIR_VARIABLE
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.rows import write_untuned
-from orchestrator.kernels.triton import asks_triton
+from orchestrator.kernels.triton import uses_triton_configs
 from orchestrator.kernels.tuning import prepare_triton_tuning, prepare_tuning, run_triton_tuning, run_tuning
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
@@ -47,7 +47,7 @@ def command(
     """
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
-    if asks_triton(plan):
+    if uses_triton_configs(plan):
         _tune_triton(plan, counts, full_search=full_search, hours=hours, dry_run=dry_run)
         return
     given = RowSources(tables=tuple(tables or ()), image=image, model=model)
@@ -63,7 +63,7 @@ def command(
         return
     with _progress("keys have a row") as progress:
         tuned = run_tuning(tuning, progress)
-    say(f"{len(tuned.kept)} rows measured and kept, {len(tuned.remaining)} keys without one")
+    say(f"{len(tuned.accepted)} rows measured and kept, {len(tuned.remaining)} keys without one")
     if tuned.remaining or tuned.problems:
         raise KernelsError(
             "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
@@ -82,7 +82,7 @@ def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours:
         tuned = run_triton_tuning(job, home, progress)
     rows = [
         (str(one.tokens), f"{one.untuned_us:.1f}", f"{one.us:.1f}", f"{one.untuned_us / one.us:.2f} x")
-        for one in tuned.kept
+        for one in tuned.measured
     ]
     print_data(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
     if tuned.remaining or tuned.problems:
@@ -91,7 +91,7 @@ def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours:
             problems=tuned.problems,
             hint="run the same command again to go on",
         )
-    note(f"next: `deploy up PROFILE --set env.{VARIABLE}={job.target}`")
+    note(f"next: `deploy up PROFILE --set env.{CONFIG_DIR_VARIABLE}={job.target}`")
 
 
 def _counts(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the fusion rule needs of a checkpoint: the shape of its experts, and how shared and routed ones are stored."""
+"""Experts of a checkpoint: their shape, and the storage of shared and routed ones, for the fusion rule."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,12 +13,12 @@ _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_expe
 
 
 def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
-    """The experts of a checkpoint. Raises CheckpointError for one without a readable config of routed experts."""
+    """Read the experts of a checkpoint. Raises CheckpointError without a readable config of routed experts."""
     config = checkpoint.config
-    sizes = {name: found.number for name in _FIELDS if (found := config.count(name, name)) is not None}
+    sizes = {name: fact.number for name in _FIELDS if (fact := config.count(name, name)) is not None}
     if missing := [name for name in _FIELDS if name not in sizes]:
         names = ", ".join(f"`{name}`" for name in missing)
-        raise CheckpointError(f"no routed experts: {names} missing", where=f"{checkpoint.where}/{CONFIG}")
+        raise CheckpointError(f"no routed experts found: {names} missing", where=f"{checkpoint.where}/{CONFIG}")
     shared, exclude = config.count("moe.shared_experts"), config.quantized.get("exclude")
     shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["num_hidden_layers"])
     return MoeCheckpoint(
@@ -38,25 +38,27 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
 
 
 def _expert_dtypes(checkpoint: Checkpoint, layers: int) -> tuple[str | None, str | None]:
-    """The dtypes of a shared and of a routed expert of one layer of the target model: one where they differ, if any.
+    """Return the dtypes of a shared and a routed expert, of a layer where they differ if there is one.
 
-    Nothing of a checkpoint whose headers are not here.
+    (None, None) without headers.
     """
     pairs = list(_pairs(checkpoint, layers))
     return next((pair for pair in pairs if None not in pair and pair[0] != pair[1]), (pairs or [(None, None)])[0])
 
 
 def _pairs(checkpoint: Checkpoint, layers: int) -> Iterator[tuple[str | None, str | None]]:
-    """The two of each layer that has routed experts."""
+    """Yield both dtypes of each layer with experts."""
     for layer in range(layers):
-        at = f"model.layers.{layer}.mlp"
-        pair = tuple(_dtype(checkpoint, f"{at}.{kind}.gate_proj.weight") for kind in ("shared_experts", "experts.0"))
+        prefix = f"model.layers.{layer}.mlp"
+        pair = tuple(
+            _dtype(checkpoint, f"{prefix}.{expert}.gate_proj.weight") for expert in ("shared_experts", "experts.0")
+        )
         if any(pair):
             yield pair[0], pair[1]
 
 
 def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
-    """How a tensor is stored; None where its shard is not here or cannot be read."""
+    """Return the dtype of a tensor; None if its shard is missing or unreadable."""
     with suppress(CheckpointError, KeyError):
         return checkpoint.dtypes(checkpoint.index.places.get(tensor, SINGLE))[tensor]
     return None

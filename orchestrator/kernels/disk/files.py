@@ -1,4 +1,4 @@
-"""Tables on disk: read strictly or leniently, as `orchestrator.kernels.rows` says."""
+"""Reading tables on disk, by the rules of `orchestrator.kernels.rows`."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
@@ -11,36 +11,36 @@ from orchestrator.core.files import open_lines
 from orchestrator.kernels.keys import KEY_COLUMNS
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
-_LONGEST: Final = 1 << 16  # characters of a row; one of aiter's has some 400
+_MAX_LINE_CHARS: Final = 1 << 16  # of a row; aiter's have about 400
 
 
 def read_tables(
     paths: Iterable[Path], *, origin: RowOrigin = RowOrigin.FILE, keep: Callable[[TunedRow], bool] = lambda _: True
 ) -> list[TunedRow]:
-    """The rows of all tables that `keep` wants, in order. Raises KernelsError with every fault at its file:line.
+    """Read the rows of all tables that pass `keep`, in order. Raises KernelsError with every invalid row.
 
-    A row that the table's companion knows keeps the origin and the place written there. Streams: what `keep` refuses
-    takes no memory.
+    The origin and location of a row come from the table's companion, if the companion has the row. Rows are streamed:
+    a row that does not pass `keep` takes no memory.
     """
     rows: list[TunedRow] = []
     problems: list[Problem] = []
     for path in paths:
         try:
             known = _origins(companion(path))
-            lines = open_lines(path, longest=_LONGEST)
-            found = read_rows(lines, name=str(path), origin=origin, problems=problems)
-            rows.extend(_with_origin(row, known) for row in found if keep(row))
+            lines = open_lines(path, longest=_MAX_LINE_CHARS)
+            candidates = read_rows(lines, name=str(path), origin=origin, problems=problems)
+            rows.extend(_with_origin(row, known) for row in candidates if keep(row))
         except OSError as error:
-            problems.append(Problem(f"cannot be read: {error.strerror}", str(path)))
+            problems.append(Problem(f"cannot read the table: {error.strerror}", str(path)))
         except (KeyError, ValueError):
-            hint = "remove it, and the rows count as those of a file you named"
-            problems.append(Problem("does not say where the rows beside it come from", str(companion(path)), hint))
-    refuse(problems)
+            hint = "remove it; the rows then have the origin `file`"
+            problems.append(Problem("invalid origins of table rows", str(companion(path)), hint))
+    require_readable(problems)
     return rows
 
 
 def companion(table: Path) -> Path:
-    """The file beside a table that says where its rows come from."""
+    """Return the path of a table's companion, with the origins of its rows."""
     return table.with_suffix(".origins.csv")
 
 
@@ -48,27 +48,25 @@ def _origins(path: Path) -> dict[tuple[str, ...], tuple[RowOrigin, str]]:
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:
-        return {_cells(row): (RowOrigin(row["origin"]), row["where"]) for row in csv.DictReader(lines)}
+        return {_cells(row): (RowOrigin(row["origin"]), row["location"]) for row in csv.DictReader(lines)}
 
 
 def _with_origin(row: TunedRow, known: Mapping[tuple[str, ...], tuple[RowOrigin, str]]) -> TunedRow:
     if not known:
         return row
     identity = _cells({**row.key.cells(row.act_type), "_tag": row.tag})
-    origin, where = known.get(identity, (row.origin, row.where))
-    return replace(row, origin=origin, where=where)
+    origin, location = known.get(identity, (row.origin, row.location))
+    return replace(row, origin=origin, location=location)
 
 
 def _cells(row: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[column] for column in (*KEY_COLUMNS, "_tag"))
 
 
-def refuse(problems: list[Problem]) -> None:
-    """Raise KernelsError where there are problems."""
+def require_readable(problems: list[Problem]) -> None:
+    """Raise KernelsError if there are problems."""
     if problems:
         raise KernelsError(
-            "a tuned table cannot be used as it is"
-            if len(problems) == 1
-            else "tuned tables cannot be used as they are",
+            "cannot read the tuned tables",
             problems=problems,
         )

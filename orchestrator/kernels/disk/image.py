@@ -1,4 +1,4 @@
-"""The tables inside an image, read without running it: a container is created, copied from and removed."""
+"""Tables inside an image, read from a temporary container that is never started."""
 
 import io
 import os
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import HostError, KernelsError, Problem
 from orchestrator.hosts.daemon import docker_endpoint
 from orchestrator.hosts.ssh import SshHost, Tunnel
-from orchestrator.kernels.disk.files import refuse
+from orchestrator.kernels.disk.files import require_readable
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
-if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and what is known of tables is asked by every dry run
+if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and every dry run imports this module
     import docker
     from docker.models.containers import Container
 
@@ -26,57 +26,57 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTables:
-    """What an image ships: its own rows in aiter's order, the digest it is known by, the commit of its aiter."""
+    """Tables of an image: its rows in aiter's order, its digest, the commit of its aiter."""
 
     rows: tuple[TunedRow, ...]
     files: int
     digest: str
-    aiter_commit: str | None  # None where the image keeps no git directory
+    aiter_commit: str | None  # None: no git directory in the image
 
 
-def read_image(image: str, aiter_dir: str, far: str | None = None) -> ImageTables:
-    """The tables of `image`, whose aiter sources lie at `aiter_dir`; with `far`, `ssh://user@node`, on that machine.
+def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTables:
+    """Read the tables of `image` with aiter's sources in `aiter_dir`; `remote` (`ssh://user@host`) names its host.
 
-    Raises HostError without a Docker engine, KernelsError for an image that is not there or holds no such tables.
+    Raises HostError without a Docker engine, KernelsError if the image is missing or has no tables.
     """
-    with _engine(image, far) as engine, _created(engine, image) as container:
+    with _engine(image, remote) as engine, _temporary_container(engine, image) as container:
         files = dict(_csv_files(container, f"{aiter_dir}/{_CONFIGS}"))
         commit = _commit(container, aiter_dir)
         digest = _image_digest(engine, image)
     if not files:
-        raise KernelsError(f"`{image}` has no tuned fused-MoE table below `{aiter_dir}/{_CONFIGS}`")
+        raise KernelsError(f"no tuned fused-MoE table found in `{image}` under `{aiter_dir}/{_CONFIGS}`")
     return ImageTables(rows=tuple(_rows(files)), files=len(files), digest=digest, aiter_commit=commit)
 
 
 def tables_below(configs: Path) -> tuple[Path, ...]:
-    """The tables in a folder of aiter's that it reads without `AITER_CONFIG_FMOE`, the general one first."""
+    """Return the tables in aiter's `configs` that aiter reads without `AITER_CONFIG_FMOE`, the general one first."""
     found = (path for path in configs.rglob("*.csv") if _is_read_by_aiter(PurePosixPath(path)))
     return tuple(sorted(found, key=lambda path: (len(path.parts), path)))
 
 
 def read_digest(image: str) -> str:
-    """The digest `image` is known by. Raises as read_image does."""
+    """Return the digest of `image`. Raises as `read_image`."""
     with _engine(image, None) as engine:
         return _image_digest(engine, image)
 
 
 @contextmanager
-def _engine(image: str, far: str | None) -> "Iterator[docker.DockerClient]":
+def _engine(image: str, remote: str | None) -> "Iterator[docker.DockerClient]":
     from docker.errors import DockerException, ImageNotFound  # noqa: PLC0415 - see above
 
     try:
         with (
-            closing(Tunnel.open(SshHost.parse(far))) if far else nullcontext() as tunnel,
+            closing(Tunnel.open(SshHost.parse(remote))) if remote else nullcontext() as tunnel,
             closing(_client(tunnel.docker_url if tunnel else docker_endpoint())) as client,
         ):
             yield client
     except ImageNotFound as error:
         raise KernelsError(
-            f"there is no image `{image}` here",
-            hint=f"`docker pull {image}`, or give copies of its tables with `--table`",
+            f"no image `{image}` found",
+            hint=f"`docker pull {image}`, or pass copies of its tables with `--table`",
         ) from error
     except DockerException as error:
-        raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
+        raise HostError(f"cannot reach the Docker engine: {error}", hint="`docker info`") from error
 
 
 def _client(url: str) -> "docker.DockerClient":
@@ -86,7 +86,7 @@ def _client(url: str) -> "docker.DockerClient":
 
 
 @contextmanager
-def _created(client: "docker.DockerClient", image: str) -> "Iterator[Container]":
+def _temporary_container(client: "docker.DockerClient", image: str) -> "Iterator[Container]":
     container = client.containers.create(image, command=["true"])
     try:
         yield container
@@ -95,7 +95,7 @@ def _created(client: "docker.DockerClient", image: str) -> "Iterator[Container]"
 
 
 def _csv_files(container: "Container", folder: str) -> Iterator[tuple[str, str]]:
-    """The tables that aiter reads without `AITER_CONFIG_FMOE`, as (path, text), the general one first."""
+    """Yield the tables that aiter reads without `AITER_CONFIG_FMOE`, as (path, text), the general one first."""
     found = {}
     for name, content in _archive(container, folder):
         path = PurePosixPath(name)
@@ -118,12 +118,12 @@ def _rows(files: dict[str, str]) -> Iterable[TunedRow]:
         for name, text in files.items()
         for row in read_rows(io.StringIO(text, newline=""), name=name, origin=RowOrigin.IMAGE, problems=problems)
     ]
-    refuse(problems)
+    require_readable(problems)
     return rows
 
 
 def _commit(container: "Container", aiter_dir: str) -> str | None:
-    """The commit the sources stand at; images check one out, so HEAD holds it itself."""
+    """Return the commit of the sources; HEAD is detached in images."""
     for _, content in _archive(container, f"{aiter_dir}/.git/HEAD"):
         if match := _COMMIT.fullmatch(content.decode(errors="replace").strip()):
             return match[0]
@@ -144,7 +144,7 @@ def _archive(container: "Container", path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _image_digest(client: "docker.DockerClient", image: str) -> str:
-    """The registry's digest where the image came from one, else the engine's own id."""
+    """Return the registry's digest of a pulled image, else the engine's id."""
     attributes = client.images.get(image).attrs
     pulled = attributes.get("RepoDigests") or []
     return str(pulled[0]).partition("@")[2] if pulled else str(attributes["Id"])

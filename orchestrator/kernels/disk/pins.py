@@ -1,4 +1,4 @@
-"""What the tool pins of others: aiter's newer table and kernel names (`aiter.yaml`), sglang's tuner (`triton.yaml`)."""
+"""Pins of upstream files: aiter's newer table and kernel names (`aiter.yaml`), sglang's tuner (`triton.yaml`)."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ class _Bound(StrictModel):
     shapes: tuple[_Dimensions, ...]
 
 
-class _Answered(_Dimensions):
+class _BuiltinKeys(_Dimensions):
     first: int = Field(default=1, alias="from")
     to: int
     exclude: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class _Answered(_Dimensions):
 class _Gpu(StrictModel):
     gfx: str
     cu_num: int
-    keys: tuple[_Answered, ...]
+    keys: tuple[_BuiltinKeys, ...]
 
 
 class _BlockFp8(StrictModel):
@@ -88,22 +88,22 @@ class _Pins(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """What the file says."""
+    """The content of `aiter.yaml`."""
 
     upstream: PinnedFile
     upstream_keys: UpstreamKeys
     names: tuple[KernelNames, ...]
     block_fp8: Mapping[str, tuple[BuiltinKeys, ...]]  # by commit
 
-    def own_keys(self, plan: Plan) -> tuple[BuiltinKeys, ...] | None:
-        """What the tables of the plan's aiter answer for FP8 in blocks on its GPU; None where that was not read."""
+    def builtin_keys(self, plan: Plan) -> tuple[BuiltinKeys, ...] | None:
+        """Return the keys of the plan's aiter for block-scaled FP8 on its GPU; None if unknown."""
         commit, gpu = plan.engine.aiter_commit or "", (plan.hardware.arch, plan.hardware.compute_units)
-        held = next((keys for each, keys in self.block_fp8.items() if len(commit) > 6 and each.startswith(commit)), ())
-        of_gpu = tuple(keys for keys in held if (keys.gfx, keys.cu_num) == gpu)
-        return of_gpu or None
+        pinned = self.block_fp8.items() if len(commit) > 6 else ()
+        builtin = next((keys for full, keys in pinned if full.startswith(commit)), ())
+        return tuple(keys for keys in builtin if (keys.gfx, keys.cu_num) == gpu) or None
 
     def names_of(self, commit: str | None) -> KernelNames | None:
-        """The kernel names of an aiter commit, given in full or in its first seven digits or more; None if unknown."""
+        """Return the kernel names of an aiter commit, abbreviated to at least seven digits; None if unknown."""
         if commit is None or len(commit) < 7:
             return None
         return next((names for names in self.names if names.commit.startswith(commit)), None)
@@ -114,37 +114,37 @@ class _TunerPins(StrictModel):
 
 
 def read_tuner_pins() -> tuple[PinnedFile, ...]:
-    """The files of sglang's tuner for Triton. Raises KernelsError for a file of pins it cannot use."""
+    """Read the pins of sglang's tuner for Triton. Raises KernelsError if the file is invalid."""
     catalog = Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "triton")
     return read_model(path, _TunerPins, catalog.shown(path), fault=KernelsError).tuner
 
 
 def read_pins(catalog: Catalog | None = None) -> Pins:
-    """The catalog's file of pins. Raises KernelsError for a file it cannot use."""
+    """Read the pins of aiter. Raises KernelsError if the file is invalid."""
     catalog = catalog or Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "aiter")
     raw = read_model(path, _Pins, catalog.shown(path), fault=KernelsError)
-    bound = tuple(
-        ShapeConstraint(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
-        for one in raw.shape_bound
+    constraints = tuple(
+        ShapeConstraint(prefix=family.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in family.shapes))
+        for family in raw.shape_bound
     )
     names = tuple(
         KernelNames(
             commit=commit,
             patterns=tuple(re.compile(pattern) for pattern in group.patterns),
-            bound=bound,
+            constraints=constraints,
             without=group.exclude,
         )
         for group in raw.names
         for commit in group.commits
     )
     keys = UpstreamKeys(**raw.upstream_keys.model_dump())
-    block_fp8 = {commit: tuple(_own(group)) for group in raw.block_fp8 for commit in group.commits}
+    block_fp8 = {commit: tuple(_builtin_keys(group)) for group in raw.block_fp8 for commit in group.commits}
     return Pins(upstream=raw.upstream, upstream_keys=keys, names=names, block_fp8=block_fp8)
 
 
-def _own(group: _BlockFp8) -> Iterator[BuiltinKeys]:
+def _builtin_keys(group: _BlockFp8) -> Iterator[BuiltinKeys]:
     for gpu in group.gpus:
         tokens = {
             Shape(model_dim=key.model_dim, inter_dim=key.inter_dim, expert=key.expert, topk=key.topk): tuple(

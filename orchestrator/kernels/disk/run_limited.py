@@ -1,4 +1,4 @@
-"""Run a program that may never end: with an outer time limit, and with a short one once its work is done."""
+"""Running a program that may hang, with time limits for its work and for its exit."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -13,59 +13,56 @@ from orchestrator.core.polling import poll_until
 
 
 class ExitReason(StrEnum):
-    """How a watched program ended."""
+    """Reason for the end of a program."""
 
     EXITED = "exited"
     TIME_LIMIT = "stopped at the time limit"
-    HUNG = "stopped: it had finished its work and did not exit"
+    HUNG = "stopped: did not exit after its work"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramExit:
-    """The end of a watched program; `code` is None where it was stopped."""
+    """The end of a program; `code` is None if it was stopped."""
 
-    ending: ExitReason
+    reason: ExitReason
     code: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunerTimeouts:
-    """Seconds: until its work is done, from then to its exit, between two looks, between SIGTERM and SIGKILL."""
+    """Seconds: for the work, from its end to the exit, between two polls, from SIGTERM to SIGKILL."""
 
     total: float
     shutdown: float
-    look: float
-    term: float
+    poll: float
+    grace: float
 
 
 class TunerRunner(Protocol):
-    """How the tuner is run; a test puts another in its place."""
+    """Function that runs a tuner; tests replace it."""
 
     def __call__(
         self, argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]
     ) -> ProgramExit:
-        """Run `argv` to its end or its limits, its output appended to `log`; `finished` says its work is done."""
+        """Run `argv` within `limits`, append its output to `log`; `finished` returns whether its work is done."""
 
 
 def run_with_limits(
     argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]
 ) -> ProgramExit:
-    """The TunerRunner that starts a process. Nothing of it is left, however this function is left.
-
-    Raises ProgramMissingError where there is no such program.
-    """
+    """Run a tuner as a process, and always stop it. Raises ProgramMissingError if the program is missing."""
     with open_to_append(log) as output, subprocesses.start(argv, output=output) as program:
         try:
             return _wait(program, limits, finished)
         finally:
-            program.end(signal.SIGTERM, grace=limits.term)  # with its group: the tuner has one worker a GPU
+            program.end(signal.SIGTERM, grace=limits.grace)  # the whole group: the tuner has a worker per GPU
 
 
 def _wait(program: subprocesses.Program, limits: TunerTimeouts, finished: Callable[[], bool]) -> ProgramExit:
     def ends() -> bool:
-        return program.wait_for(limits.look) is not None or finished()
+        return program.wait_for(limits.poll) is not None or finished()
 
     done = poll_until(bool, ends, within=limits.total, pause=0)  # each look is a pause itself
     if (code := program.wait_for(limits.shutdown if done else 0)) is not None:
-        return ProgramExit(ending=ExitReason.EXITED, code=code)
-    return ProgramExit(ending=ExitReason.HUNG if done else ExitReason.TIME_LIMIT, code=None)
+        return ProgramExit(reason=ExitReason.EXITED, code=code)
+    return ProgramExit(reason=ExitReason.HUNG if done else ExitReason.TIME_LIMIT, code=None)

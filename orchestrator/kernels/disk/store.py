@@ -1,15 +1,15 @@
-"""What the tool keeps of tables: measured rows by aiter commit, and the tables built from them.
+"""Store of tables: measured rows by aiter commit, and the tables built from them.
 
 ::
 
     kernels/upstream/<commit>-<file>          the pinned upstream table, by checksum
     kernels/<aiter commit>/measured.csv       rows measured by aiter's tuner at that commit
-    kernels/<aiter commit>/measured.origins.csv   for each, the host, the image's digest, the commit, the date
-    kernels/<aiter commit>/<model>-<gfx>-tp8.csv  the table a server gets: what a rank looks up follows from these
-    kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  for each of its rows, where it comes from
+    kernels/<aiter commit>/measured.origins.csv   host, image digest, commit and date of each row
+    kernels/<aiter commit>/<model>-<gfx>-tp8.csv  the table of a server, by what determines its keys
+    kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  origin of each row
     kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
-    kernels/image-<digest of its name>/       the same for an image whose aiter is not pinned
-    kernels/image-<digest of its name>/shipped.csv  the rows that it ships, as `deploy add engine` read them
+    kernels/image-<digest of its name>/       the same, for an image with an unpinned aiter
+    kernels/image-<digest of its name>/shipped.csv  its own rows, read by `deploy add engine`
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from orchestrator.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class RowProvenance:
-    """Under what a row was measured; `date` is ISO 8601, UTC."""
+    """Provenance of a measured row; `date` is ISO 8601, UTC."""
 
     host: str
     image: str  # digest, or the engine's id of a local image
@@ -40,42 +40,42 @@ class RowProvenance:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of one aiter commit."""
+    """Store of one aiter commit."""
 
     folder: Path
 
     @classmethod
     def of(cls, home: Home, plan: Plan, aiter_commit: str | None = None) -> "Store":
-        """The store for an aiter commit that was found, by default for the one that the plan's image pins."""
+        """Return the store for an aiter commit, by default the plan's."""
         return cls.at(home, aiter_commit or plan.engine.aiter_commit, plan.engine.image)
 
     @classmethod
     def at(cls, home: Home, aiter_commit: str | None, image: str | None) -> "Store":
-        """The store for an aiter commit; without one, for the aiter of that image."""
-        of_image = f"image-{hashlib.sha256((image or '').encode()).hexdigest()[:12]}"
-        return cls(home.kernels / FileName(aiter_commit[:12] if aiter_commit else of_image))
+        """Return the store for an aiter commit; without one, for the aiter of `image`."""
+        image_folder = f"image-{hashlib.sha256((image or '').encode()).hexdigest()[:12]}"
+        return cls(home.kernels / FileName(aiter_commit[:12] if aiter_commit else image_folder))
 
     def table(self, plan: Plan) -> Path:
-        """Where the table of a plan's server lies once it is built."""
+        """Return the path of the table of a plan's server."""
         return self.table_of(plan.model.name, plan.hardware.arch, tp=plan.layout.tp, ep=plan.layout.ep)
 
     def table_of(self, model: str, arch: str, *, tp: int, ep: int) -> Path:
-        """Where the table for a model and a layout on this kind of GPU lies once it is built."""
+        """Return the path of the table for a model, a layout and a kind of GPU."""
         layout = f"tp{tp}" if ep == 1 else f"tp{tp}-ep{ep}"
         return self.folder / FileName(f"{model}-{arch}-{layout}.csv")
 
     def is_fresh(self, plan: Plan) -> bool:
-        """Whether a plan's table is there, and as new as the rows measured so far."""
+        """Whether a plan's table exists and is newer than the measured rows."""
         table, measured = self.table(plan), self._measured
         return table.is_file() and not (measured.is_file() and measured.stat().st_mtime > table.stat().st_mtime)
 
-    def keep_shipped(self, rows: Sequence[TunedRow]) -> Path:
-        """Keep the rows that an image ships, and return where."""
+    def save_shipped(self, rows: Sequence[TunedRow]) -> Path:
+        """Save the rows of an image's own tables; return the path."""
         self._write(self._shipped, rows)
         return self._shipped
 
     def shipped(self, *, keep: Callable[[TunedRow], bool] = lambda _: True) -> list[TunedRow] | None:
-        """The rows that the image ships, those that `keep` wants; None where it was not read yet."""
+        """Return the image's own rows that pass `keep`; None if the image was not read yet."""
         path = self._shipped
         return read_tables([path], origin=RowOrigin.IMAGE, keep=keep) if path.is_file() else None
 
@@ -88,17 +88,17 @@ class Store:
         return self.folder / "measured.csv"
 
     def tuning(self, plan: Plan) -> Path:
-        """Where the tuner works for a plan's profile."""
+        """Return the tuner's working directory for a plan's profile."""
         return self.folder / "tuning" / RelativePath(plan.profile)
 
     def measured(self) -> list[TunedRow]:
-        """The rows measured so far, each with its provenance as its place."""
+        """Return the measured rows, each with its provenance as its location."""
         path = self._measured
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
 
     def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
-        """Keep newly measured rows; one of an equal key replaces the older only where it is faster."""
-        new = [replace(row, origin=RowOrigin.MEASURED, where=str(provenance)) for row in rows]
+        """Save newly measured rows; of rows of equal key the fastest is kept."""
+        new = [replace(row, origin=RowOrigin.MEASURED, location=str(provenance)) for row in rows]
         both = [*self.measured(), *new]
         gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)
         merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num).rows]

@@ -2,10 +2,10 @@
 
 ::
 
-    kernels/triton/<sglang version>/configs/triton_3_6_0/    sglang's own configurations, and those measured here
+    kernels/triton/<sglang version>/configs/triton_3_6_0/    sglang's own configurations and the measured ones
     kernels/triton/<sglang version>/tuning/<model>-<gpu>-tp1/  the tuner, its log, and `measured.jsonl`
 
-sglang reads the folder that SGLANG_MOE_CONFIG_DIR names *instead of* its own: so copies of its own lie in it too.
+sglang reads the folder SGLANG_MOE_CONFIG_DIR *instead of* its own, so the folder includes copies of sglang's own.
 """
 
 import json
@@ -24,15 +24,15 @@ from orchestrator.engine.options import Meaning
 from orchestrator.kernels.disk.run_limited import ExitReason, TunerRunner, TunerTimeouts, run_with_limits
 from orchestrator.plan.plan import Plan
 
-VARIABLE: Final = "SGLANG_MOE_CONFIG_DIR"
+CONFIG_DIR_VARIABLE: Final = "SGLANG_MOE_CONFIG_DIR"
 # The tuner's own default (get_default_batch_sizes, common_utils.py at 702bddcee823).
 TOKENS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
-DTYPES: Final[Mapping[str, str]] = {"bf16": "auto", "fp8": "fp8_w8a8"}  # a model's quantization: the tuner's word
+DTYPES: Final[Mapping[str, str]] = {"bf16": "auto", "fp8": "fp8_w8a8"}  # quantization: the tuner's `--dtype`
 _MEASURED: Final = "measured.jsonl"
 
 
 class TritonConfiguration(StrictModel):
-    """The fastest configuration for a count of tokens; `us` is its time a call, `untuned_us` that of today's."""
+    """The fastest configuration for a number of tokens; `us` and `untuned_us` are microseconds per call."""
 
     tokens: int
     file: str
@@ -45,9 +45,9 @@ class TritonConfiguration(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class TritonJob:
-    """One tuning: what is run, where its files lie, and where its configurations go."""
+    """A run of the tuner: working files in `folder`, configurations in `target`."""
 
-    argv: tuple[str, ...]  # without the counts of tokens
+    argv: tuple[str, ...]  # without the numbers of tokens
     arguments: tuple[str, ...]  # of the tuner itself
     tokens: tuple[int, ...]
     folder: Path
@@ -56,24 +56,24 @@ class TritonJob:
 
     @property
     def measured(self) -> tuple[TritonConfiguration, ...]:
-        """What was measured so far, the last word for each count of tokens."""
+        """The measured configurations, the latest for each number of tokens."""
         try:
             lines = (self.folder / _MEASURED).read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return ()
-        found = {one.tokens: one for one in map(_read, lines) if one is not None}
-        return tuple(found[tokens] for tokens in sorted(found))
+        latest = {config.tokens: config for config in map(_parse, lines) if config is not None}
+        return tuple(latest[tokens] for tokens in sorted(latest))
 
     @property
-    def wanted(self) -> tuple[int, ...]:
-        """The counts of tokens that have no configuration yet."""
-        done = {one.tokens for one in self.measured}
+    def remaining(self) -> tuple[int, ...]:
+        """The numbers of tokens without a measured configuration."""
+        done = {config.tokens for config in self.measured}
         return tuple(tokens for tokens in self.tokens if tokens not in done)
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The argv for what is wanted."""
-        return (*self.argv, *map(str, self.wanted), "--", *self.arguments)
+        """The argv for the remaining numbers of tokens."""
+        return (*self.argv, *map(str, self.remaining), "--", *self.arguments)
 
 
 def triton_job(
@@ -83,38 +83,38 @@ def triton_job(
     model: Path,
     kernels: Path,
     tokens: Sequence[int],
-    every: bool,
+    full_search: bool,
     hours: float,
 ) -> TritonJob:
-    """The tuning for what one rank of the plan's server sees.
+    """Describe the run of the tuner for one rank of the plan's server.
 
-    `program` is the engine's Python and `tune_fused_moe.py`; `every` tries the tuner's whole search space. Raises
-    KernelsError for a quantization that the tuner does not know.
+    `program` is the engine's Python and `tune_fused_moe.py`; `full_search` tries the tuner's whole search space. Raises
+    KernelsError for an unsupported quantization.
     """
     if (dtype := DTYPES.get(plan.model.quantization)) is None:
-        known = " and ".join(DTYPES)
-        raise KernelsError(f"`{plan.model.name}` is {plan.model.quantization}: sglang's tuner is run for {known} here")
+        known = " or ".join(DTYPES)
+        raise KernelsError(f"cannot tune `{plan.model.name}`: quantization {plan.model.quantization} is not {known}")
     layout = plan.layout
     target = kernels / "triton" / FileName(f"sglang-{plan.engine.version}")
     folder = target / "tuning" / FileName(f"{plan.model.name}-{plan.hardware.name}-tp{layout.tp}-ep{layout.ep}")
     arguments = ["--model", str(model), "--tp", str(layout.tp), "--ep", str(layout.ep), "--dtype", dtype]
     if plan.serving.expert_fusion is False:
-        arguments.append(f"--{Meaning.NO_EXPERT_FUSION}")  # the tuner calls it as the server does
+        arguments.append(f"--{Meaning.NO_EXPERT_FUSION}")  # same name as the server's flag
     return TritonJob(
-        argv=(*program, str(folder), "all" if every else "shipped"),
+        argv=(*program, str(folder), "all" if full_search else "shipped"),
         arguments=tuple(arguments),
         tokens=tuple(sorted(set(tokens))),
         folder=folder,
         target=target,
-        limits=TunerTimeouts(total=hours * 3600, shutdown=60, look=1, term=10),
+        limits=TunerTimeouts(total=hours * 3600, shutdown=60, poll=1, grace=10),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonTuned:
-    """What came of it."""
+    """Result of a run of the tuner."""
 
-    kept: tuple[TritonConfiguration, ...]
+    measured: tuple[TritonConfiguration, ...]
     remaining: tuple[int, ...]
     problems: tuple[Problem, ...]
 
@@ -126,9 +126,9 @@ def tune_triton(
     run: TunerRunner = run_with_limits,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> TritonTuned:
-    """Tune what has no configuration yet, and write what is measured, also where the run is interrupted.
+    """Tune the remaining numbers of tokens; write the measured configurations even if the run is interrupted.
 
-    `tuner` are the files of sglang's tuner by name; `progress` is told how many of how many counts are done.
+    `tuner` are the files of sglang's tuner by name; `progress` receives the done and total number of configurations.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     for name, content in tuner.items():
@@ -138,40 +138,40 @@ def tune_triton(
     problems: list[Problem] = []
 
     def finished() -> bool:
-        progress(len(job.tokens) - len(job.wanted), len(job.tokens))
-        return not job.wanted
+        progress(len(job.tokens) - len(job.remaining), len(job.tokens))
+        return not job.remaining
 
     try:
-        if job.wanted:
-            ended = run(job.command, log=log, limits=job.limits, finished=finished)
-            if ended.ending is ExitReason.TIME_LIMIT:
-                problems.append(Problem("the tuner was stopped at the time limit", str(log)))
-            elif ended.code:
-                problems.append(Problem(f"the tuner exited with {ended.code}: {_last_line(log)}", str(log)))
+        if job.remaining:
+            end = run(job.command, log=log, limits=job.limits, finished=finished)
+            if end.reason is ExitReason.TIME_LIMIT:
+                problems.append(Problem("the tuner reached its time limit", str(log)))
+            elif end.code:
+                problems.append(Problem(f"the tuner failed with exit code {end.code}: {_last_line(log)}", str(log)))
     finally:
-        _deliver(job)
-    return TritonTuned(kept=job.measured, remaining=job.wanted, problems=tuple(problems))
+        _write_configs(job)
+    return TritonTuned(measured=job.measured, remaining=job.remaining, problems=tuple(problems))
 
 
-def _deliver(job: TritonJob) -> None:
-    """Write the configurations where sglang looks them up, beside copies of its own."""
+def _write_configs(job: TritonJob) -> None:
+    """Write the configurations for sglang, with copies of its own."""
     files: dict[Path, dict[str, Mapping[str, int]]] = {}
     configs = job.target / "configs"
-    for one in job.measured:
-        copy_tree(Path(one.shipped), configs)
-        folder = configs / FileName(f"triton_{one.triton.replace('.', '_')}")
-        files.setdefault(folder / FileName(one.file), {})[str(one.tokens)] = one.config
+    for tuned in job.measured:
+        copy_tree(Path(tuned.shipped), configs)
+        folder = configs / FileName(f"triton_{tuned.triton.replace('.', '_')}")
+        files.setdefault(folder / FileName(tuned.file), {})[str(tuned.tokens)] = tuned.config
     for path, content in files.items():
         atomic_write(path, json.dumps(content, indent=4) + "\n")
 
 
-def _read(line: str) -> TritonConfiguration | None:
-    """A line of results; None for one that was cut off, or has a name that is no file's."""
+def _parse(line: str) -> TritonConfiguration | None:
+    """Parse a line of results; None for a truncated line or an unsafe file name."""
     try:
-        found = _LINES.validate_json(line)
+        result = _LINES.validate_json(line)
     except ValidationError:
         return None
-    return found if Path(found.file).name == found.file else None
+    return result if Path(result.file).name == result.file else None
 
 
 _LINES: Final = TypeAdapter(TritonConfiguration)

@@ -1,9 +1,8 @@
-"""Pinned files of others: downloaded once, kept by their checksum, never committed to this repository."""
+"""Pinned upstream files: downloaded once, verified by checksum, not part of this repository."""
 
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,77 +14,71 @@ from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.safe_paths import FileName
 from orchestrator.kernels.disk.pins import PinnedFile
 
-_WITHIN: Final = 300.0  # seconds for the whole of it
-_AS_IT_IS: Final = {"Accept-Encoding": "identity"}
-_MOST: Final = 64 << 20  # bytes, many times what a table or a program of aiter's has
+_TIMEOUT_S: Final = 300.0  # for the whole download
+_NO_ENCODING: Final = {"Accept-Encoding": "identity"}
+_MAX_BYTES: Final = 64 << 20  # many times the size of aiter's tables and programs
 
 
 def upstream_file(
     pin: PinnedFile,
     folder: Path,
     *,
-    without: str = "",
+    alternative: str = "",
     transport: httpx.BaseTransport | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """The path of the file below `folder`, downloaded where it is not there yet.
+    """Return the path of the file below `folder`, downloaded if missing.
 
-    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. `without` is a way on without the
-    file. Raises KernelsError where the network or the checksum says no; nothing is left behind then.
+    Retries transient failures after 1 s and 2 s. `alternative` ends the hint of an error. Raises KernelsError if the
+    download fails or its checksum differs, without writing a file.
     """
     path = folder / FileName(f"{pin.commit[:12]}-{pin.name}")
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
         return path
-    content = _download(pin, _Transport(transport, sleep), instead=f"put the file at `{path}`{without}")
+    content = _download(pin, transport, sleep, hint=f"without internet: copy the file to `{path}`{alternative}")
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(
-            f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, pinned is {pin.sha256[:16]}…",
+            f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, expected {pin.sha256[:16]}…",
             where=pin.address,
-            hint="a proxy may have answered in its place; look at what that address returns",
+            hint="check the response of that address: a proxy may have answered",
         )
     return write_cache(path, content)
 
 
-@dataclass(frozen=True)
-class _Transport:
-    """How the download reaches its host, and how it waits."""
-
-    transport: httpx.BaseTransport | None
-    sleep: Callable[[float], None]
-
-
-def _download(pin: PinnedFile, way: _Transport, *, instead: str) -> bytes:
+def _download(
+    pin: PinnedFile, transport: httpx.BaseTransport | None, sleep: Callable[[float], None], *, hint: str
+) -> bytes:
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential  # noqa: PLC0415 - 60 ms
 
-    again = Retrying(
-        retry=retry_if_exception(_passes),
+    retry = Retrying(
+        retry=retry_if_exception(_is_transient),
         stop=stop_after_attempt(3),
         wait=wait_exponential(),
-        sleep=way.sleep,
+        sleep=sleep,
         reraise=True,
     )
     try:
-        return again(_get, pin.address, way.transport)
+        return retry(_get, pin.address, transport)
     except httpx.HTTPError as error:
         raise KernelsError(
-            f"`{pin.name}` cannot be downloaded: {error}",
+            f"cannot download `{pin.name}`: {error}",
             where=pin.address,
-            hint=f"on a machine without internet {instead}",
+            hint=hint,
         ) from error
 
 
 def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
-    end = Deadline(_WITHIN)
+    deadline = Deadline(_TIMEOUT_S)
     with (
-        end,
+        deadline,
         httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client,
-        client.stream("GET", address, headers=_AS_IT_IS, extensions={"trace": end.watch}) as answer,
+        client.stream("GET", address, headers=_NO_ENCODING, extensions={"trace": deadline.watch}) as response,
     ):
-        return b"".join(iter_capped(answer.raise_for_status(), _MOST))
+        return b"".join(iter_capped(response.raise_for_status(), _MAX_BYTES))
 
 
-def _passes(error: BaseException) -> bool:
-    """Whether another try may find what this one did not: not after an answer that blames the request."""
+def _is_transient(error: BaseException) -> bool:
+    """Whether a retry may succeed: not after an HTTP 4xx."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.is_server_error
     return isinstance(error, httpx.TransportError)

@@ -121,7 +121,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
         if text:
             atomic_write(table_path(version, home), text)
         if shipped is not None:
-            store.keep_shipped(shipped.rows)
+            store.save_shipped(shipped.rows)
         write_part(found.file, _head(name, source, patches), EngineFile)
     return found
 

@@ -207,4 +207,4 @@ class _Image:
         place = str(PurePosixPath(self.facts.aiter.root).parent)
         found = read_image(self.config.reference, place, self.request.host)
         where = f"{self.image} ({found.digest[:19]}) "
-        return replace(found, rows=tuple(replace(row, where=where + row.where) for row in found.rows))
+        return replace(found, rows=tuple(replace(row, location=where + row.location) for row in found.rows))

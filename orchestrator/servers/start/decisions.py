@@ -11,7 +11,7 @@ from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
 from orchestrator.images.sources import input_digests
 from orchestrator.kernels.coverage import uses_tuned_table
-from orchestrator.kernels.plan_coverage import NOTHING_GIVEN, RowSources, report_coverage, require_covered
+from orchestrator.kernels.plan_coverage import NO_SOURCES, RowSources, report_coverage, require_tuned
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import might_fuse
@@ -99,7 +99,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
     tuned kernels where there is none yet, and once more with it.
     """
-    plan, home, rows, image, early = first.plan, place.home, NOTHING_GIVEN, None, None
+    plan, home, rows, image, early = first.plan, place.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).elsewhere:
         image = fetch_image(plan.prebuilt_image, place)
         rows = rows_in(image, plan, place, allow_untuned=request.allow_untuned)
@@ -117,18 +117,18 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     final = _decide(source, place, image)
     report_warnings(final.plan, before=plan)
     if not request.allow_untuned:
-        require_covered(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
+        require_tuned(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
     if early is None or final.artifacts != first.artifacts:
         early = _judged(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
     prepare_overlay(early, place)
     return early
 
 
-def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NOTHING_GIVEN) -> None:
+def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NO_SOURCES) -> None:
     """Say what is known of the tuned kernels, and refuse a load that would miss some. Raises KernelsError."""
     report_coverage(plan, place.home, rows)
     if not request.allow_untuned:
-        require_covered(plan, place.home, rows)
+        require_tuned(plan, place.home, rows)
 
 
 def _judged(source: PlanSource, artifacts: Artifacts, place: HostRef, files: Mapping[str, str] | None) -> PreparedRun:

@@ -107,7 +107,7 @@ def plan_to_build(
 
 def builtin_tables(plan: Plan, home: Home, place: HostRef) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
-    return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), far=place.far)
+    return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), remote=place.far)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
-from orchestrator.kernels.plan_coverage import report_coverage, require_covered
+from orchestrator.kernels.plan_coverage import report_coverage, require_tuned
 from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import note_capacity
@@ -68,7 +68,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     decision = decide_beforehand(request, source, place, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
     if not plan.prebuilt_image and not request.allow_untuned:
-        _require_covered(plan, home)
+        _require_tuned(plan, home)
     capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
     return Preview(
         plan=plan,
@@ -81,10 +81,10 @@ def preview(request: UpRequest, home: Home) -> Preview:
     )
 
 
-def _require_covered(plan: Plan, home: Home) -> None:
+def _require_tuned(plan: Plan, home: Home) -> None:
     """Refuse a load without tuned kernels; the coverage of each key then precedes the error."""
     try:
-        require_covered(plan, home)
+        require_tuned(plan, home)
     except KernelsError:
         report_coverage(plan, home)
         raise

@@ -52,11 +52,11 @@ def test_an_aiter_that_is_not_known_is_said_to_be_so_and_nothing_is_called_missi
 ) -> None:
     assert deploy(monkeypatch, "coverage", "mi355x-tp8-current") == 0
     shown = capsys.readouterr().out
-    assert "tuned kernels are not known for aiter 4ad99832823d; `deploy kernels coverage mi355x-tp8-current" in shown
+    assert "tuned kernels: unknown for aiter 4ad99832823d; `deploy kernels coverage mi355x-tp8-current" in shown
     assert "missing" not in shown
     assert deploy(monkeypatch, "coverage", "mi355x-tp8-current", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["known"], found["missing"], found["missed_by_load"], found["keys"]) == (False, None, None, [])
+    assert (found["known"], found["untuned"], found["untuned_in_workload"], found["keys"]) == (False, None, None, [])
 
 
 def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
@@ -67,15 +67,15 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     assert deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json") == 9
     told = capsys.readouterr()
     (found,) = json.loads(told.out)
-    assert (found["missing"], found["missed_by_load"], found["shared_expert_fused"]) == (2, [131072], True)
-    missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "missing"]
+    assert (found["untuned"], found["untuned_in_workload"], found["shared_expert_fused"]) == (2, [131072], True)
+    missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
     assert missed == [32768, 131072]
     assert "tables are made and tuned for MXFP4 alone" in told.err
     path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
     deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
-    assert json.loads(capsys.readouterr().out)[0]["missing"] == 17
+    assert json.loads(capsys.readouterr().out)[0]["untuned"] == 17
     assert deploy(monkeypatch, "build", "mi325x-tp8") != 0
-    assert "asks aiter for no MXFP4 experts" in capsys.readouterr().err
+    assert "does not use aiter's fused MXFP4 experts" in capsys.readouterr().err
 
 
 def test_what_is_not_known_yet_names_the_command_that_tells(
@@ -83,8 +83,8 @@ def test_what_is_not_known_yet_names_the_command_that_tells(
 ) -> None:
     assert deploy(monkeypatch, "coverage", "mi355x-tp4dp2", "--set", "layout.tp=4") == 0
     shown = capsys.readouterr().out
-    assert "`deploy kernels build mi355x-tp4dp2 --set layout.tp=4` builds one" in shown
-    assert "shared expert: not known yet: the checkpoint says, and is not here" in shown
+    assert "`deploy kernels build mi355x-tp4dp2 --set layout.tp=4` builds it with at least" in shown
+    assert "shared expert: unknown: the checkpoint says, and is not here" in shown
     assert "hint: `--model DIR` names a copy of its config.json" in shown
 
 
@@ -93,8 +93,8 @@ def test_full_coverage_exits_with_0_and_is_readable_by_programs(
 ) -> None:
     assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["known"], found["missing"], found["shared_expert_fused"]) == (True, 0, None)
-    assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["covered", "borrowed"]
+    assert (found["known"], found["untuned"], found["shared_expert_fused"]) == (True, 0, None)
+    assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["tuned", "fallback"]
 
 
 def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
@@ -105,8 +105,8 @@ def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
     assert deploy(monkeypatch, "build", "-p", "mi355x-tp8", "--table", str(own), "--no-upstream", *NEWER) == 0
     shown = capsys.readouterr()
     assert Path(shown.out.strip()).read_text().count("\n") == 3
-    assert "2 rows: 1 image, 1 re-keyed" in shown.err
-    assert "unmeasured in speed" in shown.err
+    assert "2 rows: 1 image, 1 derived" in shown.err
+    assert "times are unmeasured" in shown.err
 
 
 def test_a_dry_tuning_prints_the_keys_and_starts_nothing(

@@ -202,8 +202,8 @@ def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> N
     plan = load("mi355x-tp8", overrides=choice).plan
     found = compute_coverage(plan, RowSources(), home)
     assert found.known
-    assert f"those of `registry.example/sglang@{DIGEST}`, as `deploy add engine` read them" in found.tables
-    assert [key.token for key in found.found.keys[0].missing] == [1]
+    assert f"tables of `registry.example/sglang@{DIGEST}`, read by `deploy add engine`" in found.tables
+    assert [key.token for key in found.coverage.keys[0].untuned] == [1]
     moved = compute_coverage(
         load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home
     )

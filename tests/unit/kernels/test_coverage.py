@@ -27,7 +27,7 @@ from orchestrator.kernels.plan_coverage import (
     RowSources,
     compute_coverage,
     report_coverage,
-    require_covered,
+    require_tuned,
 )
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import NOTHING_KNOWN, Facts
@@ -56,10 +56,10 @@ def plan_of(profile: str, *overrides: str) -> Plan:
 def test_what_each_pin_covers_is_known(
     profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
 ) -> None:
-    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path)).found
+    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path)).coverage
     for key in found.keys:
-        assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.served) == missing
-    assert found.missed_by_load == met
+        assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.runs_tuned) == missing
+    assert found.untuned_in_workload == met
 
 
 def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
@@ -67,9 +67,9 @@ def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
 ) -> None:
     report_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
     line = capsys.readouterr().err
-    assert "TP8, fused 257/9: 8 tuned, 0 re-keyed, 1 borrowed, 8 missing of 17;" in line
-    assert "unfused 256/8: 0 tuned, 9 re-keyed, 0 borrowed, 8 missing of 17;" in line
-    assert "its load meets 8, 16, 32, 64, 128, 131072; without a tuned kernel: 8, 32, 128" in line
+    assert "TP8, fused 257/9: 8 tuned, 0 derived, 1 fallback, 8 untuned of 17;" in line
+    assert "unfused 256/8: 0 tuned, 9 derived, 0 fallback, 8 untuned of 17;" in line
+    assert "workload uses 8, 16, 32, 64, 128, 131072; untuned in workload: 8, 32, 128" in line
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,21 @@ def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, st
 
 
 def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
-    with pytest.raises(KernelsError, match="meets batches without a tuned MoE kernel: 8 tokens") as caught:
-        require_covered(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
+    with pytest.raises(
+        KernelsError, match="no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens"
+    ) as caught:
+        require_tuned(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
     ways_out = (
         "`--set engine=sglang-0.5.16-rocm`",
-        "`deploy kernels tune PROFILE` on a node of this kind: hours, 12 at most",
+        "`deploy kernels tune PROFILE` on a node with the same GPUs: hours, at most 12",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
         "`--allow-untuned`",
     )
     for way_out in ways_out:
         assert way_out in caught.value.hint
     assert signature(tune).parameters["hours"].default == TUNING_HOURS
-    require_covered(plan_of("mi355x-tp4dp2"), Home(tmp_path))
-    require_covered(plan_of("cpu-tiny"), Home(tmp_path))
+    require_tuned(plan_of("mi355x-tp4dp2"), Home(tmp_path))
+    require_tuned(plan_of("cpu-tiny"), Home(tmp_path))
 
 
 def test_a_dry_run_refuses_what_its_up_would(
@@ -108,7 +110,7 @@ def test_a_dry_run_refuses_what_its_up_would(
         monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
     with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
         up(profile="mi355x-tp8-july", dry_run=True)
-    assert "without a tuned kernel: 8, 32, 128; `deploy up` refuses that" in capsys.readouterr().err
+    assert "untuned in workload: 8, 32, 128; `deploy up` requires tuned kernels" in capsys.readouterr().err
     up(profile="mi355x-tp8-july", dry_run=True, allow_untuned=True)
 
 
@@ -124,19 +126,19 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     """What a table would hold is nothing that its server reads."""
     plan = plan_of("mi355x-tp8-july", f"skip_patches=[{TABLE_PATCH}]")
     report_coverage(plan, Home(tmp_path))
-    require_covered(plan, Home(tmp_path))
+    require_tuned(plan, Home(tmp_path))
     assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), allow_untuned=False)
-    assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
+    assert "aiter's own tables only, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 
 def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
-    require_covered(unknown, Home(tmp_path))
+    require_tuned(unknown, Home(tmp_path))
     report_coverage(unknown, Home(tmp_path))
-    assert "tuned kernels of `mi355x-tp8`: not known for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
-    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` looks into its image" in told
+    assert "tuned kernels of `mi355x-tp8`: unknown for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
+    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` reads the image" in told
 
 
 def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,15 +146,15 @@ def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytes
     for commit, told in (
         (
             "4ad99832823dde2315b361cbd3b54b1c5c12acd5",
-            "not known for aiter 4ad99832823d; `deploy kernels coverage mi325x",
+            "unknown for aiter 4ad99832823d; `deploy kernels coverage mi325x",
         ),
         (
             "9127c94a18e4398e1eba91f6639e910f0994ad02",
-            "0 tuned, 0 re-keyed, 0 borrowed, 17 missing of 17; its load meets 4",
+            "0 tuned, 0 derived, 0 fallback, 17 untuned of 17; workload uses 4",
         ),
     ):
         plan = plan_of("mi325x-tp8", f"engine.aiter_commit={commit}")
-        require_covered(plan, Home(tmp_path))
+        require_tuned(plan, Home(tmp_path))
         report_coverage(plan, Home(tmp_path))
         said = capsys.readouterr().err
         assert told in said
@@ -182,16 +184,16 @@ def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
     """By GPU and shape, as its repository has them at that commit."""
     found = compute_coverage(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
     assert found.known
-    assert f"those that come with aiter {commit[:12]}, as its repository has them" in found.tables
-    assert {key.token for key in found.found.missing} == {*missing}
-    assert "kernel names are not checked" not in found.to_text()
+    assert f"tables of aiter {commit[:12]}" in found.tables
+    assert {key.token for key in found.coverage.untuned} == {*missing}
+    assert "kernel names not checked" not in found.to_text()
 
 
 def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:
     plan, home = plan_of("mi355x-tp8-july"), Home(tmp_path)
     store = Store.of(home, plan)
     store._write(store._measured, [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)])
-    require_covered(plan, home)
+    require_tuned(plan, home)
 
 
 def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ MXMOE = ("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x25
 NAMES = KernelNames(
     commit="9127c94a",
     patterns=tuple(re.compile(pattern) for pattern in (r"flydsl_moe[12]_afp4_\w+", r"flydsl_mxmoe_\w+")),
-    bound=(
+    constraints=(
         ShapeConstraint(prefix="flydsl_mxmoe_", shapes=(Shape(model_dim=6144, inter_dim=512, expert=257, topk=9),)),
     ),
     without={},
 )
 WITHOUT_KW = KernelNames(
-    commit="7d604afe", patterns=(re.compile(r"flydsl_moe[12]_afp4_(?!\w*_kw)\w+"),), bound=(), without={}
+    commit="7d604afe", patterns=(re.compile(r"flydsl_moe[12]_afp4_(?!\w*_kw)\w+"),), constraints=(), without={}
 )
 BF16_SHARED = "model.layers.40.mlp.shared_experts.gate_proj"
 BF16_DRAFT = "model.layers.78.mlp.shared_experts.gate_proj"
@@ -69,7 +69,7 @@ def test_the_exclude_list_decides_fusion(version: str, exclude: tuple[str, ...],
 
 def test_the_vetoing_entry_is_named_and_an_old_sglang_must_be_told() -> None:
     decision = decide_fusion(glm_plan(version="0.5.14"), checkpoint("lm_head", BF16_SHARED))
-    assert f"exclude entry `{BF16_SHARED}`" in decision.because
+    assert f"exclude entry `{BF16_SHARED}`" in decision.reason
     assert "set the flag `disable-shared-experts-fusion`" in decision.hint
     assert not decide_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).hint
 
@@ -88,7 +88,7 @@ def test_another_dtype_is_not_fused_and_no_version_sees_it_where_the_exclude_lis
     decision = decide_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
     assert decision.fused is fused
     assert decision.demanded == ("" if fused else "disable-shared-experts-fusion")
-    assert fused or (shared in decision.because and routed in decision.because)
+    assert fused or (shared in decision.reason and routed in decision.reason)
 
 
 def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
@@ -131,14 +131,14 @@ def test_without_a_checkpoint_the_decision_is_open_and_both_keys_count() -> None
     found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
     assert found.fusion.fused is None
     assert [(one.shape, one.expected) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
-    assert {key.shape for key in found.missing} == {UNFUSED_TP8}
+    assert {key.shape for key in found.untuned} == {UNFUSED_TP8}
 
 
 def test_with_a_checkpoint_only_the_key_looked_up_counts() -> None:
     rows_257 = every_bucket(FUSED_TP8)
-    assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).missing == ()
+    assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).untuned == ()
     unfused = coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(BF16_SHARED), names=NAMES)
-    assert {key.shape for key in unfused.missing} == {UNFUSED_TP8}
+    assert {key.shape for key in unfused.untuned} == {UNFUSED_TP8}
 
 
 def test_buckets_end_where_the_prefill_chunks_do() -> None:
@@ -151,16 +151,16 @@ def test_buckets_end_where_the_prefill_chunks_do() -> None:
 @pytest.mark.parametrize(
     ("text", "names", "state"),
     [
-        (line(16), NAMES, BucketState.COVERED),
-        (line(16, tag="flydsl_fallback"), NAMES, BucketState.MISSING),
-        (line(16, tag="exact-m4096-a"), NAMES, BucketState.COVERED),  # a label, as one row has at c16d44b9
-        (line(16).replace("gfx950", "gfx942"), NAMES, BucketState.MISSING),
-        (line(16, shape=UNFUSED_TP8), NAMES, BucketState.MISSING),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), NAMES, BucketState.COVERED),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), WITHOUT_KW, BucketState.UNKNOWN),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), None, BucketState.COVERED),
-        (line(16, kernels=MXMOE), NAMES, BucketState.NOT_GENERATED),
-        (line(16, kernels=("moe_ck2stages_gemm1_256", "moe_ck2stages_gemm2_256")), NAMES, BucketState.COVERED),
+        (line(16), NAMES, BucketState.TUNED),
+        (line(16, tag="flydsl_fallback"), NAMES, BucketState.UNTUNED),
+        (line(16, tag="exact-m4096-a"), NAMES, BucketState.TUNED),  # a label, as one row has at c16d44b9
+        (line(16).replace("gfx950", "gfx942"), NAMES, BucketState.UNTUNED),
+        (line(16, shape=UNFUSED_TP8), NAMES, BucketState.UNTUNED),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), NAMES, BucketState.TUNED),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), WITHOUT_KW, BucketState.UNKNOWN_KERNEL),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), None, BucketState.TUNED),
+        (line(16, kernels=MXMOE), NAMES, BucketState.NOT_BUILT),
+        (line(16, kernels=("moe_ck2stages_gemm1_256", "moe_ck2stages_gemm2_256")), NAMES, BucketState.TUNED),
     ],
 )
 def test_a_bucket_is_judged_by_the_row_that_answers_it(
@@ -171,7 +171,7 @@ def test_a_bucket_is_judged_by_the_row_that_answers_it(
 
 
 def test_the_upper_tier_borrows_and_a_borrowed_kernel_is_judged_too() -> None:
-    for names, state in ((None, BucketState.BORROWED), (WITHOUT_KW, BucketState.UNKNOWN)):
+    for names, state in ((None, BucketState.FALLBACK), (WITHOUT_KW, BucketState.UNKNOWN_KERNEL)):
         found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
         assert found.keys[0].buckets[-1].key.token == 131072
         assert found.keys[0].buckets[-1].state is state
@@ -192,16 +192,16 @@ def test_a_table_is_put_together_from_all_origins() -> None:
     table = assemble(glm_plan(), [*image, *every_bucket(FUSED_TP8)], names=NAMES)
     assert table.origins[RowOrigin.IMAGE] == 2
     assert table.origins[RowOrigin.UPSTREAM] == 15
-    assert table.origins[RowOrigin.REKEYED] == 16
+    assert table.origins[RowOrigin.DERIVED] == 16
     assert table.duplicates == 2  # 16 tokens: the image's row and upstream's; and their re-keyed ones
-    assert coverage_of(glm_plan(), table.rows, names=NAMES).missing == ()
+    assert coverage_of(glm_plan(), table.rows, names=NAMES).untuned == ()
 
 
 def test_no_row_enters_a_table_whose_kernel_this_aiter_lacks() -> None:
     upstream = rows([line(16), line(32, kernels=(STAGE1_KW, STAGE2))])
     table = assemble(glm_plan(), upstream, names=WITHOUT_KW)
     assert {row.key.token for row in table.rows} == {16}
-    assert [row.key.token for row in table.refused] == [32]
+    assert [row.key.token for row in table.rejected] == [32]
 
 
 def test_an_unknown_aiter_gets_neither_upstream_nor_rekeyed_rows() -> None:
@@ -213,10 +213,10 @@ def test_a_measured_row_is_preferred_to_a_rekeyed_one() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
     found = coverage_of(glm_plan(), table.rows, names=NAMES)
-    assert [bucket["origin"] for bucket in to_dict(found)["keys"][1]["buckets"]][3:5] == ["re-keyed", "measured"]  # type: ignore[index]
+    assert [bucket["origin"] for bucket in to_dict(found)["keys"][1]["buckets"]][3:5] == ["derived", "measured"]  # type: ignore[index]
 
 
 def test_a_name_is_matched_whole() -> None:
-    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x", FUSED_TP8) is NameVerdict.KNOWN
-    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x y", FUSED_TP8) is NameVerdict.UNKNOWN
-    assert WITHOUT_KW.judge("flydslv2_moe2_afp4_x", FUSED_TP8) is NameVerdict.UNKNOWN
+    assert WITHOUT_KW.check("flydsl_moe1_afp4_x", FUSED_TP8) is NameVerdict.KNOWN
+    assert WITHOUT_KW.check("flydsl_moe1_afp4_x y", FUSED_TP8) is NameVerdict.UNKNOWN_KERNEL
+    assert WITHOUT_KW.check("flydslv2_moe2_afp4_x", FUSED_TP8) is NameVerdict.UNKNOWN_KERNEL

@@ -29,7 +29,7 @@ def in_chunks(log: bytes, size: int) -> GateReport:
 )
 def test_the_lines_of_a_hit(text: str) -> None:
     report = gate_report([NOISE, text, NOISE])
-    assert (len(report.hits), len(report.misses), report.torn) == (1, 0, 0)
+    assert (len(report.hits), len(report.misses), report.truncated) == (1, 0, 0)
     assert (report.hits[0].token, report.hits[0].shape) == (16, FUSED_TP8)
 
 
@@ -45,7 +45,7 @@ def test_the_lines_of_a_hit(text: str) -> None:
 )
 def test_the_lines_of_a_miss(text: str) -> None:
     report = gate_report([text])
-    assert (len(report.hits), len(report.misses), report.torn) == (0, 1, 0)
+    assert (len(report.hits), len(report.misses), report.truncated) == (0, 1, 0)
 
 
 def test_a_key_counts_once_however_many_ranks_log_it() -> None:
@@ -60,7 +60,7 @@ def test_the_bf16_mtp_layer_stands_apart() -> None:
 
 def test_a_key_found_by_one_process_and_missed_by_another_shows_a_table_that_did_not_reach_every_rank() -> None:
     report = gate_report([HIT, MISS])
-    assert report.divided == report.misses == report.hits
+    assert report.inconsistent == report.misses == report.hits
     assert "found by one process, missed by another" in report.summary
 
 
@@ -68,7 +68,7 @@ def test_other_families_are_counted_by_what_they_looked_in() -> None:
     batched = "[aiter] shape is B:16, M:1, N:2, K:3, not found tuned config in CKGEMM, will use default config!"
     report = gate_report([GEMM, GEMM, batched])
     assert report.families == (("CKGEMM", 1), ("bf16_tuned_gemm.csv", 2))
-    assert not report.seen
+    assert not report.has_lookups
 
 
 @pytest.mark.parametrize("text", [HIT, MISS, FALLBACK])
@@ -76,12 +76,12 @@ def test_no_beginning_of_a_line_counts(text: str) -> None:
     whole = len(text.rstrip())
     for end in range(whole):
         report = gate_report([text[:end]])
-        assert not report.seen, text[:end]
+        assert not report.has_lookups, text[:end]
 
 
 def test_a_fallback_cut_after_its_key_is_torn() -> None:
     report = gate_report([FALLBACK[: FALLBACK.index(", using heuristic")]])
-    assert (report.seen, report.torn) == (False, 1)
+    assert (report.has_lookups, report.truncated) == (False, 1)
 
 
 @given(st.integers(12, len(HIT) - 2), st.sampled_from((HIT, MISS, GEMM, NOISE, FALLBACK)))
@@ -94,12 +94,12 @@ def test_an_interleaved_line_is_never_a_hit_of_the_line_that_was_cut(cut: int, o
 @pytest.mark.parametrize("tokens", ["1638416", "17", "65536"])
 def test_a_number_of_tokens_that_is_no_bucket_was_run_together(tokens: str) -> None:
     report = gate_report([HIT.replace(" 16,", f" {tokens},")])
-    assert (report.seen, report.torn) == (False, 1)
+    assert (report.has_lookups, report.truncated) == (False, 1)
 
 
 def test_text_after_the_key_makes_a_line_torn() -> None:
     report = gate_report([HIT + "[aiter] start build [module_moe_sorting]"])
-    assert (report.seen, report.torn) == (False, 1)
+    assert (report.has_lookups, report.truncated) == (False, 1)
 
 
 @given(
@@ -113,7 +113,7 @@ def test_a_log_reads_the_same_by_line_and_in_chunks_cut_anywhere(lines: list[str
 
 def test_a_last_line_without_an_end_counts_if_it_is_whole() -> None:
     assert len(in_chunks(HIT.rstrip().encode(), 64).hits) == 1
-    assert not in_chunks(HIT[:-4].encode(), 64).seen
+    assert not in_chunks(HIT[:-4].encode(), 64).has_lookups
 
 
 def test_bytes_that_are_no_text_do_no_harm() -> None:
@@ -121,7 +121,7 @@ def test_bytes_that_are_no_text_do_no_harm() -> None:
 
 
 def test_a_log_without_a_lookup_says_so() -> None:
-    assert "names no lookup yet" in gate_report([NOISE]).summary
+    assert "no lookup found in the log" in gate_report([NOISE]).summary
 
 
 def test_the_misses_come_out_as_input_for_the_tuner() -> None:

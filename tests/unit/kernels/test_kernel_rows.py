@@ -55,10 +55,10 @@ def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
 @pytest.mark.parametrize(
     ("lines", "message", "where"),
     [
-        ((HEADER.replace("topk", "expert"),), "column `expert` is given twice", "t.csv:1"),
+        ((HEADER.replace("topk", "expert"),), "duplicate column `expert`", "t.csv:1"),
         ((HEADER.replace("kernelName2,", ""),), "missing columns: `kernelName2`", "t.csv:1"),
-        ((HEADER, line(16).rsplit(",", 5)[0]), "24 fields where the header has 29", "t.csv:2"),
-        ((HEADER, line(16) + ",more"), "30 fields where the header has 29", "t.csv:2"),
+        ((HEADER, line(16).rsplit(",", 5)[0]), "24 fields, the header has 29", "t.csv:2"),
+        ((HEADER, line(16) + ",more"), "30 fields, the header has 29", "t.csv:2"),
         (
             (HEADER, line(16), line(32).replace(",6144,", ",nan,")),
             "`model_dim` is `nan`, not a whole number",
@@ -162,7 +162,7 @@ def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
     (row,) = derive_unfused(rows([line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     assert row.key.shape == UNFUSED_TP8
     assert row.kernels == (STAGE1, STAGE2)
-    assert row.origin is RowOrigin.REKEYED
+    assert row.origin is RowOrigin.DERIVED
     assert [row.cells[column] for column in ("us1", "us2", "us", "err1", "err2", "tflops", "bw")] == [""] * 7
     assert (row.cells["expert"], row.cells["topk"]) == ("256", "8")
 

@@ -89,7 +89,7 @@ def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path
 
 
 def test_a_download_without_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "_MOST", 3)
+    monkeypatch.setattr(upstream, "_MAX_BYTES", 3)
     with pytest.raises(KernelsError, match="it answers with more than"):
         upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", []))
 
@@ -128,8 +128,8 @@ def test_the_shipped_names_tell_the_pins_apart() -> None:
     older, newer = pins.names_of("7d604afe"), pins.names_of("9127c94a18e4398e1eba91f6639e910f0994ad02")
     assert older is not None
     assert newer is not None
-    assert older.judge(STAGE1_KW, FUSED_TP8) is NameVerdict.UNKNOWN
-    assert newer.judge(STAGE1_KW, FUSED_TP8) is NameVerdict.KNOWN
+    assert older.check(STAGE1_KW, FUSED_TP8) is NameVerdict.UNKNOWN_KERNEL
+    assert newer.check(STAGE1_KW, FUSED_TP8) is NameVerdict.KNOWN
     assert pins.names_of("c16d44b93a528b2a4bfd6d8d3409116d465872a9") is None
     assert pins.names_of(None) is None
 
@@ -146,7 +146,7 @@ def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) ->
     plans = [plan for name in profile_names() if uses_tuned_table(plan := load(name).plan)]
     shapes = {
         (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
-        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)).found for plan in plans)
+        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)).coverage for plan in plans)
         for one in found.keys
     }
     assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
@@ -182,7 +182,7 @@ def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
     second = RowProvenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
     store.add(rows([line(16, us="20"), line(32, us="20")]), first)
     store.add(rows([line(16, us="30"), line(32, us="10"), line(64).replace("950,256", "942,304")]), second)
-    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.where) for row in store.measured()}
+    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.location) for row in store.measured()}
     assert found == {
         ("gfx950", 16): (RowOrigin.MEASURED, 20.0, str(first)),
         ("gfx950", 32): (RowOrigin.MEASURED, 10.0, str(second)),
@@ -196,11 +196,11 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
     home = Home(tmp_path / "home")
     built = build_table(glm_plan(), RowSources(tables=(own,)), home, upstream=False)
     assert own.read_bytes() == before
-    assert (built.table.origins[RowOrigin.IMAGE], built.table.origins[RowOrigin.REKEYED]) == (2, 1)
+    assert (built.table.origins[RowOrigin.IMAGE], built.table.origins[RowOrigin.DERIVED]) == (2, 1)
     again = read_tables([built.path])
     assert [row.origin for row in again] == [row.origin for row in built.table.rows]
-    assert "re-keyed" in companion(built.path).read_text()
-    assert "re-keyed" not in built.path.read_text()
+    assert "derived" in companion(built.path).read_text()
+    assert "derived" not in built.path.read_text()
     assert compute_coverage(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
 
 
@@ -209,11 +209,11 @@ def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("orchestrator.kernels.plan_table.upstream_file", lambda *_, **__: upstream)
     own = table(tmp_path / "own.csv")
     built = build_table(glm_plan(), RowSources(tables=(own,)), Home(tmp_path / "home"), upstream=True)
-    assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
+    assert built.table.rows[0].location == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
 
 
 def test_a_profile_without_such_experts_gets_no_table(tmp_path: Path) -> None:
-    with pytest.raises(KernelsError, match="asks aiter for no MXFP4 experts"):
+    with pytest.raises(KernelsError, match="does not use aiter's fused MXFP4 experts"):
         build_table(load("cpu-tiny").plan, RowSources(), Home(tmp_path), upstream=False)
 
 
@@ -264,7 +264,7 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     staged = home.models / plan.model.name
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
-    assert compute_coverage(plan, RowSources(), home).found.fusion.fused is True
+    assert compute_coverage(plan, RowSources(), home).coverage.fusion.fused is True
 
 
 def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, sai
         file.truncate(1 << 36)
     with pytest.raises(KernelsError) as caught:
         read_tables([tmp_path / endless])
-    assert caught.value.problems[0].message == f"cannot be read: {said}"
+    assert caught.value.problems[0].message == f"cannot read the table: {said}"
 
 
 def test_images_whose_aiter_is_not_known_share_no_table(tmp_path: Path) -> None:

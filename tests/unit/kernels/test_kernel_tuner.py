@@ -23,7 +23,7 @@ def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") ->
         keys=keys,
         names=read_pins().names_of(commit),
         folder=folder,
-        limits=TunerTimeouts(total=10, shutdown=1, look=0.1, term=1),
+        limits=TunerTimeouts(total=10, shutdown=1, poll=0.1, grace=1),
     )
 
 
@@ -36,7 +36,7 @@ def leaving(
         log.write_text(printed)
         (log.parent / "tuned.csv").write_text("\n".join((HEADER, *lines)) + "\n")
         finished()
-        return ProgramExit(ending=ending, code=code)
+        return ProgramExit(reason=ending, code=code)
 
     return run
 
@@ -60,15 +60,15 @@ def test_its_container_is_given_what_a_server_is_and_its_output_a_place(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (line(64), "not asked for"),
-        (line(16, shape=UNFUSED_TP8), "not asked for"),
-        (line(16, us="nan"), "no time: `us` is `nan`"),
-        (line(16, us="-1"), "no time: `us` is `-1`"),
+        (line(64), "another key"),
+        (line(16, shape=UNFUSED_TP8), "another key"),
+        (line(16, us="nan"), "no time measured: `us` is `nan`"),
+        (line(16, us="-1"), "no time measured: `us` is `-1`"),
         (line(16).replace(",0.9%,", ",11.0%,"), "`err1` is `11.0%`"),
         (line(16).replace(",1.5%,", ",0.5,"), "`err2` is `0.5`"),
         (line(16).replace(",1.5%,", ",,"), "`err2` is ``"),
         (line(16, kernels=("", STAGE2)), "no kernel name"),
-        (line(16, kernels=("flydsl_moe1_afp4_wfp4_bf16_t1x1x1", STAGE2)), "kernel unknown to this aiter"),
+        (line(16, kernels=("flydsl_moe1_afp4_wfp4_bf16_t1x1x1", STAGE2)), "unknown kernel"),
     ],
 )
 def test_a_row_that_is_not_right_is_not_taken(tmp_path: Path, text: str, fault: str) -> None:
@@ -86,7 +86,7 @@ def test_two_rows_for_one_key_are_both_refused(tmp_path: Path) -> None:
     twice = rows([line(16), line(16, us="9"), line(32), line(32, tag="flydsl_fallback")])
     kept, problems = check_rows(twice, job(tmp_path))
     assert [(row.key.token, row.tag) for row in kept] == [(32, ""), (32, "flydsl_fallback")]
-    assert [problem.message for problem in problems] == ["two rows for one key"] * 2
+    assert [problem.message for problem in problems] == ["duplicate rows for the key"] * 2
 
 
 def test_names_are_held_against_the_images_aiter(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_complete_tuning_is_kept_with_its_provenance(tmp_path: Path) -> None:
     run = leaving(line(16), line(32))
     tuned = tune(job(tmp_path), run=run, store=store, provenance=WHO, progress=lambda done, of: told.append((done, of)))
     assert (tuned.remaining, tuned.problems, told) == ((), (), [(2, 2)])
-    assert {(row.origin, row.where) for row in store.measured()} == {(RowOrigin.MEASURED, str(WHO))}
+    assert {(row.origin, row.location) for row in store.measured()} == {(RowOrigin.MEASURED, str(WHO))}
     assert (tmp_path / "untuned.csv").read_text().count("\n") == 3
 
 
@@ -124,7 +124,7 @@ def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed:
 
 def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:
     failed = tune(job(tmp_path), run=leaving(code=1), store=Store(tmp_path / "a"), provenance=WHO)
-    assert [problem.message for problem in failed.problems] == ["the tuner exited with 1"]
+    assert [problem.message for problem in failed.problems] == ["the tuner failed with exit code 1"]
     hung = leaving(line(16), line(32), code=None, ending=ExitReason.HUNG)
     assert tune(job(tmp_path), run=hung, store=Store(tmp_path / "b"), provenance=WHO).problems == ()
 

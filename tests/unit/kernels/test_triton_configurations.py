@@ -39,7 +39,7 @@ def test_one_that_is_found_and_one_of_another_triton_are_told_apart() -> None:
     }
     assert report.summary.endswith(f"tuned for another Triton: {MISSING}")
     assert triton_report(["Deterministic inference is enabled, using default MoE kernel config."]).summary == (
-        "fused MoE configurations: the log names no lookup"
+        "fused MoE configurations: no lookup found in the log"
     )
 
 

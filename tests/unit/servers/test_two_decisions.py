@@ -83,7 +83,7 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
     monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
-    monkeypatch.setattr(decisions, "require_covered", lambda *_: None)
+    monkeypatch.setattr(decisions, "require_tuned", lambda *_: None)
     with pytest.raises(Reached):
         up.up(request, home)
     return started[0]
