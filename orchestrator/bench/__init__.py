@@ -1,1 +1,1 @@
-"""Benchmarks: load generation, metrics, statistics, published figures, cost."""
+"""Benchmarks: load generation, metrics, statistics, published results, cost."""

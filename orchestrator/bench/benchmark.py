@@ -1,4 +1,4 @@
-"""A whole measurement: probe, every point in turn, the knee; what is finished is written at once and never lost."""
+"""One measurement: discover the endpoint, measure each point, find the knee. Each finished point is saved at once."""
 
 import asyncio
 import datetime as dt
@@ -24,7 +24,7 @@ from orchestrator.bench.result import (
     BenchResult,
     ComparabilityIssue,
     EndpointFacts,
-    MarkKind,
+    IssueKind,
     Point,
     Price,
     Run,
@@ -32,7 +32,7 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady_state import knee
-from orchestrator.bench.workload import LEAST_TOKENS, Workload
+from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
@@ -43,7 +43,7 @@ from orchestrator.core.url import Address
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """What is to be measured, and where the result goes."""
+    """The endpoint and workload to measure, and the directory for the result."""
 
     url: str
     api: str
@@ -53,60 +53,60 @@ class BenchRequest:
     overridden: tuple[str, ...]  # options that changed the workload
     command: str
     provenance: ServerProvenance
-    kernel_gate: Callable[[], dict[str, object] | None]  # looked at again: large shapes are looked up late
+    kernel_gate: Callable[[], dict[str, object] | None]  # read after each point: large shapes appear late in the log
     price: Price | None
-    label: str | None = None  # what the user calls it
+    label: str | None = None  # chosen by the user
     read_energy: EnergyReader | None
     directory: Path
-    text: str  # that prompts of text are cut from
-    earlier: BenchResult | None  # continue this one: its complete points are kept
-    behind: tuple[str, ...] = ()  # base URLs of the servers, where `url` is that of their gateway
-    enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
+    text: str  # source of text prompts
+    previous: BenchResult | None  # result to resume; its complete points are reused
+    replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
+    stop_when: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # called after each point; not None: stop
 
 
 class ResultWriteError(Exception):
-    """The result could not be written; it is here."""
+    """The result file could not be written; `result` holds the data."""
 
     def __init__(self, result: BenchResult, cause: OSError) -> None:
-        """Keep what would be lost."""
+        """Keep `result` so that the caller can print it."""
         super().__init__(str(cause))
         self.result = result
         self.cause = cause
 
 
-def measure(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
+def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     """Measure and write `result.json` after every point.
 
-    Ctrl-C and a dying endpoint end the measurement with what is finished (see `BenchResult.ending`). Raises BenchError
-    where nothing can be measured, UsageError where `earlier` is of another measurement, Interrupted where there is no
-    result to return, UnwrittenError on a full disk.
+    Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (see `BenchResult.ending`). Raises
+    BenchError if nothing can be measured, UsageError if `previous` belongs to another measurement, Interrupted if there
+    is no result to return, ResultWriteError on a full disk.
     """
     try:
-        return asyncio.run(_interruptible(request, say))
+        return asyncio.run(_interruptible(request, progress))
     except KeyboardInterrupt as error:  # a second Ctrl-C, or one after the last point
-        hint = f"every point that was finished is in `{request.directory}`: go on with --resume"
+        hint = f"finished points are in `{request.directory}`; resume with `--resume`"
         raise Interrupted("interrupted", hint=hint) from error
 
 
-async def _interruptible(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
-    with _ending_well_on_signals():
-        return await _measure(request, say)
+async def _interruptible(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
+    with _cancel_on_signals():
+        return await _measure(request, progress)
 
 
-async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
+async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     address = Address.from_url(request.url)
     clock = asyncio.get_running_loop().time
-    connections, *behind = (
-        Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.behind)
+    connections, *replicas = (
+        Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.replica_urls)
     )
     try:
-        say("probing the endpoint", "")
+        progress("discovering the endpoint", "")
         try:
-            endpoint = await discover(connections, address, api=request.api, behind=tuple(behind))
+            endpoint = await discover(connections, address, api=request.api, replicas=tuple(replicas))
         except asyncio.CancelledError as error:
-            raise Interrupted("interrupted before anything was measured", hint="run the same command again") from error
+            raise Interrupted("interrupted before the first measurement", hint="run the same command again") from error
         check_fits(request.workload, endpoint.facts)
-        text = await _tokens(request, endpoint)
+        text = await _tokenize_text(request, endpoint)
         result = _begin(request, endpoint.facts)
         _write(request, result)
         runner = PointRunner(
@@ -116,47 +116,47 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
             gpus=request.provenance.gpus,
             price=request.price,
             read_energy=request.read_energy,
-            say=say,
+            progress=progress,
         )
         return await _all_points(request, runner, result)
     finally:
-        for each in (connections, *behind):
-            each.close()
+        for endpoint_connections in (connections, *replicas):
+            endpoint_connections.close()
 
 
-async def _tokens(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:
-    """The text that prompts are cut from, as tokens of the model. Raises BenchError where it has too few."""
+async def _tokenize_text(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:
+    """Return the token ids of the prompt text. Raises BenchError if there are too few."""
     if request.workload.prompts == "random":
         return ()
     ids = await endpoint.tokenize(request.text)
-    if len(ids) < LEAST_TOKENS:
+    if len(ids) < MIN_TEXT_TOKENS:
         raise BenchError(
-            f"the text has {len(ids)} tokens, prompts of text are cut from at least {LEAST_TOKENS}",
+            f"the prompt text has {len(ids)} tokens; at least {MIN_TEXT_TOKENS} are required",
             where=request.workload.text_file or "",
-            hint="name a longer `text_file`, or none: a text ships with the tool",
+            hint="set `text_file` to a longer text, or remove it to use the built-in text",
         )
     return ids
 
 
 @contextmanager
-def _ending_well_on_signals() -> Iterator[None]:
-    """A terminal that goes away, or a scheduler's time limit, ends a measurement as Ctrl-C does.
+def _cancel_on_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as Ctrl-C, and restore their handlers afterwards.
 
-    Afterwards they are answered as before: who measures may have a server to take down.
+    The caller may still have a server to stop.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    taken = {number: was for number, was in before.items() if was is not signal.SIG_IGN}  # ignored under `nohup`
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    replaced = {number: old for number, old in handlers.items() if old is not signal.SIG_IGN}  # ignored under `nohup`
     if task is not None:
-        for number in taken:
+        for number in replaced:
             loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
         with defer_signals():
-            for number, was in taken.items():
+            for number, old in replaced.items():
                 loop.remove_signal_handler(number)
-                signal.signal(number, was)
+                signal.signal(number, old)
 
 
 def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
@@ -177,38 +177,40 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
         price=request.price,
         label=request.label,
     )
-    if request.earlier is None:
-        return BenchResult(schema_version=RESULT_SCHEMA, run=run, ending=BenchEnding.INTERRUPTED, points=(), marks=())
-    _check_same(request.earlier.run, run)
-    kept = tuple(point for point in request.earlier.points if point.ending is BenchEnding.COMPLETE)
-    return replace(request.earlier, points=kept, ending=BenchEnding.INTERRUPTED)
+    if request.previous is None:
+        return BenchResult(
+            schema_version=RESULT_SCHEMA, run=run, ending=BenchEnding.INTERRUPTED, points=(), comparability_issues=()
+        )
+    _require_same_measurement(request.previous.run, run)
+    completed = tuple(point for point in request.previous.points if point.ending is BenchEnding.COMPLETE)
+    return replace(request.previous, points=completed, ending=BenchEnding.INTERRUPTED)
 
 
-def _check_same(earlier: Run, now: Run) -> None:
+def _require_same_measurement(previous: Run, now: Run) -> None:
     for name, before, after in (
-        ("workload", earlier.workload_digest, now.workload_digest),
-        ("text", earlier.text_sha256, now.text_sha256),
-        ("endpoint", earlier.endpoint, now.endpoint),
-        ("plan", earlier.provenance.plan_digest, now.provenance.plan_digest),
+        ("workload", previous.workload_digest, now.workload_digest),
+        ("text", previous.text_sha256, now.text_sha256),
+        ("endpoint", previous.endpoint, now.endpoint),
+        ("plan", previous.provenance.plan_digest, now.provenance.plan_digest),
     ):
         if before != after:
             raise UsageError(
-                f"cannot resume: the {name} is not the one of the earlier run",
-                hint="measure into another directory with --output",
+                f"cannot resume: the {name} differs from the previous run",
+                hint="choose another directory with `--output`",
             )
 
 
 async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchResult) -> BenchResult:
     ending = BenchEnding.COMPLETE
     try:
-        async for measured, drive, warmup in _points(runner, result.points):
+        async for measured, load_result, warmup in _points(runner, result.points):
             point = replace(measured, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
-            result = _marked(request, replace(result, run=run, points=(*result.points, point)))
-            _write_samples(request, result, drive, label=point.label)
-            result = _with_gate(request, result)
+            result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
+            _write_requests(request, result, load_result, label=point.label)
+            result = _write_with_kernel_gate(request, result)
             ending = point.ending
-            if ending is BenchEnding.COMPLETE and (end := request.enough(result)) is not None:
+            if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
                 ending = end
                 break
     except asyncio.CancelledError:
@@ -218,48 +220,46 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
     except BenchError as error:
         if not result.points:
             raise
-        _with_gate(request, _marked(request, replace(result, ending=BenchEnding.ENDPOINT_DIED)))
+        _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=BenchEnding.ENDPOINT_DIED)))
         raise BenchError(
-            f"the measurement ended early: {error.message}", where=error.where, hint=error.hint, details=error.details
+            f"measurement ended early: {error.message}", where=error.where, hint=error.hint, details=error.details
         ) from error
-    return _with_gate(request, _marked(request, replace(result, ending=ending)))
+    return _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=ending)))
 
 
-def _marked(request: BenchRequest, result: BenchResult) -> BenchResult:
-    """`result` with its points in order, and what follows from them."""
+def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
+    """Return `result` with its points sorted, and with the knee and the comparability issues derived from them."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
-    found = comparability_issues(
+    issues = comparability_issues(
         points,
         result.run.provenance,
         ending=result.ending,
         overridden=request.overridden,
-        guessed=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
+        speculation=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
     )
-    return replace(result, points=points, knee_rps=knee(points), marks=found)
+    return replace(result, points=points, knee_rps=knee(points), comparability_issues=issues)
 
 
-def _with_gate(request: BenchRequest, result: BenchResult) -> BenchResult:
-    """Write `result`, with what the kernel gate says by now; a gate that cannot be asked is a mark of the result."""
+def _write_with_kernel_gate(request: BenchRequest, result: BenchResult) -> BenchResult:
+    """Write `result` with the current state of the kernel gate; an unreadable gate becomes a comparability issue."""
     _write(request, result)
     try:
         gate, failure = request.kernel_gate(), ""
     except DeployError as error:
         gate, failure = result.run.provenance.kernel_gate, error.message
     provenance = replace(result.run.provenance, kernel_gate=gate)
-    result = _marked(request, replace(result, run=replace(result.run, provenance=provenance)))
+    result = _with_issues(request, replace(result, run=replace(result.run, provenance=provenance)))
     if failure:
-        unknown = ComparabilityIssue(
-            kind=MarkKind.UNKNOWN_KERNELS, detail=f"the server's log could not be read: {failure}"
-        )
-        result = replace(result, marks=(unknown, *result.marks))
+        unknown = ComparabilityIssue(kind=IssueKind.UNKNOWN_KERNELS, detail=f"cannot read the server log: {failure}")
+        result = replace(result, comparability_issues=(unknown, *result.comparability_issues))
     _write(request, result)
     return result
 
 
-async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator[tuple[Point, LoadResult, str]]:
-    """Each point that is not yet there, until one does not end well."""
+async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIterator[tuple[Point, LoadResult, str]]:
+    """Measure each missing point, until one does not complete."""
     workload = runner.workload
-    done = {point.label: point for point in kept}
+    done = {point.label: point for point in completed}
     if workload.load == "closed":
         label = f"closed-{workload.concurrency}"
         if label not in done:
@@ -273,8 +273,8 @@ async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator
         point = done.get(label)
         if point is None:
             warmup = await runner.warm_up(label)
-            point, drive = await runner.run_open(label, rate)
-            yield point, drive, warmup
+            point, load_result = await runner.run_open(label, rate)
+            yield point, load_result, warmup
         if point.ending is not BenchEnding.COMPLETE:
             return
         climb = workload.ramp
@@ -298,19 +298,19 @@ def _write(request: BenchRequest, result: BenchResult) -> None:
         raise ResultWriteError(result, error) from error
 
 
-def _write_samples(request: BenchRequest, result: BenchResult, drive: LoadResult, *, label: str) -> None:
-    lines = "".join(json.dumps(_plain(sample)) + "\n" for sample in drive.samples)
+def _write_requests(request: BenchRequest, result: BenchResult, load_result: LoadResult, *, label: str) -> None:
+    lines = "".join(json.dumps(_request_line(record)) + "\n" for record in load_result.records)
     try:
         atomic_write(request.directory / FileName(f"requests-{label}.jsonl"), lines)
     except OSError as error:
         raise ResultWriteError(result, error) from error
 
 
-def _plain(sample: RequestRecord) -> dict[str, object]:
-    """A sample as one line of JSON, times to the microsecond."""
-    data = asdict(sample)
+def _request_line(record: RequestRecord) -> dict[str, object]:
+    """Return a request record as JSON data, times rounded to microseconds."""
+    data = asdict(record)
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}
-    return {**data, **times, "chunk_s": [round(at, 6) for at in sample.chunk_s]}
+    return {**data, **times, "chunk_s": [round(at, 6) for at in record.chunk_s]}
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
-"""What several runs of one configuration tell: a mean with its interval, and whether a change is more than noise. Pure.
+"""Statistics over repeated runs: the mean with its 95 % interval, and the significance of a change. Pure.
 
-Intervals are 95 %, of the mean, by Student's t; between two configurations by Welch's test, which does not take their
-noise for equal (Welch 1947, Biometrika 34:28). One run gives a figure and no interval.
+The interval of a mean follows Student's t, that of a change Welch's test, which allows unequal variances (Welch 1947,
+Biometrika 34:28). A single run has no interval.
 """
 
 import math
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
-# The 97.5 % point of Student's t with 1, 2, … 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2); above that
-# the last is taken, which makes an interval too wide by 4 % at most.
+# The 97.5 % point of Student's t with 1, 2, … 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2); beyond
+# that the last value is used, which widens an interval by 4 % at most.
 _T: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -20,15 +20,15 @@ _T: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One figure over all runs of a configuration, in its own unit."""
+    """One metric over all runs of a configuration, in the unit of the metric."""
 
     mean: float
     runs: int
-    deviation: float | None  # between runs; None of one run
+    deviation: float | None  # standard deviation between runs; None for one run
 
     @property
-    def half(self) -> float | None:
-        """Half of the interval around the mean; None of one run."""
+    def margin(self) -> float | None:
+        """Half the width of the 95 % interval around the mean; None for one run."""
         if self.deviation is None:
             return None
         return _t(self.runs - 1) * self.deviation / math.sqrt(self.runs)
@@ -36,22 +36,22 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """How far one mean lies from another, as a share of that other; without `low` and `high` noise is not known."""
+    """The relative change of a mean, with its 95 % interval `low` to `high`; both None if the variance is unknown."""
 
     share: float
     low: float | None = None
     high: float | None = None
 
     @property
-    def told(self) -> bool | None:
-        """Whether it is more than noise; None where that is not known."""
+    def is_significant(self) -> bool | None:
+        """Whether the interval excludes 0; None if there is no interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """The figure over all runs; None without one."""
+    """Return the mean over all runs, or None without any."""
     if not values:
         return None
     deviation = stdev(values) if len(values) > 1 else None
@@ -59,21 +59,22 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def change(base: Estimate, other: Estimate) -> Change | None:
-    """`other` against `base`; None where the base is 0."""
+    """Return the change from `base` to `other`, or None if the base is 0."""
     if not base.mean:
         return None
     share = other.mean / base.mean - 1
     if base.deviation is None or other.deviation is None:
         return Change(share=share)
-    parts = [each.deviation**2 / each.runs for each in (base, other) if each.deviation is not None]
-    degrees = sum(parts) ** 2 / weight if (weight := _weight(parts, (base.runs, other.runs))) else 1.0
-    half = _t(math.floor(degrees)) * math.sqrt(sum(parts)) / abs(base.mean)
-    return Change(share=share, low=max(share - half, -1.0), high=share + half)  # nothing here is less than nothing
+    variances = [item.deviation**2 / item.runs for item in (base, other) if item.deviation is not None]
+    weight = _welch_denominator(variances, (base.runs, other.runs))
+    degrees = sum(variances) ** 2 / weight if weight else 1.0
+    margin = _t(math.floor(degrees)) * math.sqrt(sum(variances)) / abs(base.mean)
+    return Change(share=share, low=max(share - margin, -1.0), high=share + margin)  # no metric is negative
 
 
-def _weight(parts: Sequence[float], runs: Sequence[int]) -> float:
-    """The denominator of Welch's degrees of freedom."""
-    return sum(part**2 / (count - 1) for part, count in zip(parts, runs, strict=True))
+def _welch_denominator(variances: Sequence[float], runs: Sequence[int]) -> float:
+    """Return the denominator of Welch's degrees of freedom."""
+    return sum(variance**2 / (count - 1) for variance, count in zip(variances, runs, strict=True))
 
 
 def _t(degrees: int) -> float:

@@ -1,6 +1,6 @@
-"""Connections to one endpoint: raw asyncio protocols, so that an arrival is stamped when the socket is read.
+"""Connections to one endpoint, as raw asyncio protocols: each arrival is stamped when the socket is read.
 
-Not httpx: 0.28.1 saturates near 5,000 server-sent events a second and then reports its own queue as the server's TTFT.
+httpx 0.28.1 saturates near 5,000 server-sent events per second and then adds its own queueing to the TTFT.
 """
 
 import asyncio
@@ -8,26 +8,26 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from orchestrator.bench.http1 import Framing, MalformedError
+from orchestrator.bench.http1 import MalformedError, ResponseFraming
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
 from orchestrator.engine.responses import MOST_BYTES, NoResponseError, UnexpectedResponseError
 
-# uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
-_REUSE_WITHIN_S: Final = 2.0
+# uvicorn closes an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised.
+_MAX_IDLE_S: Final = 2.0
 
 
 class Sink(Protocol):
-    """What takes a response in."""
+    """A consumer of one response."""
 
-    framing: Framing
+    framing: ResponseFraming
 
     def feed(self, data: bytes, now: float) -> None:
         """Take bytes that arrived at `now`."""
 
     def fail(self, kind: str, example: str) -> None:
-        """Note why there will be no whole response."""
+        """Record why the response is incomplete."""
 
 
 class _Connection(asyncio.Protocol):
@@ -49,7 +49,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._clock()
         if self._sink is None:
-            self.close()  # an answer to nothing
+            self.close()  # unsolicited data
             return
         try:
             self._sink.feed(data, now)
@@ -68,18 +68,18 @@ class _Connection(asyncio.Protocol):
         self.open = False
         if self._sink is not None:
             if exc is not None or not self._sink.framing.closed():
-                self._sink.fail("reset", str(exc) if exc else "the connection was closed before the answer was whole")
+                self._sink.fail("reset", str(exc) if exc else "the connection closed before the response was complete")
             self._finish()
 
-    async def ask(self, request: Sequence[bytes], sink: Sink) -> None:
-        """Send `request` and wait until the response has ended in one way or another."""
+    async def exchange(self, request: Sequence[bytes], sink: Sink) -> None:
+        """Send `request` and wait until the response completes or fails."""
         assert self._transport is not None  # noqa: S101 - made before anyone holds this
         self._sink = sink
         self._done = asyncio.get_running_loop().create_future()
         try:
             self._transport.writelines(request)
             await self._done
-        except BaseException:  # a time limit or Ctrl-C: what still comes belongs to nobody
+        except BaseException:  # timeout or Ctrl-C: discard the rest of the response
             self._sink = None
             self.close()
             raise
@@ -96,15 +96,15 @@ class _Connection(asyncio.Protocol):
 
 
 class _Body:
-    """A response that is wanted whole."""
+    """A sink that buffers the whole response."""
 
-    def __init__(self, most: int) -> None:
-        self.framing = Framing()
+    def __init__(self, max_bytes: int) -> None:
+        self.framing = ResponseFraming()
         self.content = bytearray()
-        self._most = most
+        self._most = max_bytes
         self.failure: tuple[str, str] | None = None
 
-    def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - a Sink is told the time
+    def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - part of the Sink protocol
         self.content += self.framing.feed(data)
         if len(self.content) > self._most:
             raise UnexpectedResponseError(f"more than {self._most >> 20} MiB")
@@ -114,10 +114,10 @@ class _Body:
 
 
 class Connections:
-    """The connections to one endpoint; one is reused while it is fresh, or else opened."""
+    """A pool of connections to one endpoint."""
 
     def __init__(self, address: Address, *, key: Secret | None, clock: Callable[[], float]) -> None:
-        """`clock` stamps arrivals; it must be the clock the requests are scheduled by."""
+        """Create an empty pool; `clock` must be the clock that schedules the requests."""
         self._address = address
         self._key = key
         self._clock = clock
@@ -130,7 +130,7 @@ class Connections:
         return self._key is not None
 
     def head(self, method: str, path: str, length: int) -> bytes:
-        """A request head. It holds the key: never show or store it."""
+        """Return a request head. It contains the API key: never show or store it."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         lines = [
             f"{method} {self._address.base}{path} HTTP/1.1",
@@ -144,55 +144,58 @@ class Connections:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def send(self, request: Sequence[bytes], sink: Sink) -> None:
-        """Send one request; everything that goes wrong ends up in `sink`, nothing is raised but a cancellation.
+        """Send one request. Errors are reported to `sink`; only a cancellation is raised.
 
-        A kept connection that the server closed before it said anything is replaced once: that is the server's
-        keep-alive limit and no failure (RFC 9112, 9.3.1). The time it costs counts: latency runs from the schedule.
+        If the server closed a reused connection before its first byte, the request is sent again once: that is the
+        keep-alive limit and no failure (RFC 9112, 9.3.1). The lost time counts, as latency runs from the schedule.
         """
-        connection = self._kept()
+        connection = self._reusable()
         if connection is not None:
-            attempt = _FirstWord(sink)
-            await connection.ask(request, attempt)
+            attempt = _RetryableSink(sink)
+            await connection.exchange(request, attempt)
             if not attempt.lost:
-                self._keep(connection)
+                self._release(connection)
                 return
         try:
             connection = await self._open()
         except OSError as error:
             sink.fail("refused" if isinstance(error, ConnectionRefusedError) else "unreachable", str(error))
             return
-        await connection.ask(request, sink)
-        self._keep(connection)
+        await connection.exchange(request, sink)
+        self._release(connection)
 
     async def fetch(
-        self, method: str, path: str, *, content: bytes = b"", most: int = MOST_BYTES, timeout_s: float = 30
+        self, method: str, path: str, *, content: bytes = b"", max_bytes: int = MOST_BYTES, timeout_s: float = 30
     ) -> tuple[int, bytearray]:
-        """A control request with JSON `content`: status and content, of `most` bytes. Raises NoAnswerError."""
-        sink = _Body(most)
+        """Send a control request with JSON `content`; return status and body, at most `max_bytes`.
+
+        Raises NoResponseError if there is no complete response in time.
+        """
+        sink = _Body(max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.send((self.head(method, path, len(content)), content), sink)
         except TimeoutError as error:
-            raise NoResponseError(f"no answer to {method} {path} within {timeout_s:g} s") from error
+            raise NoResponseError(f"no response to {method} {path} within {timeout_s:g} s") from error
         if sink.failure is not None:
             raise NoResponseError(f"{method} {path}: {sink.failure[1]}")
         return sink.framing.status, sink.content
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
-    def _kept(self) -> _Connection | None:
+    def _reusable(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.open and self._clock() - connection.idle_since < _REUSE_WITHIN_S:
+            if connection.open and self._clock() - connection.idle_since < _MAX_IDLE_S:
                 return connection
             connection.close()
         return None
 
-    def _keep(self, connection: _Connection) -> None:
+    def _release(self, connection: _Connection) -> None:
         if connection.open:
             self._idle.append(connection)
 
@@ -203,8 +206,8 @@ class Connections:
         return connection
 
 
-class _FirstWord:
-    """Passes on to `sink`, and holds back a failure that came before the first byte."""
+class _RetryableSink:
+    """A sink that forwards to another one, but keeps back a failure before the first byte."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""What steps take and cost, said before the first of them: for people and for programs."""
+"""Estimated duration and cost of a list of commands, as a table and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.core.subprocesses import quote
 
 @dataclass(frozen=True)
 class CommandEstimate:
-    """A command of this tool, and the seconds it is expected to take."""
+    """A `deploy` command with its estimated duration in seconds."""
 
     id: str
     argv: tuple[str, ...]
@@ -19,59 +19,65 @@ class CommandEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """What an hour of the whole node costs; None where no price is known."""
+    """The hourly cost of a node; None if no price is known."""
 
     hourly: float | None
     currency: str
     source: str
 
     @classmethod
-    def of_node(cls, published: Published, prices: Sequence[str], currency: str) -> "CostEstimate":
-        """For the node that the rates were published for; what others published is in USD, and nothing is converted."""
-        return cls.of_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
+    def for_node(cls, published: Published, prices: Sequence[str], currency: str) -> "CostEstimate":
+        """Estimate for the node of a publication. Published prices are in USD; currencies are not converted."""
+        return cls.for_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
 
     @classmethod
-    def of_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "CostEstimate":
-        """For so many GPUs of a name."""
-        price, source = price_book(prices).of(gpu)
-        known = price if price and (currency == "USD" or source == "given") else None
-        return cls(hourly=known * count if known and count else None, currency=currency, source=source)
+    def for_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "CostEstimate":
+        """Estimate for `count` GPUs of one type."""
+        price, source = price_book(prices).price_of(gpu)
+        usable = price if price and (currency == "USD" or source == "given") else None
+        return cls(hourly=usable * count if usable and count else None, currency=currency, source=source)
 
-    def of(self, seconds: float) -> float | None:
-        """The cost of so long."""
+    def cost_of(self, seconds: float) -> float | None:
+        """Return the cost of a duration, or None if no price is known."""
         return seconds / 3600 * self.hourly if self.hourly is not None else None
 
     @property
     def terms(self) -> str:
-        """On which terms it is told."""
+        """The assumptions of the estimate, as one sentence."""
         if self.hourly is None:
-            return "no price is known: give one with `--price`"
-        an_hour = f"at {self.hourly:.2f} {self.currency} an hour for the node ({self.source})"
-        return f"{an_hour}; times are estimates, a failure adds to them"
+            return "no price known; set one with `--price`"
+        return (
+            f"at {self.hourly:.2f} {self.currency} per node-hour ({self.source}); "
+            "durations are estimates and exclude failures"
+        )
 
-    def to_dict(self, commands: Sequence[CommandEstimate], left_out: Sequence[str]) -> dict[str, object]:
-        """Return the commands with their sums as plain data."""
-        seconds, unit = sum(each.seconds for each in commands), self.currency.lower()
-        listed = [{"id": each.id, "argv": ["deploy", *each.argv], "about_s": round(each.seconds)} for each in commands]
+    def to_dict(self, commands: Sequence[CommandEstimate], skipped: Sequence[str]) -> dict[str, object]:
+        """Return the commands and their total as JSON data."""
+        seconds, unit = sum(command.seconds for command in commands), self.currency.lower()
+        steps = [
+            {"id": command.id, "argv": ["deploy", *command.argv], "about_s": round(command.seconds)}
+            for command in commands
+        ]
         total = {
             "about_s": round(seconds),
             f"{unit}_per_node_hour": self.hourly,
-            unit: self.of(seconds),
+            unit: self.cost_of(seconds),
             "price_source": self.source or None,
         }
         known = {key: value for key, value in total.items() if value is not None}
-        return {"steps": listed, "left_out": left_out, "total": known}
+        return {"steps": steps, "left_out": skipped, "total": known}
 
     def to_table(self, commands: Sequence[CommandEstimate]) -> str:
-        """Return the commands with their sums as a table."""
-        seconds = sum(each.seconds for each in commands)
+        """Return the commands and their total as a table."""
+        seconds = sum(command.seconds for command in commands)
         rows = [
-            (quote(["deploy", *each.argv]), format_duration(each.seconds), self.text(each.seconds)) for each in commands
+            (quote(["deploy", *command.argv]), format_duration(command.seconds), self.format_cost(command.seconds))
+            for command in commands
         ]
-        rows.append(("total", format_duration(seconds), self.text(seconds)))
+        rows.append(("total", format_duration(seconds), self.format_cost(seconds)))
         return table(("command", "about", f"about {self.currency}"), rows)
 
-    def text(self, seconds: float) -> str:
-        """The cost of so long, for people."""
-        cost = self.of(seconds)
+    def format_cost(self, seconds: float) -> str:
+        """Format the cost of a duration; "-" if no price is known."""
+        cost = self.cost_of(seconds)
         return "-" if cost is None else f"{cost:.2f}"

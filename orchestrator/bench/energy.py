@@ -1,6 +1,6 @@
-"""Energy of the GPUs, from counters that the devices keep themselves: amd-smi, or NVML (what nvidia-smi reads).
+"""GPU energy from the hardware counters, read with amd-smi or NVML.
 
-nvidia-smi 580 has no query for the counter, so NVML is asked through nvidia-ml-py; amd-smi prints it as JSON. A
+amd-smi prints the counter as JSON. nvidia-smi 580 has no query for it, so NVML is called through nvidia-ml-py. The
 difference of two counter readings needs no sampling and cannot miss a peak.
 """
 
@@ -18,7 +18,7 @@ _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
 
 
 class EnergyUnavailableError(Exception):
-    """There is no counter to read; the text says why."""
+    """No energy counter is available; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ EnergyReader = Callable[[], EnergyReading]
 
 
 def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
-    """Read the counters of these GPUs of this machine, by index; of all by default. Raises EnergyUnavailableError."""
+    """Read the energy counters of local GPUs by index, by default of all. Raises EnergyUnavailableError."""
     try:
         source, joules = "amd-smi", parse_amd_smi(subprocesses.run(_AMD_SMI, timeout=30))
     except subprocesses.ProgramMissingError:
@@ -47,22 +47,25 @@ def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
 
 
 def parse_amd_smi(done: subprocesses.CompletedProgram) -> tuple[float, ...]:
-    """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
+    """Parse the counters in joules from the JSON of amd-smi: a list of GPUs, since ROCm 6.4 inside `gpu_data`.
+
+    Raises EnergyUnavailableError for any other output.
+    """
     try:
         data = parse_json(done.stdout)
         gpus = data["gpu_data"] if isinstance(data, dict) else data
         readings = tuple(gpu["energy"]["total_energy_consumption"] for gpu in gpus)
         if not readings or any(reading["unit"] != "J" for reading in readings):
-            raise EnergyUnavailableError("amd-smi gives no energy in joules")
+            raise EnergyUnavailableError("amd-smi reports no energy in joules")
         return tuple(float(reading["value"]) for reading in readings)
     except (ValueError, KeyError, TypeError) as error:
         raise EnergyUnavailableError(
-            f"amd-smi gives no energy counter: {(done.stderr or done.stdout)[:120]}"
+            f"amd-smi reports no energy counter: {(done.stderr or done.stdout)[:120]}"
         ) from error
 
 
 def _read_nvml() -> tuple[float, ...]:
-    nvml = import_module("pynvml")  # 50 ms that only a machine without amd-smi pays
+    nvml = import_module("pynvml")  # takes 50 ms; needed only without amd-smi
     try:
         nvml.nvmlInit()
         try:
@@ -71,24 +74,24 @@ def _read_nvml() -> tuple[float, ...]:
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError_LibraryNotFound as error:
-        raise EnergyUnavailableError("neither amd-smi nor NVML is on this machine") from error
+        raise EnergyUnavailableError("neither amd-smi nor NVML is installed") from error
     except nvml.NVMLError as error:
-        raise EnergyUnavailableError(f"NVML gives no energy counter: {error}") from error
+        raise EnergyUnavailableError(f"NVML reports no energy counter: {error}") from error
 
 
 def energy_between(before: EnergyReading, after: EnergyReading, *, output_tokens: int) -> Energy:
-    """What the GPUs used between two readings, per token that was put out in between.
+    """Compute the energy used between two readings, and per output token.
 
-    Not valid where a GPU is missing from one reading, a counter went backwards (driver reset) or did not move.
+    Invalid if the readings cover different GPUs, or if a counter decreased (driver reset) or did not change.
     """
     seconds = after.at_s - before.at_s
     used = [b - a for a, b in zip(before.joules, after.joules, strict=False)]
     if len(before.joules) != len(after.joules) or before.source != after.source:
-        return Energy(valid=False, source=after.source, reason="the readings are not of the same GPUs")
+        return Energy(valid=False, source=after.source, reason="the readings cover different GPUs")
     if not used or min(used) < 0:
-        return Energy(valid=False, source=after.source, reason="an energy counter went backwards")
+        return Energy(valid=False, source=after.source, reason="an energy counter decreased")
     if min(used) == 0 or seconds <= 0:
-        return Energy(valid=False, source=after.source, reason="an energy counter did not move")
+        return Energy(valid=False, source=after.source, reason="an energy counter did not change")
     joules = sum(used)
     return Energy(
         valid=True,

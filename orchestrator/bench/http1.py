@@ -1,29 +1,28 @@
-"""The part of HTTP/1.1 that a load client reads: a response head, and a body by chunks, by length or to the end.
+"""An incremental parser of HTTP/1.1 responses without I/O: bytes in, payload out.
 
-Incremental and without I/O: bytes in, payload out. The grammar (RFC 9112) is llhttp's, the parser of Node.js, through
-httptools.
+The grammar (RFC 9112) is that of llhttp, the parser of Node.js, through httptools.
 """
 
 from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-_MOST_WITHOUT_PAYLOAD: Final = 65536  # bytes: a head, its trailers, or what stands between two pieces of the body
+_MAX_BYTES_WITHOUT_PAYLOAD: Final = 65536  # bytes of a head, of trailers, or between two body chunks
 
 
 class MalformedError(Exception):
-    """What came back is not HTTP/1.1."""
+    """The response is not valid HTTP/1.1."""
 
 
-class Framing:
-    """Takes one response apart."""
+class ResponseFraming:
+    """The parser state of one response."""
 
     def __init__(self) -> None:
-        """Wait for a head."""
+        """Start before the response head."""
         self.status = 0
         self.keep_alive = True
-        self.begun = False  # whether anything has come back
-        self.complete = False  # whether the whole message is here
+        self.begun = False  # whether any byte arrived
+        self.complete = False  # whether the message ended
         self._sized = False
         self._to_end = False
         self._without_payload = 0
@@ -31,48 +30,48 @@ class Framing:
         self._parser = HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
-        """Take `data` and return the payload in it. Raises MalformedError."""
+        """Parse `data` and return its payload. Raises MalformedError for invalid HTTP."""
         self.begun = True
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             raise MalformedError(f"not an HTTP/1.1 response: {error.__context__ or error}") from error
-        # Nothing is kept: parser and framing hold each other, and no such cycle is collected while a load runs.
+        # Keep no payload: parser and framing form a reference cycle, and garbage collection is off during a load.
         payload, self._payload = self._payload, []
         if payload:
             self._without_payload = 0
             return payload[0] if len(payload) == 1 else b"".join(payload)
         self._without_payload += len(data)
-        if self._without_payload > _MOST_WITHOUT_PAYLOAD:
-            raise MalformedError("more than 64 KiB without a byte of the answer")
+        if self._without_payload > _MAX_BYTES_WITHOUT_PAYLOAD:
+            raise MalformedError("more than 64 KiB without payload")
         return b""
 
     def closed(self) -> bool:
-        """Take note that the peer closed; whether the message is complete with that."""
+        """Handle a close by the peer; return whether the message is complete."""
         self.complete = self.complete or self._to_end
         return self.complete
 
     def on_message_begin(self) -> None:
-        """Called by the parser, as what follows."""
+        """Parser callback: a message starts."""
         if self.complete:
-            raise MalformedError("bytes after the end of the answer")
+            raise MalformedError("bytes after the end of the response")
         self._sized = False
 
-    def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002 - the parser itself reads the value
-        """A header says where the body ends."""
+    def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002 - httptools reads the value
+        """Parser callback: a header, which may define the length of the body."""
         if name.lower() in {b"content-length", b"transfer-encoding"}:
             self._sized = True
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Parser callback: the head is complete."""
         self.status = self._parser.get_status_code()
         self.keep_alive = self._parser.should_keep_alive()
         self._to_end = self.status >= 200 and not self._sized
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body, without its framing."""
+        """Parser callback: a fragment of the body, without framing."""
         self._payload.append(data)
 
     def on_message_complete(self) -> None:
-        """The message has ended; one of status 1xx announces the answer and is not it (RFC 9110, 15.2)."""
+        """Parser callback: the message ended. A 1xx message precedes the final response (RFC 9110, 15.2)."""
         self.complete = self.status >= 200

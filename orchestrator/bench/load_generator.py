@@ -1,7 +1,8 @@
-"""Sending the load. Open loop: requests leave at their planned times whatever became of the others.
+"""The load generator, with an open and a closed loop.
 
-A slow or failed answer therefore never delays an arrival (no coordinated omission), and latency is counted from the
-planned time. Closed loop: a fixed number of requests at a time, for single-stream figures; it hides queueing.
+Open loop: each request is sent at its planned time. A slow or failed response never delays an arrival (no coordinated
+omission), and latency counts from the planned time. Closed loop: a fixed number of concurrent requests, for
+single-stream metrics; it hides queueing.
 """
 
 import asyncio
@@ -19,20 +20,20 @@ from orchestrator.engine.sse import Usage
 Request = tuple[bytes, ...]
 
 _LEAD_S: Final = 0.05  # between the start of the clock and the first arrival
-_DEAD_AFTER: Final = 5  # requests in a row that found no connection, or lost it: the endpoint is gone
+_MAX_CONSECUTIVE_LOSSES: Final = 5  # failed connections in a row that mean a dead endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it; times in seconds after the first planned arrival."""
+    """One request as measured by the client; times in seconds after the first planned arrival."""
 
     index: int
     scheduled_s: float
     started_s: float
     ended_s: float
-    chunk_s: tuple[float, ...]  # arrivals of the chunks that carry tokens
-    chunk_tokens: tuple[int | None, ...]  # output tokens so far
-    prompt_tokens: int | None  # the server's counts; None where it gave none
+    chunk_s: tuple[float, ...]  # arrival times of the chunks with tokens
+    chunk_tokens: tuple[int | None, ...]  # cumulative output tokens
+    prompt_tokens: int | None  # token counts reported by the server
     output_tokens: int | None
     cached_tokens: int | None
     finish_reason: str | None
@@ -41,21 +42,21 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came, of the length that was asked for."""
+        """Whether the response was complete and of the requested length."""
         return self.failure is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """What came of one point's requests: those that ended, in order."""
+    """The finished requests of one point, in order."""
 
-    samples: tuple[RequestRecord, ...]
+    records: tuple[RequestRecord, ...]
     ending: BenchEnding
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestShape:
-    """What each request of a load asks for, exactly, and the seconds its answer may take."""
+    """The exact input and output length of each request, and its timeout."""
 
     input_tokens: int
     output_tokens: int
@@ -63,58 +64,64 @@ class RequestShape:
 
 
 class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
-    """The endpoint is gone."""
+    """The endpoint is dead."""
 
 
 class _Sender:
-    """Sends requests, keeps what ended, and notices when nobody answers any more."""
+    """The sender of one point: records finished requests and detects a dead endpoint."""
 
-    def __init__(self, connections: Connections, asked: RequestShape, *, on_end: Callable[[int], None]) -> None:
+    def __init__(self, connections: Connections, shape: RequestShape, *, on_end: Callable[[int], None]) -> None:
         self._connections = connections
-        self._asked = asked
+        self._shape = shape
         self._on_end = on_end
         self._ended: list[tuple[int, float, float, float, StreamedResponse, Usage | None]] = []
-        self._lost_in_a_row = 0
+        self._consecutive_losses = 0
         self.origin = 0.0
 
     async def send(self, index: int, request: Request, scheduled: float) -> None:
         loop = asyncio.get_running_loop()
-        answer = StreamedResponse(self._asked.output_tokens)
+        response = StreamedResponse(self._shape.output_tokens)
         started = loop.time()
         try:
-            async with asyncio.timeout_at(max(scheduled, started) + self._asked.timeout_s):
-                await self._connections.send(request, answer)
+            async with asyncio.timeout_at(max(scheduled, started) + self._shape.timeout_s):
+                await self._connections.send(request, response)
         except TimeoutError:
-            answer.fail("timeout", f"no whole answer within {self._asked.timeout_s:g} s")
-        self._ended.append((index, scheduled, started, loop.time(), answer, self._read(answer)))
+            response.fail("timeout", f"no complete response within {self._shape.timeout_s:g} s")
+        self._ended.append((index, scheduled, started, loop.time(), response, self._check_length(response)))
         self._on_end(len(self._ended))
-        lost = answer.failure is not None and answer.failure[0] in {"refused", "unreachable", "reset"}
-        self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
-        if self._lost_in_a_row >= _DEAD_AFTER:
+        lost = response.failure is not None and response.failure[0] in {"refused", "unreachable", "reset"}
+        self._consecutive_losses = self._consecutive_losses + 1 if lost else 0
+        if self._consecutive_losses >= _MAX_CONSECUTIVE_LOSSES:
             raise _EndpointGone
 
-    def samples(self) -> tuple[RequestRecord, ...]:
-        return tuple(sorted((self._sample(*ended) for ended in self._ended), key=lambda sample: sample.index))
+    def records(self) -> tuple[RequestRecord, ...]:
+        return tuple(sorted((self._record(*ended) for ended in self._ended), key=lambda record: record.index))
 
-    def _read(self, answer: StreamedResponse) -> Usage | None:
-        """What the server counted; an answer of another length than was asked for is no success."""
-        usage, asked = answer.finish(), (self._asked.input_tokens, self._asked.output_tokens)
-        if usage is not None and (usage.prompt_tokens, usage.output_tokens) != asked:
+    def _check_length(self, response: StreamedResponse) -> Usage | None:
+        """Return the token counts of the server; fail a response of another length than requested."""
+        usage, requested = response.finish(), (self._shape.input_tokens, self._shape.output_tokens)
+        if usage is not None and (usage.prompt_tokens, usage.output_tokens) != requested:
             counted = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
-            answer.fail("wrong-length", f"{counted} where {asked[0]} / {asked[1]} were asked")
+            response.fail("wrong-length", f"{counted} tokens; requested {requested[0]} in / {requested[1]} out")
         return usage
 
-    def _sample(
-        self, index: int, scheduled: float, started: float, ended: float, answer: StreamedResponse, usage: Usage | None
+    def _record(
+        self,
+        index: int,
+        scheduled: float,
+        started: float,
+        ended: float,
+        response: StreamedResponse,
+        usage: Usage | None,
     ) -> RequestRecord:
-        failure = answer.failure or (None, "")
+        failure = response.failure or (None, "")
         return RequestRecord(
             index=index,
             scheduled_s=scheduled - self.origin,
             started_s=started - self.origin,
             ended_s=ended - self.origin,
-            chunk_s=tuple(at - self.origin for at in answer.chunk_s),
-            chunk_tokens=tuple(answer.chunk_tokens),
+            chunk_s=tuple(at - self.origin for at in response.chunk_s),
+            chunk_tokens=tuple(response.chunk_tokens),
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
@@ -129,11 +136,11 @@ async def run_open_loop(
     requests: Sequence[Request],
     times: Sequence[float],
     *,
-    asked: RequestShape,
+    shape: RequestShape,
     on_end: Callable[[int], None],
 ) -> LoadResult:
-    """Send `requests[i]` at `times[i]` seconds; returns when all ended, on Ctrl-C, or when the endpoint is gone."""
-    sender = _Sender(connections, asked, on_end=on_end)
+    """Send `requests[i]` at `times[i]` seconds; return when all ended, on Ctrl-C, or when the endpoint dies."""
+    sender = _Sender(connections, shape, on_end=on_end)
     loop = asyncio.get_running_loop()
 
     async def arrivals(group: asyncio.TaskGroup) -> None:
@@ -150,29 +157,29 @@ async def run_closed_loop(
     requests: Sequence[Request],
     *,
     concurrency: int,
-    asked: RequestShape,
+    shape: RequestShape,
     on_end: Callable[[int], None],
 ) -> LoadResult:
-    """Keep `concurrency` requests under way until all were sent."""
-    sender = _Sender(connections, asked, on_end=on_end)
+    """Keep `concurrency` requests in flight until all are sent."""
+    sender = _Sender(connections, shape, on_end=on_end)
     loop = asyncio.get_running_loop()
-    waiting = iter(enumerate(requests))
+    pending = iter(enumerate(requests))
 
-    async def one_after_another() -> None:
-        for index, request in waiting:
+    async def send_sequentially() -> None:
+        for index, request in pending:
             await sender.send(index, request, loop.time())
 
     async def streams(group: asyncio.TaskGroup) -> None:
         sender.origin = loop.time()
         for _ in range(concurrency):
-            group.create_task(one_after_another())
+            group.create_task(send_sequentially())
 
     return await _run(sender, streams)
 
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> LoadResult:
     ending = BenchEnding.COMPLETE
-    with _undisturbed():
+    with _gc_disabled():
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
@@ -181,13 +188,13 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
         except* asyncio.CancelledError:
             ending = BenchEnding.INTERRUPTED
     if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
-        task.uncancel()  # Ctrl-C ends the load and not the program: what is finished is still to be reported
-    return LoadResult(samples=sender.samples(), ending=ending)
+        task.uncancel()  # Ctrl-C ends the load, not the program: finished requests are still reported
+    return LoadResult(records=sender.records(), ending=ending)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection while the clock runs: a full pass over prepared requests takes tens of milliseconds."""
+def _gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: a full pass over the prepared requests takes tens of milliseconds."""
     gc.disable()
     try:
         yield

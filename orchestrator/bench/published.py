@@ -1,4 +1,4 @@
-"""Published figures and prices as data: profiles/published/<name>.yaml, each with its source, unit and caveats."""
+"""Published results and prices: profiles/published/<name>.yaml, each with source, unit and caveats."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field, RootModel
 
+from orchestrator.bench.workload import workload_name
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import UsageError
 from orchestrator.core.suggest import did_you_mean
@@ -20,7 +21,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 class WorkloadShape(StrictModel):
-    """What was sent: tokens a request, and the share of the prompt that came from the prefix cache."""
+    """The request shape: input and output tokens, and the share of the prompt from the prefix cache."""
 
     name: str
     input_tokens: int
@@ -48,7 +49,7 @@ class PublishedRate(StrictModel):
 
 
 class PublishedLayout(StrictModel):
-    """The best published throughput of one layout; `rate_rps` is None where it was not given."""
+    """The best published throughput of one layout; `rate_rps` is None if it was not published."""
 
     system: str
     layout: str
@@ -59,7 +60,7 @@ class PublishedLayout(StrictModel):
 
 
 class SingleStream(StrictModel):
-    """One request at a time: output tok/s of that stream."""
+    """Output tok/s of one request at a time."""
 
     workload: str
     layout: str
@@ -70,23 +71,23 @@ class SingleStream(StrictModel):
 
 
 class EvalScore(StrictModel):
-    """A published score with its ±, whatever kind of ± it is (the row's caveat says)."""
+    """A published score with its ±; the caveat of the row explains the kind of ±."""
 
     label: str
     score: _Share
     plus_minus: float | None = None
 
     @property
-    def shown(self) -> str:
-        """The label, with the ± where one was published."""
+    def display_label(self) -> str:
+        """The label, with the ± if one was published."""
         return self.label if self.plus_minus is None else f"{self.label}, ± {self.plus_minus:g}"
 
 
 class PublishedEval(StrictModel):
-    """Two published scores of one suite. `items` are questions, `samples` answers (seeds × questions)."""
+    """Two published scores of one suite. `items` counts questions, `samples` counts answers (seeds × questions)."""
 
     suite: str
-    model: str  # whose scores they are
+    model: str
     title: str
     items: int | None = None
     samples: int | None = None
@@ -102,63 +103,58 @@ class BoardPower(StrictModel):
     watts: int
 
 
-def _called(text: str) -> str:
-    """A name, which may hold a dot; or that of a file."""
-    return Path(text).stem if text.endswith((".yaml", ".yml")) else text
-
-
 class ReproduceRun(StrictModel):
-    """One server to bring up, the workloads to put on it, and the suites to ask it."""
+    """One server to start, with its workloads and evaluation suites."""
 
     profile: str
-    called: str = ""  # the server; by default as its profile
-    settings: tuple[str, ...] = ()  # as `--set` takes them
+    called: str = ""  # name of the server; by default that of its profile
+    settings: tuple[str, ...] = ()  # overrides, as for `--set`
     workloads: tuple[str, ...] = ()
     suites: tuple[str, ...] = ()
 
     @property
     def server(self) -> str:
-        """What it is called: by default the profile's name, also where that is a file."""
-        return self.called or _called(self.profile)
+        """The name of the server: by default that of the profile, or the stem of a profile file."""
+        return self.called or workload_name(self.profile)
 
     @property
-    def measured(self) -> tuple[str, ...]:
-        """Its workloads as results call them."""
-        return tuple(_called(workload) for workload in self.workloads)
+    def workload_names(self) -> tuple[str, ...]:
+        """The names of the workloads, as in results."""
+        return tuple(workload_name(workload) for workload in self.workloads)
 
 
 class Ablation(ReproduceRun):
-    """One thing left out of a server, measured beside it: what it brings."""
+    """A server without one feature, measured to find the effect of the feature."""
 
     name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
-    claim: str  # that it puts to the test
-    settings: tuple[str, ...]  # its suites are asked of both, the one left out being the baseline
+    claim: str  # published claim that the ablation tests
+    settings: tuple[str, ...]  # the suites run on both servers; the ablation is the baseline
 
     @property
-    def beside(self) -> str:
-        """The server with everything."""
+    def full_server(self) -> str:
+        """The name of the server with the feature."""
         return super().server
 
     @property
     def server(self) -> str:
-        """The server without."""
-        return f"{self.beside}-{self.name}"
+        """The name of the server without the feature."""
+        return f"{self.full_server}-{self.name}"
 
 
 class Reproduce(StrictModel):
-    """What `deploy reproduce` runs; an ablation only where it is asked for."""
+    """The runs of `deploy reproduce`; an ablation runs only on request."""
 
     summary: str
     runs: tuple[ReproduceRun, ...]
     ablations: tuple[Ablation, ...] = ()
 
     def ablation_of(self, server: str | None) -> Ablation | None:
-        """The ablation that a server of this name is, None for any other."""
+        """Return the ablation with this server name, or None."""
         return next((ablation for ablation in self.ablations if ablation.server == server), None)
 
 
 class Published(StrictModel):
-    """A published measurement that ours is set beside. Throughput is output tok/s per node."""
+    """A published measurement to compare with. Throughput is output tok/s per node."""
 
     kind: Literal["comparison"]
     name: str
@@ -183,14 +179,14 @@ class Published(StrictModel):
 
 
 class ReferenceRow(StrictModel):
-    """One published line; its values follow the columns of the file."""
+    """One published row; its values follow the columns of the file."""
 
     label: str
     values: tuple[float, ...]
 
 
 class Reference(StrictModel):
-    """Figures in another unit or on another workload: shown apart, never beside ours."""
+    """Published results in another unit or on another workload: displayed separately, never compared."""
 
     kind: Literal["reference"]
     name: str
@@ -220,8 +216,8 @@ class Prices(StrictModel):
     prices: tuple[GpuPrice, ...]
     caveats: tuple[str, ...]
 
-    def of(self, gpu: str) -> float | None:
-        """USD per GPU-hour of a GPU by its marketing name, None where it is not listed."""
+    def price_of(self, gpu: str) -> float | None:
+        """Return the USD per GPU-hour of a GPU by its marketing name, or None if it is not listed."""
         return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
 
 
@@ -230,76 +226,76 @@ _Kind = TypeVar("_Kind", Published, Reference, Prices)
 
 
 class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
-    """One file, of any kind."""
+    """One published file, of any kind."""
 
 
 def load_all_published(catalog: Catalog | None = None) -> tuple[AnyPublished, ...]:
-    """Every file of published figures, sorted by name. Raises ProfileError with every fault of one and its line."""
+    """Load all published files, sorted by name. Raises ProfileError with the location of each problem in a file."""
     catalog = catalog or Catalog.from_environment()
     return tuple(read_published(path, catalog.shown(path)) for path in catalog.all(EntryKind.PUBLISHED))
 
 
 def read_published(path: Path, name: str) -> AnyPublished:
-    """The published figures in one file; `name` is its name in messages."""
+    """Read one published file; `name` is its name in messages."""
     return read_model(path, _File, name).root
 
 
-def of_kind(everything: tuple[AnyPublished, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
-    """Those of one kind."""
+def entries_of_kind(everything: tuple[AnyPublished, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Return the entries of one kind."""
     return tuple(entry for entry in everything if isinstance(entry, kind))
 
 
 def published_workloads() -> frozenset[str]:
-    """The workloads that figures were published for: of another shape a result cannot be compared with those."""
-    known = of_kind(load_all_published(), Published)
-    return frozenset(name for each in known for name in (each.workload.name, each.single_stream.workload))
+    """Return the names of the workloads with published results."""
+    entries = entries_of_kind(load_all_published(), Published)
+    return frozenset(name for entry in entries for name in (entry.workload.name, entry.single_stream.workload))
 
 
 def load_published(name: str, catalog: Catalog | None = None) -> Published:
-    """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
+    """Load a published measurement by name or file. Raises UsageError with similar names if there is none."""
     if name.endswith((".yaml", ".yml")):
-        return _in_file(Path(name))
-    found = {entry.name: entry for entry in of_kind(load_all_published(catalog), Published)}
-    if name not in found:
-        raise UsageError(f"no published figures named `{name}`", hint=did_you_mean(name, found))
-    return found[name]
+        return _load_published_file(Path(name))
+    known = {entry.name: entry for entry in entries_of_kind(load_all_published(catalog), Published)}
+    if name not in known:
+        raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, known))
+    return known[name]
 
 
-def _in_file(path: Path) -> Published:
+def _load_published_file(path: Path) -> Published:
     if not path.is_file():
-        raise UsageError(f"there is no file `{path}`", hint="a name without `.yaml` is one that ships with the tool")
-    found = read_published(path, str(path))
-    if not isinstance(found, Published):
-        raise UsageError(f"this file is of kind `{found.kind}`, not `comparison`", where=str(path))
-    return found
+        raise UsageError(f"no file `{path}` found", hint="use a name without `.yaml` for built-in published results")
+    entry = read_published(path, str(path))
+    if not isinstance(entry, Published):
+        raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", where=str(path))
+    return entry
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriceBook:
-    """USD per GPU-hour: what the user gave (by GPU, or "" for any), else what was published."""
+    """Prices in USD per GPU-hour: those of the user (by GPU, or "" for any GPU) before published ones."""
 
-    given: Mapping[str, float]
+    user_prices: Mapping[str, float]
     published: tuple[Prices, ...]
 
-    def of(self, gpu: str | None) -> tuple[float | None, str]:
-        """The price of a GPU by name (upper or lower case), and where it comes from."""
+    def price_of(self, gpu: str | None) -> tuple[float | None, str]:
+        """Return the price of a GPU by name (case-insensitive) and the source of the price."""
         name = (gpu or "").lower()
         for key in (name, ""):
-            if key in self.given:
-                return self.given[key], "given"
-        return self.of_owner(gpu)
+            if key in self.user_prices:
+                return self.user_prices[key], "given"
+        return self.published_price_of(gpu)
 
-    def of_owner(self, gpu: str | None) -> tuple[float | None, str]:
-        """What owning it costs as was published, whatever the user gave, and where that comes from."""
+    def published_price_of(self, gpu: str | None) -> tuple[float | None, str]:
+        """Return the published price of a GPU and its source, regardless of user prices."""
         for book in self.published:
-            if (price := book.of(gpu or "")) is not None:
+            if (price := book.price_of(gpu or "")) is not None:
                 return price, f"{book.title} ({book.source})"
         return None, ""
 
 
 def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Read `2.10` (any GPU) and `MI355X=2.10`. Raises UsageError for anything else."""
-    given: dict[str, float] = {}
+    """Parse prices such as `2.10` (any GPU) and `MI355X=2.10`. Raises UsageError for anything else."""
+    prices: dict[str, float] = {}
     for text in texts:
         gpu, _, amount = text.rpartition("=")
         try:
@@ -307,26 +303,28 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
         except ValueError:
             price = 0.0
         if not 0 < price < float("inf"):
-            raise UsageError(f"not a price: `{text}`", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`")
-        given[gpu.strip().lower()] = price
-    return given
+            raise UsageError(
+                f"`{text}` is not a price", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
+            )
+        prices[gpu.strip().lower()] = price
+    return prices
 
 
 def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """The currency that prices were given in, USD where none stands behind them, and the prices without it.
+    """Split prices into their currency (USD by default) and the plain amounts.
 
-    Raises UsageError for two currencies: nothing is converted.
+    Raises UsageError for two currencies, as nothing is converted.
     """
-    found, plain = dict[str, None](), []
+    currencies, plain = dict[str, None](), []
     for text in texts:
         amount = _CURRENCY.sub("", text)
-        found[text[len(amount) :].strip().upper() or _USD] = None
+        currencies[text[len(amount) :].strip().upper() or _USD] = None
         plain.append(amount)
-    if len(found) > 1:
-        raise UsageError(f"prices in {' and '.join(found)}", hint="give them in one currency: nothing is converted")
-    return next(iter(found), _USD), tuple(plain)
+    if len(currencies) > 1:
+        raise UsageError(f"prices use {' and '.join(currencies)}", hint="use one currency; nothing is converted")
+    return next(iter(currencies), _USD), tuple(plain)
 
 
 def price_book(prices: Sequence[str]) -> PriceBook:
-    """The prices given on the command line, over those that were published."""
-    return PriceBook(given=parse_prices(prices), published=of_kind(load_all_published(), Prices))
+    """Return the prices of the command line, with the published ones as a fallback."""
+    return PriceBook(user_prices=parse_prices(prices), published=entries_of_kind(load_all_published(), Prices))

@@ -1,4 +1,4 @@
-"""When the requests of one point came and went, from its `requests-<rate>.jsonl`. Pure."""
+"""The request times of one point, parsed from its `requests-<rate>.jsonl`. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from orchestrator.bench.result import Point, Slope, read_strictly
+from orchestrator.bench.result import Point, Slope, parse_strict
 from orchestrator.core.safe_paths import FileName
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTimes:
-    """One request, in seconds after the first planned arrival; `first_s` is None where no token came."""
+    """One request, in seconds after the first planned arrival; `first_token_s` is None if no token arrived."""
 
     scheduled_s: float
     started_s: float
-    first_s: float | None
+    first_token_s: float | None
     ended_s: float
     failed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """As much of a line as is read; a time may lie before the first planned arrival by what a clock is off."""
+    """The used fields of a line; clock error may make a time slightly negative."""
 
     scheduled_s: Slope
     started_s: Slope
@@ -36,23 +36,22 @@ _LINE: Final = TypeAdapter(_Line)
 
 
 def requests_file(point: Point) -> FileName:
-    """What the file of a point's requests is called; by its figures, as a label could hold anything."""
+    """Return the name of the requests file of a point, derived from its load, as a label may hold any text."""
     name = f"closed-{point.concurrency}" if point.offered_rps is None else f"{point.offered_rps:g}"
     return FileName(f"requests-{name}.jsonl")
 
 
-def read_requests(lines: Iterable[str], *, where: str) -> tuple[RequestTimes, ...]:
-    """The requests of a file, a line each. Raises BenchError with the line of what is none."""
-    found = []
+def parse_requests(lines: Iterable[str], *, location: str) -> tuple[RequestTimes, ...]:
+    """Parse a file with one request per line. Raises BenchError with the location of an invalid line."""
+    requests = []
     for number, text in enumerate(lines, start=1):
-        line = read_strictly(_LINE, text, what="request of `deploy bench`", where=f"{where}:{number}")
-        first = line.chunk_s[0] if line.chunk_s else None
+        line = parse_strict(_LINE, text, description="request of `deploy bench`", location=f"{location}:{number}")
         times = RequestTimes(
             scheduled_s=line.scheduled_s,
             started_s=line.started_s,
-            first_s=first,
+            first_token_s=line.chunk_s[0] if line.chunk_s else None,
             ended_s=line.ended_s,
             failed=line.failure is not None,
         )
-        found.append(times)
-    return tuple(found)
+        requests.append(times)
+    return tuple(requests)

@@ -1,7 +1,7 @@
-"""The result of a measurement, as it is written to `result.json` and read again by `compare` and `report`.
+"""The result of a measurement: the content of `result.json`, which `compare` and `report` read.
 
-Every figure carries its unit in its name: `_s` seconds, `_rps` requests per second, `_tok_per_s` tokens per second,
-`_share` a part of 1. What could not be measured is absent (None), never zero.
+Each metric has its unit in its name: `_s` seconds, `_rps` requests per second, `_tok_per_s` tokens per second, `_share`
+a share of 1. A value that was not measured is None, never zero.
 """
 
 from dataclasses import dataclass
@@ -18,34 +18,34 @@ RESULT_SCHEMA: Final = 2
 RESULT_FILE: Final = "result.json"
 
 
-# What stands in a file: finite, and small enough for whatever is computed from it.
-MOST_AMOUNT = 1e15
-Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
-Slope = Annotated[float, Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, allow_inf_nan=False)]
+# Bounds of the numbers in a file: finite, and small enough for all later arithmetic.
+MAX_AMOUNT = 1e15
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
+Slope = Annotated[float, Field(ge=-MAX_AMOUNT, le=MAX_AMOUNT, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-class MarkKind(StrEnum):
-    """Why a result must not be compared with a published one without a word of warning."""
+class IssueKind(StrEnum):
+    """The kind of a reason against comparing a result with a published one."""
 
     SIMULATED_ACCEPTANCE = "simulated-acceptance"
     KERNEL_MISS = "kernel-miss"
-    UNMET_HIT_SHARE = "unmet-hit-share"
-    UNKNOWN_HIT_SHARE = "unknown-hit-share"
-    UNKNOWN_KERNELS = "unknown-kernels"  # the log that tells which kernels ran could not be read
+    CACHE_HIT_RATE_OFF_TARGET = "cache-hit-rate-off-target"
+    CACHE_HIT_RATE_UNKNOWN = "cache-hit-rate-unknown"
+    UNKNOWN_KERNELS = "unknown-kernels"  # the server log was not readable
     FAILED_REQUESTS = "failed-requests"
-    WRONG_LENGTH = "wrong-length"  # of older results; an answer of another length is a failed request now
-    CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
+    WRONG_LENGTH = "wrong-length"  # only in older results; now a failed request
+    CLIENT_LAGGED = "client-lagged"  # the load client missed its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
-    RANDOM_PROMPTS = "random-prompts"  # which say nothing about speculation, and it was on
+    RANDOM_PROMPTS = "random-prompts"  # with speculation on, which they do not measure
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
 
 
 class BenchEnding(StrEnum):
-    """How a run, or one point of it, came to its end."""
+    """The way in which a run or one of its points ended."""
 
     COMPLETE = "complete"
     INTERRUPTED = "interrupted"
@@ -54,16 +54,16 @@ class BenchEnding(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparabilityIssue:
-    """One reason why the result is not comparable; `point` is the label of the point it concerns, "" for all."""
+    """A reason against comparing the result; `point` is the label of the affected point, "" for all."""
 
-    kind: MarkKind
+    kind: IssueKind
     detail: str
     point: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """A distribution, in the unit of the field that holds it; percentiles are linearly interpolated."""
+    """A distribution in the unit of its field; percentiles are linearly interpolated."""
 
     count: Count
     mean: Amount
@@ -76,41 +76,41 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Tokens per second over `seconds`. Per node: what this one endpoint gave; per GPU: divided by the GPUs it uses."""
+    """Tokens per second over `seconds`: of the whole endpoint, and divided by its number of GPUs."""
 
     seconds: Amount
     output_tok_per_s: Amount
-    total_tok_per_s: Amount  # output tokens, and the prompts (cached ones too) of requests that began to answer
+    total_tok_per_s: Amount  # output tokens plus prompts (cached too) of requests with a first token
     output_tok_per_s_per_gpu: Amount | None = None
     total_tok_per_s_per_gpu: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """What the client saw, over successful requests. Open loop: `from_schedule` counts from the planned arrival."""
+    """Latencies of successful requests; `from_schedule` counts from the planned arrival (open loop)."""
 
     ttft_from_schedule_s: Distribution
     ttft_from_send_s: Distribution
     e2e_from_schedule_s: Distribution
     e2e_from_send_s: Distribution
-    tpot_s: Distribution | None = None  # (end - first token) / (output tokens - 1), a request
-    itl_per_chunk_s: Distribution | None = None  # gaps between chunks that carry tokens; see tokens_per_chunk
-    tokens_per_chunk: Amount | None = None  # mean; above 1 an inter-chunk gap is not an inter-token gap
+    tpot_s: Distribution | None = None  # per request: (end - first token) / (output tokens - 1)
+    itl_per_chunk_s: Distribution | None = None  # gaps between chunks with tokens; see tokens_per_chunk
+    tokens_per_chunk: Amount | None = None  # mean; above 1, inter-chunk gaps are not inter-token gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHits:
-    """How much of the prompts came from the prefix cache."""
+    """The share of prompt tokens from the prefix cache."""
 
     wanted_share: Share
-    usage_share: Amount | None = None  # from the `cached_tokens` of each answer
+    usage_share: Amount | None = None  # from `cached_tokens` of the responses
     usage_share_per_request: Distribution | None = None
-    metrics_share: Amount | None = None  # from the server's counters before and after
+    metrics_share: Amount | None = None  # from the server counters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts:
-    """The server's own counters over this point (after minus before, summed over replicas), and sampled gauges."""
+    """The server counters of a point (after minus before, summed over replicas), and sampled gauges."""
 
     requests: Count | None = None
     prompt_tokens: Count | None = None
@@ -119,17 +119,17 @@ class ServerCounts:
     ttft_mean_s: Amount | None = None
     e2e_mean_s: Amount | None = None
     retractions: Count | None = None
-    accept_length: Amount | None = None  # tokens a verification step gave; absent without speculation
+    accept_length: Amount | None = None  # tokens per verification step; None without speculation
     queue_depth_mean: Amount | None = None
     queue_depth_max: Amount | None = None
-    running_max: Amount | None = None  # requests at once
+    running_max: Amount | None = None  # concurrent requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
     """Energy of all GPUs over the point, from the counters of amd-smi or nvidia-smi."""
 
-    valid: bool  # False: a counter was missing, went backwards or did not move; then only `reason` is to be trusted
+    valid: bool  # False: see `reason`; ignore the other values
     source: str
     reason: str = ""
     seconds: Amount | None = None
@@ -141,7 +141,7 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """Requests that failed in one way. `kind` is refused, reset, timeout, http-<status>, stream-error, ..."""
+    """The number of failed requests of one kind: refused, reset, timeout, http-<status>, stream-error, …"""
 
     kind: str
     count: Count
@@ -156,36 +156,36 @@ class Point:
     arrivals: str  # constant | poisson | closed
     ending: BenchEnding
     started_at: str  # ISO 8601, UTC
-    requests: Count  # that were due, and sent
+    requests: Count  # requests sent
     succeeded: Count
     success_share: Share
     failures: tuple[FailureCount, ...]
-    input_tokens: Count  # of successful requests, by the server's count
+    input_tokens: Count  # of successful requests, counted by the server
     output_tokens: Count
     concurrency: Number | None = None
     offered_rps: Rate | None = None
     sent_rps: Amount | None = None
     achieved_rps: Amount | None = None  # successful completions per second in the steady window
-    # of the requests due in the steady window, the share that was completed in it
+    # share of the requests due in the steady window that completed in it
     completion_ratio: Amount | None = None
-    ttft_growth_s_per_s: Slope | None = None  # how fast the wait grows while the load stands; see bench/steady.py
-    goodput_rps: Amount | None = None  # completions per second, full run, that meet the workload's TTFT limit
+    ttft_growth_s_per_s: Slope | None = None  # growth of TTFT per second of load; see steady_state.py
+    goodput_rps: Amount | None = None  # completions per second of the full run within the TTFT limit
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
     latency: Latency | None = None
-    send_lag_s: Distribution | None = None  # how late the client itself began a request
+    send_lag_s: Distribution | None = None  # delay of the client behind its schedule
     cache: CacheHits | None = None
     server: ServerCounts | None = None
     energy: Energy | None = None
     usd_per_million_output_tokens: Amount | None = None
-    sustained: bool | None = None  # None: too short to tell, or a closed loop
+    sustained: bool | None = None  # None: too short to judge, or a closed loop
     not_sustained_because: tuple[str, ...] = ()
-    capped: str | None = None  # that as many requests ran as the server admits: its setting was measured, not the GPUs
+    capped: str | None = None  # message if the concurrency limit of the server was reached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What a GPU costs; `source` is `given` or names the publication."""
+    """The price of a GPU; `source` is `given` (by the user) or names the publication."""
 
     usd_per_gpu_hour: Amount
     source: str
@@ -193,22 +193,22 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointFacts:
-    """What was measured, as the endpoint tells it."""
+    """The facts reported by the endpoint."""
 
     url: str
     api: str  # completions | generate
     served_model: str
-    engine: str | None = None  # sglang | None where it does not say
+    engine: str | None = None  # sglang | None if unknown
     engine_version: str | None = None
-    replicas: Number = 1  # data-parallel replicas, each with a prefix cache of its own
+    replicas: Number = 1  # data-parallel replicas, each with its own prefix cache
     context_length: Count | None = None
     page_size: Count | None = None
-    speculative: str | None = None  # algorithm and settings, where speculation is on
+    speculative: str | None = None  # algorithm and settings, if speculation is on
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProvenance:
-    """What stood behind the endpoint, where this tool started it: plan, image, patches, kernel gate, host."""
+    """The server of the endpoint, if `deploy` started it: plan, image, patches, kernel gate, host."""
 
     name: str | None = None
     profile: str | None = None
@@ -218,87 +218,89 @@ class ServerProvenance:
     patch_receipt: dict[str, object] | None = None
     kernel_gate: dict[str, object] | None = None
     host: dict[str, object] | None = None
-    gpu: str | None = None  # hardware name of the plan, `mi355x`
+    gpu: str | None = None  # hardware name in the plan, as `mi355x`
     gpus: Count | None = None
-    layout: str | None = None  # `TP4×DP2`, of an endpoint without a plan whose user named it
+    layout: str | None = None  # as `TP4×DP2`; set by the user for an endpoint without a plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything about a measurement that is not a figure."""
+    """The metadata of a measurement."""
 
     tool_version: str
     started_at: str  # ISO 8601, UTC
     ended_at: str
-    command: str  # quoted argv that repeats it
+    command: str  # quoted argv that repeats the measurement
     workload_name: str
     workload: dict[str, object]
-    workload_digest: str  # sha256 over the workload as used (overrides included)
+    workload_digest: str  # sha256 of the workload, overrides included
     seed: int
-    warmup: str  # how the prefix caches were filled, in words
+    warmup: str  # description of the cache warm-up
     endpoint: EndpointFacts
     provenance: ServerProvenance
     price: Price | None = None
-    label: str | None = None  # what the user calls it
-    text_sha256: str | None = None  # of the text that prompts were cut from
+    label: str | None = None  # chosen by the user
+    text_sha256: str | None = None  # of the prompt text
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """A whole measurement."""
+    """A complete measurement."""
 
     schema_version: int
     run: Run
     ending: BenchEnding
     points: tuple[Point, ...]
-    marks: tuple[ComparabilityIssue, ...]
-    knee_rps: Rate | None = None  # the highest sustained rate, where one was found
+    comparability_issues: tuple[ComparabilityIssue, ...]
+    knee_rps: Rate | None = None  # highest sustained rate, if any
 
     @property
     def knee_reached(self) -> bool:
-        """Whether a rate was not sustained: else the knee lies at the highest rate that was measured, or above it."""
+        """Whether a rate was not sustained; otherwise the knee may be above the highest measured rate."""
         return any(point.sustained is False for point in self.points)
 
     @property
     def comparable(self) -> bool:
-        """Whether nothing speaks against laying this beside a published figure."""
-        return not self.marks
+        """Whether the result has no comparability issue."""
+        return not self.comparability_issues
 
     def to_json(self) -> str:
-        """Return the result as JSON text without empty fields. Raises BenchError where `from_json` would refuse it."""
-        text = _result().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
-        self.from_json(text, where="the result of this measurement")
+        """Return the result as JSON text without None fields. Raises BenchError if `from_json` would reject it."""
+        text = _result_adapter().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
+        self.from_json(text, location="the result of this measurement")
         return text
 
     @classmethod
-    def from_json(cls, text: str, *, where: str) -> "BenchResult":
-        """Read a result; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-        version = read_strictly(_VERSIONED, text, what="result of `deploy bench`", where=where).get("schema_version")
+    def from_json(cls, text: str, *, location: str) -> "BenchResult":
+        """Parse a result read from `location`. Raises BenchError for another schema version or damaged data."""
+        version = parse_strict(_VERSIONED, text, description="result of `deploy bench`", location=location).get(
+            "schema_version"
+        )
         if version != RESULT_SCHEMA:
             raise BenchError(
-                f"result has schema version `{version}`, this tool reads `{RESULT_SCHEMA}`",
-                where=where,
-                hint="read it with the version of `deploy` that wrote it, or measure again",
+                f"the result has schema version `{version}`; this version of `deploy` reads `{RESULT_SCHEMA}`",
+                where=location,
+                hint="use the version of `deploy` that wrote it, or measure again",
             )
-        return read_strictly(_result(), text, what="result of `deploy bench`", where=where)
+        return parse_strict(_result_adapter(), text, description="result of `deploy bench`", location=location)
 
 
-Kind = TypeVar("Kind")
+Parsed = TypeVar("Parsed")
 
 
-def read_strictly(kind: TypeAdapter[Kind], text: str, *, what: str, where: str) -> Kind:
-    """A file that `deploy` wrote and anybody may have changed: its types and bounds hold. Raises BenchError."""
+def parse_strict(adapter: TypeAdapter[Parsed], text: str, *, description: str, location: str) -> Parsed:
+    """Parse JSON text and validate types and bounds. Raises BenchError for anything but a `description`."""
     try:
-        return kind.validate_json(text, strict=True)
+        return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         problems = validation_problems(error)[:10]
-    raise BenchError(f"not a {what}, or a damaged one", where=where, problems=problems)
+    raise BenchError(f"not a valid {description}", where=location, problems=problems)
 
 
 _VERSIONED: Final = TypeAdapter(dict[str, object])
 
 
 @cache
-def _result() -> TypeAdapter[BenchResult]:
-    """Made when a result is read or written: 40 ms of every command otherwise."""
+def _result_adapter() -> TypeAdapter[BenchResult]:
+    """Create the adapter on first use: it takes 40 ms."""
     return TypeAdapter(BenchResult)

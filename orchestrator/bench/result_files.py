@@ -1,11 +1,11 @@
-"""Results on disk: measurements, the requests of their points, the provenance that a run directory holds."""
+"""Results on disk: measurements, request files, and the provenance stored in a run directory."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.requests import RequestTimes, read_requests
+from orchestrator.bench.requests import RequestTimes, parse_requests
 from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
 from orchestrator.core.console import warn
 from orchestrator.core.errors import BenchError
@@ -13,27 +13,29 @@ from orchestrator.core.files import read_file
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import MAX_BYTES, RunDir
 
-_MAX_REQUESTS_BYTES: Final = 256 << 20  # of the requests of a point; ten thousand of a thousand tokens each have 200 MB
+_MAX_REQUESTS_BYTES: Final = 256 << 20  # requests of a point; 10,000 requests of 1,000 tokens need 200 MB
 
 
-def read_result_text(file: Path, what: str, *, most: int = MAX_BYTES) -> str:
-    """Read a file of a result; `what` names it in the message. Raises BenchError."""
+def read_result_text(file: Path, description: str, *, max_bytes: int = MAX_BYTES) -> str:
+    """Read a text file of a result. Raises BenchError if it is unreadable or not UTF-8."""
     try:
-        return read_file(file, most=most).decode()
+        return read_file(file, most=max_bytes).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error
+        raise BenchError(f"cannot read the {description}: {reason}", where=str(file)) from error
 
 
 def load_result(path: Path) -> BenchResult:
-    """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
+    """Load a measurement from its file or directory. Raises BenchError if it is unreadable or invalid."""
     file = path / RESULT_FILE if path.is_dir() else path
-    return BenchResult.from_json(read_result_text(file, "result"), where=str(file))
+    return BenchResult.from_json(read_result_text(file, "result"), location=str(file))
 
 
 def load_requests(file: Path) -> tuple[RequestTimes, ...]:
-    """The requests of one point, from their file. Raises BenchError for one that cannot be read."""
-    return read_requests(read_result_text(file, "requests", most=_MAX_REQUESTS_BYTES).splitlines(), where=str(file))
+    """Load the requests of one point. Raises BenchError if the file is unreadable or invalid."""
+    return parse_requests(
+        read_result_text(file, "requests", max_bytes=_MAX_REQUESTS_BYTES).splitlines(), location=str(file)
+    )
 
 
 def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
@@ -53,12 +55,12 @@ def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
 
 
 def results_under(directory: Path) -> Iterator[BenchResult]:
-    """The measurements below a directory; one that cannot be read is said and left out."""
+    """Yield the measurements below a directory; warn about unreadable ones and skip them."""
     for path in sorted(directory.rglob(RESULT_FILE)):
         try:
             result = load_result(path)
         except BenchError as error:
-            warn(f"a result is left out: {error.message}: `{path}`")
+            warn(f"skipped the result `{path}`: {error.message}")
             continue
         if result.points:
             yield result

@@ -1,12 +1,11 @@
-"""One answer as it streams in: when each chunk of tokens arrived, and what the server says of it at the end.
+"""One streamed response: the arrival time of each chunk of tokens, and the usage at the end.
 
-A chunk is only searched for what must be known at once (see `engine.stream`); the last events are parsed when the
-answer has ended, and not kept.
+During a load, events are only searched for substrings (see `engine.sse`); the last events are parsed at the end.
 """
 
 from typing import Final
 
-from orchestrator.bench.http1 import Framing
+from orchestrator.bench.http1 import ResponseFraming
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import AbortedResponseError, UnexpectedResponseError
 from orchestrator.engine.sse import (
@@ -21,8 +20,8 @@ from orchestrator.engine.sse import (
     tokens_so_far,
 )
 
-_MOST_SAID: Final = 4096  # bytes of what an endpoint says to a request that it refuses
-_SHOWN: Final = 300  # characters of what failed
+_MAX_ERROR_BYTES: Final = 4096  # bytes of an error response
+_MAX_EXCERPT: Final = 300  # characters of a failure example
 
 
 class StreamedResponse:
@@ -41,70 +40,70 @@ class StreamedResponse:
         "stream_ended",
     )
 
-    def __init__(self, tokens: int) -> None:
-        """Wait for the first byte; `tokens` were asked for."""
-        self.framing = Framing()
-        self.chunk_s: list[float] = []  # arrival of each chunk that carries tokens, on the clock of `feed`
-        self.chunk_tokens: list[int | None] = []  # output tokens so far, where the chunk says so
+    def __init__(self, max_tokens: int) -> None:
+        """Start before the first byte; `max_tokens` is the requested output length."""
+        self.framing = ResponseFraming()
+        self.chunk_s: list[float] = []  # arrival times of chunks with tokens, on the clock of `feed`
+        self.chunk_tokens: list[int | None] = []  # cumulative output tokens, if reported
         self.failure: tuple[str, str] | None = None  # kind, example
         self.stream_ended = False
         self._events = SseParser()
-        self._counted = b""  # the last event with a count
-        self._last = b""  # the last event of the answer itself
+        self._counted = b""  # last event with token counts
+        self._last = b""  # last event with a choice
         self._body = b""
-        self._tokens = tokens
+        self._tokens = max_tokens
 
     @property
     def complete(self) -> bool:
-        """Whether the message has ended, well or not."""
+        """Whether the HTTP message ended."""
         return self.framing.complete
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take bytes that arrived at `now` (seconds). Raises MalformedError and OddAnswerError."""
+        """Process bytes that arrived at `now` (seconds). Raises MalformedError and UnexpectedResponseError."""
         payload = self.framing.feed(data)
         if self.framing.status != 200:
             self._body += payload
-            if len(self._body) > _MOST_SAID:
-                self.fail(*self._refusal())
-                raise UnexpectedResponseError("what it says to that is not read to its end")
+            if len(self._body) > _MAX_ERROR_BYTES:
+                self.fail(*self._http_error())
+                raise UnexpectedResponseError("the error response is too long")
             return
         for event in self._events.feed(payload):
-            self._take(event, now)
+            self._process_event(event, now)
 
     def fail(self, kind: str, example: str) -> None:
-        """Note why there will be no whole answer; the first reason stands. What answers may repeat the key."""
-        self.failure = self.failure or (kind, excerpt(example.strip(), _SHOWN))
+        """Record why the response is incomplete; the first reason is kept, with secrets removed."""
+        self.failure = self.failure or (kind, excerpt(example.strip(), _MAX_EXCERPT))
 
     def finish(self) -> Usage | None:
-        """Read what the last events say; None with `failure` set where the answer is not a whole one."""
+        """Parse the usage at the end; None, with `failure` set, if the response is incomplete."""
         counted, last = self._counted, self._last
-        self._counted = self._last = b""  # of sglang's own API they hold the whole text
+        self._counted = self._last = b""  # free memory: events of sglang's own API hold the whole text
         if self.framing.status != 200:
-            self.fail(*self._refusal())
+            self.fail(*self._http_error())
         elif not self.stream_ended:
             self.fail("cut-short", "the stream ended without `[DONE]`")
         elif not self.chunk_s:
-            self.fail("no-tokens", "no event of the stream carries a token")
+            self.fail("no-tokens", "the stream contains no token")
         if self.failure is not None:
             return None
         try:
             return read_usage(counted, last)
         except AbortedResponseError as error:
-            self.fail("given-up", str(error))
+            self.fail("aborted", str(error))
             return None
         except UnexpectedResponseError as error:
-            self.fail("no-usage", f"the last event gives no token counts: {counted!r} ({error})")
+            self.fail("no-usage", f"the last event has no token counts: {counted!r} ({error})")
             return None
 
-    def _refusal(self) -> tuple[str, str]:
+    def _http_error(self) -> tuple[str, str]:
         return f"http-{self.framing.status}", self._body.decode(errors="replace")
 
-    def _take(self, event: bytes, now: float) -> None:
+    def _process_event(self, event: bytes, now: float) -> None:
         if event == DONE:
             self.stream_ended = True
             return
         if is_error(event):
-            self.fail("stream-error", event[:_MOST_SAID].decode(errors="replace"))
+            self.fail("stream-error", event[:_MAX_ERROR_BYTES].decode(errors="replace"))
             return
         if counts := has_usage(event):
             self._counted = event
@@ -113,13 +112,13 @@ class StreamedResponse:
         self._last = event
         tokens = tokens_so_far(event) if counts else None
         if tokens is None and carries_text(event):
-            self._arrive(now, None)
+            self._record_chunk(now, None)
         elif tokens is not None and tokens > (self.chunk_tokens[-1] or 0 if self.chunk_tokens else 0):
-            self._arrive(now, tokens)
+            self._record_chunk(now, tokens)
 
-    def _arrive(self, now: float, tokens: int | None) -> None:
+    def _record_chunk(self, now: float, tokens: int | None) -> None:
         if len(self.chunk_s) >= self._tokens:
-            self.fail("too-long", f"more than the {self._tokens} tokens that were asked for")
-            raise UnexpectedResponseError("what comes behind them is not read")
+            self.fail("too-long", f"more than the {self._tokens} requested tokens")
+            raise UnexpectedResponseError("the response is too long")
         self.chunk_s.append(now)
         self.chunk_tokens.append(tokens)

@@ -1,4 +1,4 @@
-"""Workloads: what is sent, how often, and what must hold. Data files under profiles/workloads/, read strictly."""
+"""Workloads: request shape, rates and SLO, from the files in profiles/workloads/."""
 
 import errno
 import hashlib
@@ -17,29 +17,28 @@ from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
-_MOST_PROMPT_TOKENS: Final = 200_000_000  # some 1 GB of token ids as JSON
-ANY_IDS: Final = (100, 499)  # token ids that every tokenizer has, above the special ones of small vocabularies
+_MAX_PROMPT_TOKENS: Final = 200_000_000  # about 1 GB of token ids as JSON
+ANY_IDS: Final = (100, 499)  # ids in every vocabulary, above the usual special tokens
 
 
 class RateRamp(StrictModel):
-    """Rates beyond the listed ones: up from the last in steps while the load is sustained."""
+    """Increasing rates after the listed ones, as long as the load is sustained."""
 
     step_rps: Rate
     max_rps: Rate
 
 
 class SustainedLimits(StrictModel):
-    """What a sustained rate must meet."""
+    """The SLO of a sustained rate."""
 
     ttft_p95_s: Annotated[float, Field(gt=0)] = 5.0
     success_share: Share = 0.99
 
 
 class Workload(StrictModel):
-    """One workload. Tokens are the model's own; shares are parts of 1.
+    """One workload, with lengths in tokens of the model.
 
-    Prompts are token ids drawn at random, or passages of a text: of random ids a model foretells nothing, so that they
-    say nothing about speculation.
+    Prompts are random token ids or passages of a text. Random ids are unpredictable and do not measure speculation.
     """
 
     description: str = ""
@@ -49,16 +48,16 @@ class Workload(StrictModel):
     cache_hit_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     num_prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     prompts: Literal["random", "text"] = "random"
-    token_ids: tuple[Annotated[int, Field(ge=0)], int] = ANY_IDS  # the first and the last to draw from
-    text_file: Text | None = None  # by default the text that ships
+    token_ids: tuple[Annotated[int, Field(ge=0)], int] = ANY_IDS  # first and last id to draw from
+    text_file: Text | None = None  # by default the built-in text
     temperature: Annotated[float, Field(ge=0)] = 0.0
     load: Literal["open", "closed"] = "open"
     arrivals: Literal["constant", "poisson"] = "constant"
     request_rates: tuple[Rate, ...] = ()
     ramp: RateRamp | None = None
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # at each point
-    duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # at each rate, instead of `requests`
+    requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # per point
+    duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # per rate, instead of `requests`
     seed: int = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     slo: SustainedLimits = SustainedLimits()
@@ -72,20 +71,20 @@ class Workload(StrictModel):
         if list(self.request_rates) != sorted(set(self.request_rates)):
             raise ValueError("`request_rates` must rise")
         if self.prompts != "random" and "token_ids" in self.model_fields_set:
-            raise ValueError("`token_ids` are what `prompts: random` draws from, and nothing else has them")
+            raise ValueError("`token_ids` requires `prompts: random`")
         if self.token_ids[1] <= self.token_ids[0]:
-            raise ValueError("`token_ids` is the first and the last id to draw from")
+            raise ValueError("`token_ids` must be a range: first id, last id")
         if self.prompts == "random" and self.text_file is not None:
-            raise ValueError("a `text_file` is for `prompts: text`")
-        if (tokens := self._most_prompt_tokens()) > _MOST_PROMPT_TOKENS:
+            raise ValueError("`text_file` requires `prompts: text`")
+        if (tokens := self._most_prompt_tokens()) > _MAX_PROMPT_TOKENS:
             raise ValueError(
-                f"the prompts of one point have {tokens:,} tokens, which are kept in memory: at most "
-                f"{_MOST_PROMPT_TOKENS:,}; lower `requests`, `duration_s`, `num_prefixes` or `input_tokens`"
+                f"the prompts of one point have {tokens:,} tokens in memory; the maximum is "
+                f"{_MAX_PROMPT_TOKENS:,}: reduce `requests`, `duration_s`, `num_prefixes` or `input_tokens`"
             )
         return self
 
     def _most_prompt_tokens(self) -> int:
-        """Tokens of the prompts of its largest point; those of a shared prefix count once."""
+        """Return the prompt tokens of the largest point; a shared prefix counts once."""
         last = max([*self.request_rates, *([self.ramp.max_rps] if self.ramp else [])], default=0.0)
         prompts = self.requests_at(last) if self.load == "open" else self.requests
         own = self.input_tokens - self.prefix_tokens
@@ -93,21 +92,21 @@ class Workload(StrictModel):
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens at the start of each prompt that come from one of the shared prefixes."""
+        """The length of the shared prefix of each prompt, in tokens."""
         return round(self.input_tokens * self.cache_hit_rate)
 
     def requests_at(self, rate_rps: float) -> int:
-        """How many requests are sent at one rate."""
+        """Return the number of requests at one rate."""
         return max(2, round(rate_rps * self.duration_s)) if self.duration_s is not None else self.requests
 
     def to_dict(self) -> dict[str, object]:
-        """The workload as plain JSON-able data; of random prompts as it was before there were others."""
-        unsaid = {"prompts", "text_file"} if self.prompts == "random" else {"token_ids"}
-        return self.model_dump(mode="json", exclude=unsaid)
+        """Return the workload as JSON data; random prompts omit the fields of text prompts, for a stable digest."""
+        omitted = {"prompts", "text_file"} if self.prompts == "random" else {"token_ids"}
+        return self.model_dump(mode="json", exclude=omitted)
 
     @property
     def digest(self) -> str:
-        """sha256 over the workload's data, hex."""
+        """The hex sha256 of the JSON data."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
@@ -115,43 +114,42 @@ _FILES = (".yaml", ".yml")
 
 
 def workload_name(name_or_file: str) -> str:
-    """What a workload is called: a name as it stands (it may hold a dot), a file by its own name."""
+    """Return the name of a workload: the name itself (which may contain a dot), or the stem of a file."""
     return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
 
 
 def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workload:
-    """The workload of that name in the catalog, or in a file.
+    """Load a workload by name from the catalog, or from a file.
 
-    Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
+    Raises UsageError for an unknown name or a missing file, ProfileError with the location of each problem.
     """
     catalog = catalog or Catalog.from_environment()
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
-        raise UsageError(f"there is no workload `{name_or_file}`", hint=hint)
+        raise UsageError(f"no workload `{name_or_file}` found", hint=hint)
     return read_model(path, Workload, catalog.shown(path), fault=ProfileError)
 
 
-SHIPPED_TEXT: Final = "alice"  # profiles/texts: in the public domain
-MOST_TEXT_BYTES: Final = (
-    1 << 18
-)  # of a text: its token ids, seven characters each at most, are one answer of the server
-LEAST_TOKENS: Final = 1000  # in fewer, prompts would begin alike and come from cache
+DEFAULT_TEXT: Final = "alice"  # profiles/texts; public domain
+# Its token ids, seven characters each at most, must fit into one response of the server.
+MAX_TEXT_BYTES: Final = 1 << 18
+MIN_TEXT_TOKENS: Final = 1000  # with fewer, prompts share their start and hit the cache
 
 
 def read_text(workload: Workload, *, catalog: Catalog | None = None) -> str:
-    """The text of a workload whose prompts are text, "" for another. Raises ProfileError for a file that is none."""
+    """Read the text of a workload with text prompts, "" for random ones. Raises ProfileError for an unreadable file."""
     if workload.prompts == "random":
         return ""
     catalog = catalog or Catalog.from_environment()
-    path = Path(workload.text_file) if workload.text_file else catalog.path(EntryKind.TEXT, SHIPPED_TEXT)
+    path = Path(workload.text_file) if workload.text_file else catalog.path(EntryKind.TEXT, DEFAULT_TEXT)
     try:
-        return read_file(path, most=MOST_TEXT_BYTES).decode()
+        return read_file(path, most=MAX_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        hint = "leave it out to take the text that ships"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        hint = "remove `text_file` to use the built-in text"
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            reason = f"it has more than {MOST_TEXT_BYTES} bytes"
-            hint = f"`head -c {MOST_TEXT_BYTES - 4} {quote([str(path)])} | iconv -c -t utf-8 > shorter.txt` cuts it"
-        raise ProfileError(f"`text_file` cannot be read: {reason}", where=str(path), hint=hint) from error
+            reason = f"larger than {MAX_TEXT_BYTES} bytes"
+            hint = f"`head -c {MAX_TEXT_BYTES - 4} {quote([str(path)])} | iconv -c -t utf-8 > shorter.txt`"
+        raise ProfileError(f"cannot read `text_file`: {reason}", where=str(path), hint=hint) from error

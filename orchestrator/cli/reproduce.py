@@ -111,7 +111,7 @@ def command(
     )
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
-    bill = CostEstimate.of_node(published, prices, currency)
+    bill = CostEstimate.for_node(published, prices, currency)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     _look(planned, host, covered=dry_run)
     if dry_run and json:

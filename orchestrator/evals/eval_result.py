@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from orchestrator.bench.result import read_strictly
+from orchestrator.bench.result import parse_strict
 from orchestrator.core.errors import BenchError
 from orchestrator.core.safe_paths import FileName
 
@@ -140,7 +140,7 @@ def outcome_to_json(outcome: EvalResult) -> str:
 
 def outcome_from_json(text: str, *, where: str) -> EvalResult:
     """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-    outcome = read_strictly(_OUTCOME, text, what="outcome of `deploy eval`", where=where)
+    outcome = parse_strict(_OUTCOME, text, description="outcome of `deploy eval`", location=where)
     if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
         raise BenchError("an outcome of another version, or an empty one", where=where, hint="evaluate again")
     return outcome

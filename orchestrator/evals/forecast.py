@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.bench import metrics
 from orchestrator.bench.cost import CostEstimate
-from orchestrator.bench.published import Published, load_all_published, of_kind, split_currency
+from orchestrator.bench.published import Published, entries_of_kind, load_all_published, split_currency
 from orchestrator.bench.result_files import results_under
 from orchestrator.bench.run import is_url
 from orchestrator.core.console import format_duration, table
@@ -53,12 +53,12 @@ class EvalForecast:
         rows = []
         for part in self.parts:
             about = self.seconds(part)
-            shown = [format_duration(about), self.bill.text(about)] if about is not None else ["-", "-"]
+            shown = [format_duration(about), self.bill.format_cost(about)] if about is not None else ["-", "-"]
             asked = f"{part.answers // part.seeds:,}{f' x {part.seeds} seeds' if part.seeds > 1 else ''}"
             rows.append((part.suite.name, asked, f"{part.suite.most_tokens:,}", *shown))
         known = [each for each in map(self.seconds, self.parts) if each is not None]
         if len(known) > 1:
-            rows.append(("total", "", "", format_duration(sum(known)), self.bill.text(sum(known))))
+            rows.append(("total", "", "", format_duration(sum(known)), self.bill.format_cost(sum(known))))
         return table(("suite", "questions", "tokens at most", "about", f"about {self.bill.currency}"), rows)
 
     def terms(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class EvalForecast:
         for part, told in zip(self.parts, self.told(), strict=True):
             about = self.seconds(part)
             each = {"suite": part.suite.name, "questions": part.answers // part.seeds, "seeds": part.seeds}
-            cost = self.bill.of(about) if about is not None else None
+            cost = self.bill.cost_of(about) if about is not None else None
             listed.append({**each, "tells": told, "about_s": about, self.bill.currency.lower(): cost})
         return {"parts": listed, "pace": asdict(self.pace), "sides": self.sides, "terms": list(self.terms())}
 
@@ -99,7 +99,7 @@ def forecast(
     """
     currency, plain = split_currency(prices)
     node = plan.hardware if plan else None
-    bill = CostEstimate.of_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
+    bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
     names = [part.suite.name for part in parts]
     return EvalForecast(
         parts=tuple(parts),
@@ -141,9 +141,9 @@ def pace_of(plan: Plan | None, results: Path) -> EvalPace:
     if plan is None:
         return EvalPace(tok_s=None, source="nothing is known of what serves there")
     measured = [each for each in results_under(results) if each.run.provenance.plan_digest == plan.digest]
-    rates = [(metrics.OUTPUT.of(point) or 0.0, each) for each in measured for point in each.points]
+    rates = [(metrics.OUTPUT.value_of(point) or 0.0, each) for each in measured for point in each.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
         return EvalPace(tok_s=best[0], source=f"measured: the best of `{best[1].run.workload_name}` below `{results}`")
-    known = (published_pace(plan, table) for table in of_kind(load_all_published(), Published))
+    known = (published_pace(plan, table) for table in entries_of_kind(load_all_published(), Published))
     nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`: `deploy bench` measures one")
     return next((pace for pace in known if pace.tok_s is not None), nothing)

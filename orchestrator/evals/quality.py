@@ -32,8 +32,8 @@ def published_eval(line: PublishedEval) -> EvalRow:
     return EvalRow(
         title=line.title,
         measured=False,
-        baseline_label=line.baseline.shown,
-        candidate_label=line.candidate.shown,
+        baseline_label=line.baseline.display_label,
+        candidate_label=line.candidate.display_label,
         baseline=line.baseline.score,
         candidate=line.candidate.score,
         judgment=judgment,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.bench.published import Published, PublishedEval, load_all_published, of_kind
+from orchestrator.bench.published import Published, PublishedEval, entries_of_kind, load_all_published
 from orchestrator.bench.run import BenchTarget, is_url, resume_command
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
@@ -278,7 +278,7 @@ def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None, see
 
 def published_evals() -> tuple[PublishedEval, ...]:
     """Every published pair of scores, the first of each suite."""
-    lines = [line for table in of_kind(load_all_published(), Published) for line in table.evals]
+    lines = [line for table in entries_of_kind(load_all_published(), Published) for line in table.evals]
     return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
 
 

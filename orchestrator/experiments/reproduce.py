@@ -128,7 +128,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
     for run in published.reproduce.runs:
         if not run.workloads and not request.evals:
             continue
-        beside = (suite for each in chosen if each.beside == run.server for suite in each.suites)
+        beside = (suite for each in chosen if each.full_server == run.server for suite in each.suites)
         yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))
     for ablation in chosen:
         yield _server(ablation, request, suites=ablation.suites)

@@ -193,7 +193,7 @@ def _tuning_cost(plan: Plan) -> str:
     from orchestrator.bench.published import price_book  # noqa: PLC0415 - a start needs no report
 
     longest = f"hours, at most {TUNING_HOURS:.0f} (`--hours`)"
-    price, source = price_book(()).of(plan.hardware.name)
+    price, source = price_book(()).price_of(plan.hardware.name)
     if price is None:
         return longest
     hourly = price * plan.hardware.gpus

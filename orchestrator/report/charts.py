@@ -181,7 +181,7 @@ def _ends(line: Line, figure: ReportMetric, *, alone: bool) -> str:
     whose = "" if alone else f"{line.label.removesuffix(' †')} "
     unit = f" {figure.unit}" if figure.unit in {"s", "ms"} else ""
     ends = (line.points[0], line.points[-1])[: len(line.points)]
-    return whose + ", ".join(f"{figure.show(value)}{unit} at {metrics.plain(rate)} rps" for rate, value in ends)
+    return whose + ", ".join(f"{figure.format(value)}{unit} at {metrics.plain(rate)} rps" for rate, value in ends)
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:

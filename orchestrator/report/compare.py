@@ -12,7 +12,7 @@ from enum import StrEnum
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
-from orchestrator.bench.result import BenchResult, MarkKind, Point
+from orchestrator.bench.result import BenchResult, IssueKind, Point
 
 
 class Agreement(StrEnum):
@@ -163,7 +163,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
 
 def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
     """A price given now, else the one given when it was measured, else a published one."""
-    price, source = prices.of(result.run.provenance.gpu)
+    price, source = prices.price_of(result.run.provenance.gpu)
     if source != "given" and result.run.price is not None:
         return result.run.price.usd_per_gpu_hour, result.run.price.source
     return price, source
@@ -174,7 +174,7 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reas
 
     A workload that was changed is another one than the published, and no fault by itself.
     """
-    told = (mark for mark in result.marks if published or mark.kind is not MarkKind.CHANGED_WORKLOAD)
+    told = (mark for mark in result.comparability_issues if published or mark.kind is not IssueKind.CHANGED_WORKLOAD)
     marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in told)
     return (*marks, *(mismatch_reasons(result, published) if published else ()))
 
@@ -303,7 +303,7 @@ def _rows(
 
 def _priced(point: Point, usd_per_hour: float | None) -> Point:
     """The point at the price that this comparison takes, for the throughput of the steady window."""
-    cost = metrics.usd_per_million_tokens(usd_per_hour, metrics.OUTPUT.of(point))
+    cost = metrics.usd_per_million_tokens(usd_per_hour, metrics.OUTPUT.value_of(point))
     return replace(point, usd_per_million_output_tokens=cost)
 
 
@@ -318,7 +318,7 @@ def _row(
     published = line.model_dump() if line else {}
     found = {
         figure.key: terms.compare(
-            figure.of(point) if point else None,
+            figure.value_of(point) if point else None,
             published.get(figure.key),
             higher_is_better=figure.higher_is_better,
             exact=figure.exact,

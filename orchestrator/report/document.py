@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.published import PriceBook, Prices, Published, Reference, of_kind
+from orchestrator.bench.published import PriceBook, Prices, Published, Reference, entries_of_kind
 from orchestrator.bench.requests import RequestTimes
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.evals.eval_result import EvalResult
@@ -85,7 +85,7 @@ def build_report(
     comparisons = named(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
     said = published.evals if published else ()
-    references = of_kind(everything, Reference) if published else ()
+    references = entries_of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.sides}
     evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(said, *pair)))
     told = headline(comparisons, together, references, published=published is not None)
@@ -120,8 +120,8 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
     """What each ablation answers, where both servers were measured on its workload."""
     measured = {(one.result.run.provenance.name, one.result.run.workload_name): one for one in comparisons}
     for ablation in published.reproduce.ablations:
-        for name in ablation.measured:
-            without, whole = measured.get((ablation.server, name)), measured.get((ablation.beside, name))
+        for name in ablation.workload_names:
+            without, whole = measured.get((ablation.server, name)), measured.get((ablation.full_server, name))
             if without is None or whole is None:
                 continue
             with_it = _answers(whole)
@@ -149,7 +149,7 @@ def _price_notes(
     costs: dict[str, float] = {}
     for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
-        price, source = prices.of(gpu)
+        price, source = prices.price_of(gpu)
         cost = metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s)
         if price is None or cost is None:
             continue

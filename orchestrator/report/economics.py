@@ -108,7 +108,7 @@ def _rent(comparison: Comparison) -> float | None:
 
 def _ownership(comparison: Comparison, *, prices: PriceBook) -> float | None:
     """USD an hour for the node, at the published total cost of ownership."""
-    return _of_node(comparison, prices.of_owner(comparison.result.run.provenance.gpu)[0])
+    return _of_node(comparison, prices.published_price_of(comparison.result.run.provenance.gpu)[0])
 
 
 def _of_node(comparison: Comparison, usd_per_gpu_hour: float | None) -> float | None:
@@ -133,7 +133,7 @@ def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) 
         gpu = each.result.run.provenance.gpu
         if _rent(each):
             yield f"rented: ${each.usd_per_gpu_hour:.2f} per GPU-hour, given"
-        price, source = prices.of_owner(gpu)
+        price, source = prices.published_price_of(gpu)
         if price and _ownership(each, prices=prices):
             yield f"owned: ${price:.2f} per {gpu}-hour, {source}; what it includes is the source's own reckoning"
     if power.watts is not None:

@@ -121,6 +121,8 @@ def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Itera
         if not loads or kinds[place] != kinds[0]:
             continue
         at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}
-        said = [f"{figure.words} {change_text(found)}" for figure in _OF_A_CHANGE if (found := at.get(figure.key))]
+        said = [
+            f"{figure.inline_title} {change_text(found)}" for figure in _OF_A_CHANGE if (found := at.get(figure.key))
+        ]
         once = ", noise not known" if 1 in {len(side.runs), len(base.runs)} else ""
         yield f"{side.name} against {base.name} at {loads[-1]}{once}: {', '.join(said)}."

@@ -156,11 +156,11 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
 def best_figures(result: BenchResult) -> BestFigures:
     """The figures of a measurement at its knee, or else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
-    best = max(points or result.points, key=lambda point: metrics.OUTPUT.of(point) or 0.0)
+    best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)
     return BestFigures(
         workload=result.run.workload_name,
         load=_load(best),
-        figures={figure.key: figure.of(best) for figure in _FIGURES},
+        figures={figure.key: figure.value_of(best) for figure in _FIGURES},
         comparable=result.comparable,
     )
 

@@ -7,7 +7,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Published, PublishedLayout
 from orchestrator.report.compare import Comparison
 
-_FIGURES = metrics.shown_in(metrics.DisplayIn.LAYOUT)
+_FIGURES = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
 def hourly(system: str, prices: PriceBook) -> float | None:
     """USD per hour of a system written `8×MI355X`."""
     count, _, gpu = system.partition("×")
-    price, _ = prices.of(gpu)
+    price, _ = prices.price_of(gpu)
     return price * int(count) if price else None
 
 

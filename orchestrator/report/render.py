@@ -63,7 +63,7 @@ def _shown(report: Report) -> dict[str, object]:
         "cards": metrics.DisplayIn.CARD,
     }
     shown: dict[str, object] = {
-        name: [figure for figure in metrics.shown_in(place) if report.published or figure.key in known]
+        name: [figure for figure in metrics.metrics_for(place) if report.published or figure.key in known]
         for name, place in places.items()
     }
     firsts = [side.runs[0] for side in report.together.sides]
@@ -94,7 +94,7 @@ def environment(*, markdown: bool) -> Environment:
     )
     environment.globals |= {
         "OUTPUT": metrics.OUTPUT,
-        "absent": metrics.ABSENT,
+        "absent": metrics.NOT_MEASURED,
         "plain": metrics.plain,
         "figure_of": {figure.key: figure for figure in metrics.METRICS},
         "legend_mark": legend_mark,
@@ -178,7 +178,7 @@ def remarks(comparison: Comparison) -> list[str]:
 def cost(value: float | None, unit: str) -> str:
     """A value of the table of costs: dollars, another currency that the unit names, or a plain ratio."""
     if value is None:
-        return metrics.ABSENT
+        return metrics.NOT_MEASURED
     if not unit:
         return f"{value:.3g}"
     return metrics.usd(value) if unit.startswith("USD") else f"{value:.2f}"

@@ -82,7 +82,7 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
 
 def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:
     """Every figure of two results side by side, the second against the first, of whatever configuration they are."""
-    prices = PriceBook(given={}, published=())
+    prices = PriceBook(user_prices={}, published=())
     return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
 
 
@@ -116,7 +116,7 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
         row.load: (row.rate_rps or 0.0, row.concurrency or 0) for group in members for c in group for row in c.rows
     }
     loads = sorted(order, key=lambda load: order[load])
-    for figure in metrics.shown_in(metrics.DisplayIn.COMPARE):
+    for figure in metrics.metrics_for(metrics.DisplayIn.COMPARE):
         for load in loads:
             found = tuple(_estimate(runs, load, figure) for runs in at)
             if any(each is not None for each in found):
@@ -148,12 +148,12 @@ def change_text(found: Change) -> str:
     """A change with its range, where that is known."""
     if found.low is None or found.high is None or signed(found.low) == signed(found.high):
         return signed(found.share)
-    noise = "" if found.told else ", noise"
+    noise = "" if found.is_significant else ", noise"
     return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
 
 
 def estimate_text(figure: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
     """A figure with half of its interval, where it comes from several runs."""
-    if found is None or found.half is None or figure.show(found.half) == figure.show(0.0):
+    if found is None or found.margin is None or figure.format(found.margin) == figure.format(0.0):
         return figure.text(found.mean if found else None, absent)
-    return f"{figure.show(found.mean)} ± {figure.show(found.half)}"
+    return f"{figure.format(found.mean)} ± {figure.format(found.margin)}"

@@ -109,7 +109,7 @@ def _short(value: str) -> str:
 
 def _layouts(report: Report) -> str:
     rows = report.layouts
-    shown = metrics.shown_in(metrics.DisplayIn.LAYOUT)
+    shown = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
     known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
     lines = [
         (

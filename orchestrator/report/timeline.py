@@ -38,7 +38,9 @@ def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
 
 def over_time(of: int, point: Point, requests: Sequence[RequestTimes]) -> OverTime:
     """The requests of a point as they are drawn: no more than a plot can show."""
-    waits = [(each.scheduled_s, each.first_s - each.scheduled_s) for each in requests if each.first_s is not None]
+    waits = [
+        (each.scheduled_s, each.first_token_s - each.scheduled_s) for each in requests if each.first_token_s is not None
+    ]
     load = f"{point.concurrency} at a time" if point.offered_rps is None else f"{metrics.plain(point.offered_rps)} rps"
     return OverTime(
         of=of,
@@ -47,7 +49,9 @@ def over_time(of: int, point: Point, requests: Sequence[RequestTimes]) -> OverTi
         waits=_fewer(waits, lambda spots: {min(spots, key=_height), max(spots, key=_height)}),
         failed=_fewer([(each.scheduled_s, 0.0) for each in requests if each.failed], lambda spots: spots[:1]),
         under_way=_count((each.started_s, each.ended_s) for each in requests),
-        waiting=_count((each.started_s, each.ended_s if each.first_s is None else each.first_s) for each in requests),
+        waiting=_count(
+            (each.started_s, each.ended_s if each.first_token_s is None else each.first_token_s) for each in requests
+        ),
     )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from orchestrator.bench.published import (
     Published,
+    entries_of_kind,
     load_all_published,
     load_published,
-    of_kind,
     price_book,
 )
 from orchestrator.bench.requests import RequestTimes, requests_file
@@ -109,14 +109,14 @@ def _named(published: str) -> Published | None:
 
 
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
-    known = of_kind(load_all_published(), Published)
+    known = entries_of_kind(load_all_published(), Published)
     return next((each for each in known if any(not [*mismatch_reasons(result, each)] for result in measured)), None)
 
 
 def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
     """Those that scored a suite which has no measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
-    known = of_kind(load_all_published(), Published)
+    known = entries_of_kind(load_all_published(), Published)
     return next((each for each in known if alone & {line.suite for line in each.evals}), None)
 
 

@@ -56,8 +56,8 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         warnings=plan.warnings if plan else (),
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
-        behind=tuple(replica.url for replica in handle.replicas),
-        here=runtime_class(handle.runtime).here,
+        replica_urls=tuple(replica.url for replica in handle.replicas),
+        may_be_local=runtime_class(handle.runtime).here,
     )
 
 

@@ -38,7 +38,7 @@ class AiohttpConnections:
                 async for data in response.content.iter_any():
                     now = self._clock()
                     for event in answer._events.feed(data):
-                        answer._take(event, now)
+                        answer._process_event(event, now)
         except aiohttp.ClientError as error:
             answer.fail("reset", str(error))
 

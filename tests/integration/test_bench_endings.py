@@ -13,7 +13,7 @@ from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchEnding, MarkKind, ServerProvenance
+from orchestrator.bench.result import BenchEnding, IssueKind, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import HostError
@@ -48,14 +48,14 @@ def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
             read_energy=None,
             directory=tmp_path,
             text="",
-            earlier=None,
+            previous=None,
         )
         result = measure(request, lambda _text, _far: None)
     assert result.run.label == "with a log of wood"
     assert on_disk[:2] == [1, 2]
     assert len(result.points) == 2
     assert load_result(tmp_path) == result
-    (mark,) = (mark for mark in result.marks if mark.kind is MarkKind.UNKNOWN_KERNELS)
+    (mark,) = (mark for mark in result.comparability_issues if mark.kind is IssueKind.UNKNOWN_KERNELS)
     assert "the Docker daemon does not answer" in mark.detail
 
 
@@ -71,25 +71,27 @@ def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, numb
                 code, said = bench.end(number)
     assert code == 130
     assert "Traceback" not in said
-    assert "error: interrupted before anything was measured" in said
+    assert "error: interrupted before the first measurement" in said
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("end", "marks"), [(BenchEnding.INTERRUPTED, {MarkKind.INCOMPLETE}), (BenchEnding.COMPLETE, set())]
+    ("end", "issues"), [(BenchEnding.INTERRUPTED, {IssueKind.INCOMPLETE}), (BenchEnding.COMPLETE, set())]
 )
-def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEnding, marks: set[MarkKind]) -> None:
+def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEnding, issues: set[IssueKind]) -> None:
     """And whoever measures has signals answered afterwards as before: SIGTERM killed a sweep, and left its server."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         mine = signal.getsignal(signal.SIGTERM)
         with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
-            result = measure(order(server, tmp_path, workload=WORKLOAD, enough=lambda _: end), lambda _text, _far: None)
+            result = measure(
+                order(server, tmp_path, workload=WORKLOAD, stop_when=lambda _: end), lambda _text, _far: None
+            )
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [point.label for point in result.points] == ["20"]
-    assert (result.ending, kinds(result) - {MarkKind.UNMET_HIT_SHARE}) == (end, marks)
+    assert (result.ending, kinds(result) - {IssueKind.CACHE_HIT_RATE_OFF_TARGET}) == (end, issues)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

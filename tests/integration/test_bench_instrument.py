@@ -22,7 +22,7 @@ from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
-from orchestrator.bench.result import BenchResult, Distribution, MarkKind, Point
+from orchestrator.bench.result import BenchResult, Distribution, IssueKind, Point
 from orchestrator.bench.workload import Workload, load_workload
 
 pytestmark = pytest.mark.slow
@@ -267,7 +267,7 @@ def test_failures_are_counted_by_kind_and_delay_nobody(measured: Find) -> None:
     point, true = found.only, found.planned
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
     assert point.succeeded == 26
-    assert kinds(found.result) == {MarkKind.FAILED_REQUESTS}
+    assert kinds(found.result) == {IssueKind.FAILED_REQUESTS}
     found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)

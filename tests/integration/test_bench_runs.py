@@ -19,7 +19,7 @@ from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, or
 from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import ResultWriteError, measure
-from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
+from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, IssueKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
@@ -29,20 +29,20 @@ IN_THE_SECOND_RATE = 2 * WORKLOAD.num_prefixes + WORKLOAD.requests + 10  # answe
 
 
 def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="answered with 4 tokens where 6 were asked"):
+    with pytest.raises(BenchError, match="returned 4 tokens; 6 were requested"):
         bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
 
 
 def test_an_answer_that_stops_early_is_a_failed_request(tmp_path: Path) -> None:
     answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
     result = bench(Script(answer=answer), tmp_path)
-    assert kinds(result) == {MarkKind.FAILED_REQUESTS}
-    failure = FailureCount(kind="wrong-length", count=1, example="500 in / 4 out where 500 / 6 were asked")
+    assert kinds(result) == {IssueKind.FAILED_REQUESTS}
+    failure = FailureCount(kind="wrong-length", count=1, example="500 in / 4 out tokens; requested 500 in / 6 out")
     assert only(result).failures == (failure,)
 
 
 def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="context of 505 tokens, the workload needs 506"):
+    with pytest.raises(BenchError, match="context of 505 tokens; the workload needs 506"):
         bench(Script(context_length=505), tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -50,7 +50,7 @@ def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> 
 def test_an_unreachable_endpoint(tmp_path: Path) -> None:
     with scripted(Script()) as server:
         gone = server
-    with pytest.raises(BenchError, match="does not answer"):
+    with pytest.raises(BenchError, match="cannot reach the endpoint"):
         measure(order(gone, tmp_path), lambda _text, _far: None)
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         again = order(server, tmp_path, workload=workload)
         earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
-        whole = measure(replace(again, earlier=earlier), lambda _text, _far: None)
+        whole = measure(replace(again, previous=earlier), lambda _text, _far: None)
     assert [point.label for point in whole.points] == ["40", "41", "42"]
     assert whole.points[0] == result.points[0]
     assert whole.ending is BenchEnding.COMPLETE
@@ -113,11 +113,11 @@ def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
     with scripted(Script()) as server:
         first = measure(order(server, tmp_path), lambda _text, _far: None)
         other = QUICK.model_copy(update={"seed": 1})
-        with pytest.raises(UsageError, match="the workload is not the one"):
-            measure(order(server, tmp_path, workload=other, earlier=first), lambda _text, _far: None)
+        with pytest.raises(UsageError, match="the workload differs from the previous run"):
+            measure(order(server, tmp_path, workload=other, previous=first), lambda _text, _far: None)
         of_a_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
-        with pytest.raises(UsageError, match="the text is not the one"):
-            measure(order(server, tmp_path, earlier=of_a_text), lambda _text, _far: None)
+        with pytest.raises(UsageError, match="the text differs from the previous run"):
+            measure(order(server, tmp_path, previous=of_a_text), lambda _text, _far: None)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> N
     script.answer = answer
     result = bench(script, tmp_path)
     assert only(result).succeeded == WORKLOAD.requests
-    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result
+    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), location="") == result
 
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15])
@@ -239,5 +239,5 @@ def test_answers_that_claim_any_number_of_tokens_fail_and_leave_a_result_that_ca
     tokens: int, tmp_path: Path
 ) -> None:
     result = bench(Script(answer=after_warm_up(lambda _: Answer(claims=tokens))), tmp_path)
-    assert (only(result).succeeded, kinds(result)) == (0, {MarkKind.FAILED_REQUESTS})
-    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result
+    assert (only(result).succeeded, kinds(result)) == (0, {IssueKind.FAILED_REQUESTS})
+    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), location="") == result

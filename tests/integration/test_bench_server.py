@@ -16,7 +16,7 @@ from quiet import Quietness, preferred
 
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.prompts import prompts
-from orchestrator.bench.result import Latency, MarkKind, Point, ServerProvenance
+from orchestrator.bench.result import IssueKind, Latency, Point, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import Workload, load_workload, read_text
 from orchestrator.engine import endpoints
@@ -62,10 +62,12 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
         read_energy=None,
         directory=directory,
         text=read_text(workload),
-        earlier=None,
+        previous=None,
     )
     result = measure(order, lambda _text, _far: None)
-    assert {mark.kind for mark in result.marks} <= {MarkKind.CLIENT_LAGGED}  # two cores, and the server is on them
+    assert {mark.kind for mark in result.comparability_issues} <= {
+        IssueKind.CLIENT_LAGGED
+    }  # two cores, and the server is on them
     assert load_result(directory) == result
     return result.points[0]
 
@@ -92,7 +94,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
     assert told.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
     with EngineClient(server.url, key=None) as client:
         tokens = client.post(endpoints.TOKENIZE, tokenize_body("tiny", text))["tokens"]
-        sent = [int(word) for word in next(prompts(workload, "4", 1, tokens)).rest.split(b",")]
+        sent = [int(word) for word in next(prompts(workload, "4", 1, tokens)).suffix.split(b",")]
         passage = client.post("/detokenize", {"model": "tiny", "tokens": sent})["text"]
     assert passage.strip() in text
 

@@ -12,7 +12,7 @@ import pytest
 from hostile_server import BEHAVIORS, hostile
 
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchResult, MarkKind, ServerProvenance
+from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
 from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
@@ -78,7 +78,7 @@ def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchRes
         request = BenchRequest(
             url=url, api="completions", key=None, workload_name="a test", workload=WORKLOAD.model_copy(update=changes),
             overridden=(), command="", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None,
-            read_energy=None, directory=folder, text="one two three", earlier=None,
+            read_energy=None, directory=folder, text="one two three", previous=None,
         )  # fmt: skip
         return measure(request, lambda _text, _far: None)
 
@@ -172,7 +172,7 @@ def test_a_wait_ends_with_its_time(path: str, behavior: str) -> None:
     "behavior", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
 )
 def test_bench_measures_nothing_that_does_not_say_what_it_serves(behavior: str, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"the endpoint does not|gives status 302"):
+    with pytest.raises(BenchError, match=r"cannot discover the endpoint|cannot reach the endpoint|returned status 302"):
         measured({"/v1/models": behavior}, tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
     text = "\n".join(f"sglang:{name} {value}" for name in names) + "\nsglang:time_to_first_token_seconds_count 3\n"
     result = measured({"/metrics": text}, tmp_path)
     assert result.points[0].succeeded == 4
-    assert BenchResult.from_json((tmp_path / "result.json").read_text(), where="") == result
+    assert BenchResult.from_json((tmp_path / "result.json").read_text(), location="") == result
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
         ({"/tokenize": '{"tokens": [1, -2]}'}, "`tokens` is a list of 2 where a list of token ids"),
         ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2 where a list of token ids"),
         ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1 where a list of token ids"),
-        ({"/tokenize": '{"tokens": [1, 2, 3]}'}, "the text has 3 tokens, prompts of text are cut from at least 1000"),
-        ({"/tokenize": "unavailable"}, "POST /tokenize gives status 503"),
-        ({"/tokenize": "flood"}, "the endpoint does not say which tokens a text has"),
+        ({"/tokenize": '{"tokens": [1, 2, 3]}'}, "the prompt text has 3 tokens; at least 1000 are required"),
+        ({"/tokenize": "unavailable"}, "POST /tokenize returned status 503"),
+        ({"/tokenize": "flood"}, "cannot tokenize the prompt text"),
         ({"/tokenize": "html"}, "`/tokenize` does not answer with JSON"),
     ],
 )
@@ -226,8 +226,8 @@ def test_bench_cuts_no_prompts_from_what_is_no_text(rules: dict[str, str], messa
 
 @pytest.mark.parametrize("value", ["null", '"EAGLE"'])
 def test_random_prompts_are_marked_where_there_is_speculation(value: str, tmp_path: Path) -> None:
-    found = measured({"/server_info#speculative_algorithm": value}, tmp_path).marks
-    assert (MarkKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
+    found = measured({"/server_info#speculative_algorithm": value}, tmp_path).comparability_issues
+    assert (IssueKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
 
 
 @pytest.mark.parametrize("behavior", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])

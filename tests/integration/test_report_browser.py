@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.bench.result import BenchResult, FailureCount, MarkKind
+from orchestrator.bench.result import BenchResult, FailureCount, IssueKind
 from orchestrator.report.document import Details
 from orchestrator.report.write import find_requests, find_results, make_report, write_report
 
@@ -129,7 +129,7 @@ def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
 
 
 def test_an_alarm_is_seen(chromium: str, tmp_path: Path) -> None:
-    page = page_of(tmp_path, marked(tp4dp2(), MarkKind.SIMULATED_ACCEPTANCE, MarkKind.KERNEL_MISS))
+    page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
     assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1]
 
 

@@ -12,7 +12,7 @@ from scripted_server import Answer, Script, scripted
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Point, ServerProvenance
 from orchestrator.bench.result_files import load_result
-from orchestrator.bench.run import _earlier
+from orchestrator.bench.run import _previous_result
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError
 
@@ -40,7 +40,7 @@ def request_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchReques
             read_energy=None,
             directory=tmp_path_factory.mktemp("measured"),
             text="",
-            earlier=None,
+            previous=None,
         )
 
 
@@ -96,8 +96,8 @@ def test_a_result_that_was_changed_is_gone_on_with_or_refused_and_stays(
         before = file.read_bytes()
         refused, earlier, result = None, None, None
         try:
-            earlier = _earlier(tmp_path, resume=True)
-            result = measure(replace(request_of, directory=tmp_path, earlier=earlier), lambda _point, _far: None)
+            earlier = _previous_result(tmp_path, resume=True)
+            result = measure(replace(request_of, directory=tmp_path, previous=earlier), lambda _point, _far: None)
         except DeployError as error:
             refused = error
         ends["refused" if refused else "gone on with"] += 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.bench.result import (
     RESULT_FILE,
+    RESULT_SCHEMA,
     BenchEnding,
     BenchResult,
     CacheHits,
@@ -12,8 +13,8 @@ from orchestrator.bench.result import (
     Distribution,
     EndpointFacts,
     Energy,
+    IssueKind,
     Latency,
-    MarkKind,
     Point,
     Price,
     Run,
@@ -127,12 +128,12 @@ def tp4dp2() -> BenchResult:
         for (rate, (p50, p95)), joules in zip(DP2.items(), (13.1, 7.4, 5.6, 4.7, 4.4, 4.3), strict=True)
     )
     return BenchResult(
-        schema_version=2,
+        schema_version=RESULT_SCHEMA,
         run=run(mi355x(tp=4, dp=2)),
         ending=BenchEnding.COMPLETE,
         points=points,
         knee_rps=2.4,
-        marks=(),
+        comparability_issues=(),
     )
 
 
@@ -140,12 +141,12 @@ def tp8() -> BenchResult:
     """Another layout, that saturates earlier; no energy counters."""
     points = tuple(point(rate, p50, p95, sustained=rate < 2) for rate, (p50, p95) in TP8.items())
     return BenchResult(
-        schema_version=2,
+        schema_version=RESULT_SCHEMA,
         run=run(mi355x(tp=8, dp=1)),
         ending=BenchEnding.COMPLETE,
         points=points,
         knee_rps=1.5,
-        marks=(),
+        comparability_issues=(),
     )
 
 
@@ -170,10 +171,13 @@ def single_stream() -> BenchResult:
     return replace(base, run=run(mi355x(tp=8, dp=1), workload="single-stream-10k-1.5k"), points=(alone,), knee_rps=None)
 
 
-def marked(result: BenchResult, *kinds: MarkKind) -> BenchResult:
+def marked(result: BenchResult, *kinds: IssueKind) -> BenchResult:
     """The same result with marks that forbid a comparison."""
     return replace(
-        result, marks=tuple(ComparabilityIssue(kind=kind, detail="as the server's own log says") for kind in kinds)
+        result,
+        comparability_issues=tuple(
+            ComparabilityIssue(kind=kind, detail="as the server's own log says") for kind in kinds
+        ),
     )
 
 

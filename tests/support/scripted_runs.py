@@ -7,7 +7,7 @@ from pathlib import Path
 from scripted_server import Answer, Script, ScriptedServer, scripted
 
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchResult, MarkKind, Point, ServerProvenance
+from orchestrator.bench.result import BenchResult, IssueKind, Point, ServerProvenance
 from orchestrator.bench.workload import Workload, load_workload
 
 TOKENS = 6
@@ -39,7 +39,7 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK
         read_energy=None,
         directory=directory,
         text="",
-        earlier=None,
+        previous=None,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -54,6 +54,6 @@ def only(result: BenchResult) -> Point:
     return point
 
 
-def kinds(result: BenchResult) -> set[MarkKind]:
+def kinds(result: BenchResult) -> set[IssueKind]:
     """Without the one that speaks of this machine and not of the endpoint."""
-    return {mark.kind for mark in result.marks} - {MarkKind.CLIENT_LAGGED}
+    return {mark.kind for mark in result.comparability_issues} - {IssueKind.CLIENT_LAGGED}

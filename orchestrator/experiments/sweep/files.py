@@ -53,7 +53,7 @@ def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
 def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
     result = _result(sweep, trial)
     point = sweep.goal.point(result) if result is not None else None
-    return (metrics.PER_USER.of(point) if point is not None else None) or 0.0
+    return (metrics.PER_USER.value_of(point) if point is not None else None) or 0.0
 
 
 def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
@@ -183,7 +183,7 @@ def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
 
 
 def _marks(result: BenchResult | None) -> tuple[ComparabilityIssue, ...]:
-    return result.marks if result is not None else ()
+    return result.comparability_issues if result is not None else ()
 
 
 def _mark(mark: ComparabilityIssue) -> str:

@@ -79,7 +79,7 @@ class Goal:
         if self.objective is Objective.KNEE:
             return (result.knee_rps or 0.0,)
         point = self.point(result)
-        found = [figure.of(point) if point else None for figure in _FIGURES[self.objective]]
+        found = [figure.value_of(point) if point else None for figure in _FIGURES[self.objective]]
         known = tuple(value for value in found if value is not None)
         return known if len(known) == len(found) else None
 
@@ -88,7 +88,7 @@ class Goal:
         point = self.point(result)
         if point is None:
             return "no rate was sustained" if self.at_rps is None else f"{self.at_rps:g} requests/s was not measured"
-        of = next(figure for figure in _FIGURES[self.objective] if figure.of(point) is None)
+        of = next(figure for figure in _FIGURES[self.objective] if figure.value_of(point) is None)
         return f"{of.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
 
     def known_now(self, result: BenchResult) -> bool:

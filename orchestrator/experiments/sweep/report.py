@@ -43,7 +43,7 @@ class SweepReport:
 
 def measured_points(trial: SweepTrial, result: BenchResult) -> tuple[tuple[int, float, float], ...]:
     """A trial's points of the Pareto plot."""
-    found = [(metrics.PER_USER.of(point), metrics.OUTPUT.of(point)) for point in result.points]
+    found = [(metrics.PER_USER.value_of(point), metrics.OUTPUT.value_of(point)) for point in result.points]
     return tuple((trial.number, user, node) for user, node in found if user is not None and node is not None)
 
 

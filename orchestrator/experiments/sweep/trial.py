@@ -240,7 +240,7 @@ def _measure(sweep: Sweep, asked: Suggestion, watch: _Ladder, folder: Path) -> B
         directory=folder,
         resume=False,
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
-        enough=watch,
+        stop_when=watch,
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
         result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)

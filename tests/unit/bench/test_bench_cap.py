@@ -26,10 +26,10 @@ def behind(profile: str, *overrides: str) -> ServerProvenance:
     ("profile", "overrides", "at_once", "said"),
     [
         ("mi355x-tp8", (), 15.0, None),
-        ("mi355x-tp8", (), 16.0, "16 requests ran at once, as many as `max-running-requests 16` admits"),
+        ("mi355x-tp8", (), 16.0, "16 requests ran at once, the limit of `max-running-requests 16`"),
         ("mi355x-tp4dp2", (), 80.0, None),
-        ("mi355x-tp4dp2", (), 160.0, "as many as `max-running-requests 80` on each of 2 replicas admits"),
-        ("b200-tp8", (), 48.0, "as many as sglang's own 48 beside drafts admits"),
+        ("mi355x-tp4dp2", (), 160.0, "the limit of `max-running-requests 80` on each of 2 replicas"),
+        ("b200-tp8", (), 48.0, "the limit of sglang's default of 48 with speculation"),
         ("cpu-tiny", (), 500.0, None),
         ("mi355x-tp8", (), None, None),
     ],
@@ -49,10 +49,10 @@ def test_it_stands_below_the_table_and_in_the_report_and_forbids_no_comparison()
     """Past the knee every server reaches its cap: the row is marked, not the result."""
     said = concurrency_capped(ran(16.0, waited=9.0), behind("mi355x-tp8"))
     assert said is not None
-    assert said.endswith("admits, up to 9 waited: the cap was measured, not the hardware")
+    assert said.endswith(", up to 9 queued: this measures the limit, not the hardware")
     whole = tp8()
     result = replace(whole, points=(*whole.points[:-1], replace(whole.points[-1], capped=said)))
     assert f"2: {said}" in result_text(result)
-    compared = compare(result, load_published("wafer-glm52"), PriceBook(given={}, published=()))
+    compared = compare(result, load_published("wafer-glm52"), PriceBook(user_prices={}, published=()))
     assert f"2 rps: {said}" in remarks(compared)
     assert compared.comparable

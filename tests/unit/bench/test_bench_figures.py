@@ -12,7 +12,7 @@ from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.result import (
     BenchEnding,
     ComparabilityIssue,
-    MarkKind,
+    IssueKind,
     Point,
     Price,
     ServerCounts,
@@ -58,7 +58,7 @@ def point(samples: list[RequestRecord], *, rate: float = 1.0, gpus: int | None =
     observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
-        drive=LoadResult(samples=tuple(samples), ending=BenchEnding.COMPLETE),
+        load_result=LoadResult(records=tuple(samples), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
@@ -183,7 +183,7 @@ def test_too_few_requests_cannot_be_told() -> None:
 def test_that_too_few_requests_are_sent_is_known_before() -> None:
     few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
     (reason,), remedy = unjudgeable_rates(few)
-    assert reason == "1, 2, 4 rps will not be judged: 12 of 24 requests counted, 20 needed"
+    assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed"
     assert remedy == "`--requests 40`"
     assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
 
@@ -192,13 +192,13 @@ def test_that_arrivals_end_too_soon_is_known_before() -> None:
     timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
     reasons, remedy = unjudgeable_rates(timed)
     assert reasons == (
-        "1 rps will not be judged: 6 of 12 requests counted, 20 needed",
-        "2 rps will not be judged: 12 of 24 requests counted, 20 needed",
+        "cannot judge 1 rps: 6 of 12 requests counted, 20 needed",
+        "cannot judge 2 rps: 12 of 24 requests counted, 20 needed",
     )
     assert remedy == "`--duration 40`"
     assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))[0]
     burst = load_workload("smoke-tiny").model_copy(update={"request_rates": (50.0,)})
-    assert unjudgeable_rates(burst) == (("50 rps will not be judged: 0.8 s counted, 5 s needed",), "`--duration 10`")
+    assert unjudgeable_rates(burst) == (("cannot judge 50 rps: 0.8 s counted, 5 s needed",), "`--duration 10`")
 
 
 def test_too_few_seconds_cannot_be_told() -> None:
@@ -226,7 +226,7 @@ def test_success_and_ttft_limits() -> None:
     assert measured.failures[0].count == 2
     assert measured.sustained is False
     late = [request(index, at=float(index), wait=5.5) for index in range(100)]
-    assert "TTFT p95 5.50 s is over 5 s" in point(late).not_sustained_because
+    assert "TTFT p95 5.50 s exceeds 5 s" in point(late).not_sustained_because
     assert point(late).goodput_rps == 0.0
 
 
@@ -264,7 +264,7 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
     assert counted.metrics_share == 0.5
 
 
-def found(samples: list[RequestRecord], **provenance: object) -> set[MarkKind]:
+def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
     behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
     return {
         mark.kind for mark in comparability_issues([point(samples)], behind, ending=BenchEnding.COMPLETE, overridden=())
@@ -277,30 +277,28 @@ def test_a_clean_result_has_no_mark() -> None:
 
 def test_what_makes_a_result_not_comparable_is_marked() -> None:
     none = {"cached_tokens": None}
-    assert found([*steady(), failed(100, at=100.0)]) == {MarkKind.FAILED_REQUESTS}
-    assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
-    assert found([replace(sample, **none) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
-    assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {MarkKind.CLIENT_LAGGED}
-    assert found(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {MarkKind.KERNEL_MISS}
+    assert found([*steady(), failed(100, at=100.0)]) == {IssueKind.FAILED_REQUESTS}
+    assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert found([replace(sample, **none) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {IssueKind.CLIENT_LAGGED}
+    assert found(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {IssueKind.KERNEL_MISS}
     assert found(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
-    assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
+    assert found(steady(), plan={"env": env}) == {IssueKind.SIMULATED_ACCEPTANCE}
     blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
     assert [
         mark.kind
         for mark in comparability_issues(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
-    ] == [MarkKind.UNKNOWN_HIT_SHARE]
+    ] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
 def test_random_prompts_say_nothing_about_speculation() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
     (mark,) = comparability_issues(
-        measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), guessed="EAGLE 5/1/6"
+        measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), speculation="EAGLE 5/1/6"
     )
-    assert mark.kind is MarkKind.RANDOM_PROMPTS
-    assert mark.detail == (
-        "prompts are random ids, which say nothing about speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step"
-    )
+    assert mark.kind is IssueKind.RANDOM_PROMPTS
+    assert mark.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
 
 
 def test_marks_name_their_point_and_what_was_changed() -> None:
@@ -308,9 +306,9 @@ def test_marks_name_their_point_and_what_was_changed() -> None:
     assert comparability_issues(
         [cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)
     ) == (
-        ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
-        ComparabilityIssue(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
-        ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
+        ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="interrupted before every point was measured"),
+        ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
+        ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
     )
 
 
@@ -318,7 +316,7 @@ def test_a_closed_load_has_no_rate_and_is_never_judged() -> None:
     observed = Observation(
         label="closed-1",
         started_at="",
-        drive=LoadResult(samples=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
+        load_result=LoadResult(records=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from orchestrator.bench.connection import Connections
-from orchestrator.bench.http1 import Framing, MalformedError
+from orchestrator.bench.http1 import MalformedError, ResponseFraming
 from orchestrator.bench.load_generator import RequestShape, _Sender
 from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.core.errors import UsageError
@@ -92,7 +92,7 @@ def test_sglangs_own_api() -> None:
         (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 5\r\n\r\nno ro", "http-400"),
         (HEAD + chunk('{"error": {"message": "out of memory"}}') + chunk("[DONE]") + b"0\r\n\r\n", "stream-error"),
         (HEAD + chunk(completion(1)) + b"0\r\n\r\n", "cut-short"),
-        (HEAD + chunk(completion(1, finish='"abort"')) + chunk("[DONE]"), "given-up"),
+        (HEAD + chunk(completion(1, finish='"abort"')) + chunk("[DONE]"), "aborted"),
         (HEAD + chunk('{"choices":[{"text":"a"}]}') + chunk("[DONE]") + b"0\r\n\r\n", "no-usage"),
         (HEAD + chunk(completion(0, text="")) + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),
         (HEAD + chunk('{"choices":[],"usage":{}}') + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),
@@ -108,7 +108,7 @@ def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> Non
 
 
 def test_the_three_ways_a_body_ends() -> None:
-    by_length, to_end, empty = Framing(), Framing(), Framing()
+    by_length, to_end, empty = ResponseFraming(), ResponseFraming(), ResponseFraming()
     assert by_length.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab") == b"ab"
     assert by_length.complete
     assert by_length.keep_alive
@@ -127,7 +127,10 @@ def test_what_was_read_is_not_kept() -> None:
     tracemalloc.start()
     try:
         for _ in range(20):
-            assert len(Framing().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000)) == 100_000
+            assert (
+                len(ResponseFraming().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000))
+                == 100_000
+            )
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -138,13 +141,13 @@ def test_what_was_read_is_not_kept() -> None:
 @pytest.mark.parametrize("size", [1, 25, 1000])
 def test_an_interim_response_is_not_the_answer(size: int) -> None:
     data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab"
-    framing = Framing()
+    framing = ResponseFraming()
     payload = b"".join(framing.feed(data[at : at + size]) for at in range(0, len(data), size))
     assert (framing.status, payload, framing.complete) == (200, b"ab", True)
 
 
 def test_an_interim_response_and_no_answer() -> None:
-    framing = Framing()
+    framing = ResponseFraming()
     framing.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert not framing.complete
     assert not framing.closed()
@@ -173,7 +176,7 @@ def test_an_interim_response_and_no_answer() -> None:
 )
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
-        Framing().feed(data)
+        ResponseFraming().feed(data)
 
 
 @pytest.mark.timeout(10)
@@ -189,7 +192,7 @@ def test_what_is_not_http_is_refused(data: bytes) -> None:
     ids=["headers", "one header", "interim responses", "a chunk's extension", "trailers"],
 )
 def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
-    framing = Framing()
+    framing = ResponseFraming()
 
     def feed_all() -> None:
         for piece in (begin, *[again] * 10_000):
@@ -206,7 +209,7 @@ def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     answer = StreamedResponse(TOKENS)
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
     sender._ended.append((0, 0.0, 0.0, 1.0, answer, None))
-    (sample,) = sender.samples()
+    (sample,) = sender.records()
     assert "wJ4" not in sample.failure_example
     assert "no route" in sample.failure_example
 

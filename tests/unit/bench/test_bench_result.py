@@ -15,7 +15,7 @@ from orchestrator.bench.result import (
     ComparabilityIssue,
     EndpointFacts,
     FailureCount,
-    MarkKind,
+    IssueKind,
     Point,
     Run,
     ServerProvenance,
@@ -31,12 +31,12 @@ POINT = Point(
     requests=40,
     succeeded=39,
     success_share=0.975,
-    failures=(FailureCount(kind="timeout", count=1, example="no whole answer within 60 s"),),
+    failures=(FailureCount(kind="timeout", count=1, example="no complete response within 60 s"),),
     input_tokens=19_500,
     output_tokens=936,
     offered_rps=2.0,
     sustained=False,
-    not_sustained_because=("success 97.5% is under 99%",),
+    not_sustained_because=("success 97.5% is below 99%",),
 )
 RESULT = BenchResult(
     schema_version=RESULT_SCHEMA,
@@ -55,7 +55,9 @@ RESULT = BenchResult(
     ),
     ending=BenchEnding.COMPLETE,
     points=(POINT,),
-    marks=(ComparabilityIssue(kind=MarkKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),),
+    comparability_issues=(
+        ComparabilityIssue(kind=IssueKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),
+    ),
 )
 
 
@@ -82,18 +84,18 @@ def test_what_was_not_measured_is_absent_and_not_zero() -> None:
 def test_another_schema_and_a_damaged_file_are_refused() -> None:
     data = json.loads(RESULT.to_json())
     with pytest.raises(BenchError, match="schema version `99`"):
-        BenchResult.from_json(json.dumps({**data, "schema_version": 99}), where="r.json")
+        BenchResult.from_json(json.dumps({**data, "schema_version": 99}), location="r.json")
     with pytest.raises(BenchError) as caught:
-        BenchResult.from_json(json.dumps({**data, "points": [{}]}), where="r.json")
+        BenchResult.from_json(json.dumps({**data, "points": [{}]}), location="r.json")
     assert any(problem.message.startswith("`points.0.label`") for problem in caught.value.problems)
-    with pytest.raises(BenchError, match="damaged"):
-        BenchResult.from_json("{", where="r.json")
+    with pytest.raises(BenchError, match="not a valid result"):
+        BenchResult.from_json("{", location="r.json")
 
 
 def test_marks_and_reasons_are_shown_loudly() -> None:
     shown = result_text(RESULT)
     assert "NOT COMPARABLE (failed-requests at 2): of 40 requests failed: 1 timeout" in shown
-    assert "2: success 97.5% is under 99%" in shown
-    assert "2: 1 x timeout: no whole answer within 60 s" in shown
+    assert "2: success 97.5% is below 99%" in shown
+    assert "2: 1 x timeout: no complete response within 60 s" in shown
     assert "knee: none found" in shown
     assert not RESULT.comparable

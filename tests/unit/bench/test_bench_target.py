@@ -121,10 +121,10 @@ def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, n
 @pytest.mark.parametrize(
     ("gpu", "layout", "message"),
     [
-        ("b20", "tp8", "there is no hardware `b20`"),
-        ("b200", "8", "`--layout 8` is no layout"),
-        ("b200", "tp0", "is no layout"),
-        ("b200", "tp8dp2x", "is no layout"),
+        ("b20", "tp8", "no hardware `b20` found"),
+        ("b200", "8", "`--layout 8` is not a layout"),
+        ("b200", "tp0", "is not a layout"),
+        ("b200", "tp8dp2x", "is not a layout"),
     ],
 )
 def test_hardware_that_nobody_described_and_what_is_no_layout_are_refused(gpu: str, layout: str, message: str) -> None:
@@ -280,7 +280,7 @@ def test_what_will_not_be_judged_is_said_before(
     command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
 
     said = capsys.readouterr().err
-    assert "1, 2, 4 rps will not be judged: 12 of 24 requests counted, 20 needed" in said
+    assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed" in said
     assert "`--requests 40`" in said
 
 

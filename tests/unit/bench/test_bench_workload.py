@@ -57,8 +57,8 @@ def test_every_shipped_workload_is_valid() -> None:
         ("request_rates: [1.0, 2.0, 4.0]", "request_rates: [2.0, 1.0]", "`request_rates` must rise", 3),
         ("load: open", "load: closed", "a closed load needs `concurrency`", 3),
         ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 12),
-        ("load: open", "load: open\nprompts: text", "`token_ids` are what `prompts: random` draws from", 3),
-        ("load: open", "load: open\ntext_file: mine.txt", "a `text_file` is for `prompts: text`", 3),
+        ("load: open", "load: open\nprompts: text", "`token_ids` requires `prompts: random`", 3),
+        ("load: open", "load: open\ntext_file: mine.txt", "`text_file` requires `prompts: text`", 3),
     ],
 )
 def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
@@ -86,18 +86,18 @@ def test_prompts_have_exactly_the_stated_tokens_and_share() -> None:
     prefixes = {warm.prefix for warm in warmup_prompts(workload, "2")}
     assert len(prefixes) == workload.num_prefixes
     for prompt in made:
-        assert len(ids(prompt.array)) == 500
+        assert len(ids(prompt.fragments)) == 500
         assert len(ids((prompt.prefix,))) == 300
         assert prompt.prefix in prefixes
     assert workload.token_ids is not None
     first, last = workload.token_ids
-    assert all(first <= token <= last for token in ids(made[0].array))
+    assert all(first <= token <= last for token in ids(made[0].fragments))
 
 
 def test_no_own_part_is_ever_sent_twice() -> None:
     workload = load_workload("smoke-tiny")
     made = [*prompts(workload, "1", 40), *prompts(workload, "2", 40), *warmup_prompts(workload, "1")]
-    assert len({prompt.rest for prompt in made}) == len(made)
+    assert len({prompt.suffix for prompt in made}) == len(made)
 
 
 def test_a_prompt_does_not_depend_on_how_many_are_made() -> None:
@@ -108,12 +108,12 @@ def test_a_prompt_does_not_depend_on_how_many_are_made() -> None:
 
 
 def test_prompts_are_these_bytes_on_every_machine() -> None:
-    assert next(prompts(load_workload("smoke-tiny"), "2", 1)).rest.startswith(b"201,109,263,288,238,413,82,346,")
+    assert next(prompts(load_workload("smoke-tiny"), "2", 1)).suffix.startswith(b"201,109,263,288,238,413,82,346,")
 
 
 def test_nothing_shared_where_nothing_is_to_be_cached() -> None:
     workload = load_workload("smoke-tiny").model_copy(update={"cache_hit_rate": 0.0})
-    assert len(ids(next(prompts(workload, "2", 1)).array)) == 500
+    assert len(ids(next(prompts(workload, "2", 1)).fragments)) == 500
 
 
 WORDS = tuple(range(5000, 6500))  # the ids of a text
@@ -125,8 +125,8 @@ def of_text(**changes: object) -> Workload:
 
 def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
     made = [*prompts(of_text(), "2", 40, WORDS)]
-    assert {len(ids(prompt.array)) for prompt in made} == {500}
-    for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.rest)]:
+    assert {len(ids(prompt.fragments)) for prompt in made} == {500}
+    for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.suffix)]:
         assert part == [5000 + (part[0] - 5000 + place) % 1500 for place in range(len(part))]
     assert {prompt.prefix for prompt in made} <= {warm.prefix for warm in warmup_prompts(of_text(), "2", WORDS)}
 
@@ -134,7 +134,7 @@ def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
 @pytest.mark.parametrize("length", [1000, 1499, 1500, 1536])
 def test_no_two_passages_of_a_point_begin_alike(length: int) -> None:
     made = prompts(of_text(), "2", length, WORDS[:length] if length <= 1500 else range(length))
-    assert len({ids((prompt.rest,))[0] for prompt in made}) == length
+    assert len({ids((prompt.suffix,))[0] for prompt in made}) == length
 
 
 def test_passages_are_the_same_however_many_are_made_and_others_at_another_point() -> None:
@@ -146,7 +146,7 @@ def test_passages_are_the_same_however_many_are_made_and_others_at_another_point
 
 def test_a_passage_longer_than_the_text_goes_on_with_its_beginning() -> None:
     long = of_text(input_tokens=4000, cached_share=0.0)
-    assert len(ids(next(prompts(long, "2", 1, WORDS)).array)) == 4000
+    assert len(ids(next(prompts(long, "2", 1, WORDS)).fragments)) == 4000
 
 
 def test_the_text_that_ships_is_taken_where_a_workload_names_none() -> None:
@@ -165,9 +165,9 @@ def test_a_text_of_the_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "`text_file` cannot be read: No such file or directory"),
-        (b"\xff\xfe", "`text_file` cannot be read: it is not UTF-8"),
-        (bytes((1 << 18) + 1), "`text_file` cannot be read: it has more than 262144 bytes"),
+        (None, "cannot read `text_file`: No such file or directory"),
+        (b"\xff\xfe", "cannot read `text_file`: not UTF-8"),
+        (bytes((1 << 18) + 1), "cannot read `text_file`: larger than 262144 bytes"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, 
 def test_a_text_without_end_is_not_read(endless: str, tmp_path: Path) -> None:
     """Its size is said to be 0."""
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ProfileError, match="`text_file` cannot be read: it is not a file"):
+    with pytest.raises(ProfileError, match="cannot read `text_file`: it is not a file"):
         read_text(of_text(text_file=str(tmp_path / endless)))
 
 
@@ -217,6 +217,6 @@ def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     workload = load_workload(str(path))
 
     assert (workload.load, workload.requests, workload.cache_hit_rate, workload.slo.ttft_p95_s) == ("open", 100, 0, 5)
-    assert len(ids(next(prompts(workload, "1", 1)).array)) == 800
-    assert all(100 <= token <= 499 for token in ids(next(prompts(workload, "1", 1)).array))
+    assert len(ids(next(prompts(workload, "1", 1)).fragments)) == 800
+    assert all(100 <= token <= 499 for token in ids(next(prompts(workload, "1", 1)).fragments))
     assert workload.to_dict()["token_ids"] == [100, 499]

@@ -14,8 +14,8 @@ def of(*values: float) -> Estimate:
 def test_three_runs_have_an_interval_and_one_has_none() -> None:
     """10, 11, 12: mean 11, deviation 1, and 4.303 / sqrt(3) on each side of it."""
     three = of(10, 11, 12)
-    assert (three.mean, three.half) == pytest.approx((11, 2.4843), abs=1e-3)
-    assert of(10).half is None
+    assert (three.mean, three.margin) == pytest.approx((11, 2.4843), abs=1e-3)
+    assert of(10).margin is None
     assert estimate(()) is None
 
 
@@ -30,21 +30,21 @@ def test_a_change_is_told_from_noise_by_welch() -> None:
     assert found.share == pytest.approx(7 / 33)
     assert found.low * 11 == pytest.approx(-1.0213, abs=1e-3)
     assert found.high * 11 == pytest.approx(5.6879, abs=1e-3)
-    assert found.told is False
+    assert found.is_significant is False
     more = change(of(10, 10.1, 9.9), of(12, 12.1, 11.9))
     assert more is not None
-    assert more.told is True
+    assert more.is_significant is True
 
 
 def test_one_run_makes_a_change_of_unknown_noise() -> None:
     assert change(of(10), of(12, 13)) == Change(share=pytest.approx(0.25))
-    assert Change(share=0.25).told is None
+    assert Change(share=0.25).is_significant is None
 
 
 def test_runs_that_agree_to_the_last_digit_have_no_noise() -> None:
     found = change(of(10, 10), of(11, 11))
     assert found is not None
-    assert found.told is True
+    assert found.is_significant is True
     assert (found.low, found.high) == pytest.approx((0.1, 0.1))
 
 

@@ -8,9 +8,9 @@ from orchestrator.bench.published import (
     Prices,
     Published,
     Reference,
+    entries_of_kind,
     load_all_published,
     load_published,
-    of_kind,
     read_published,
 )
 from orchestrator.bench.workload import load_workload
@@ -49,16 +49,16 @@ def test_the_published_workload_is_the_one_that_is_measured() -> None:
 
 def test_every_file_names_its_source_and_its_unit() -> None:
     everything = load_all_published()
-    assert len(of_kind(everything, Published)) == 1
-    assert len(of_kind(everything, Reference)) == 5
+    assert len(entries_of_kind(everything, Published)) == 1
+    assert len(entries_of_kind(everything, Reference)) == 5
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
-    for reference in of_kind(everything, Reference):
+    for reference in entries_of_kind(everything, Reference):
         assert all(len(row.values) == len(reference.columns) for row in reference.rows)
 
 
 def test_prices_are_found_by_any_case_of_the_gpu_s_name() -> None:
-    (prices,) = of_kind(load_all_published(), Prices)
-    assert (prices.of("mi355x"), prices.of("B200"), prices.of("h100")) == (1.48, 1.95, None)
+    (prices,) = entries_of_kind(load_all_published(), Prices)
+    assert (prices.price_of("mi355x"), prices.price_of("B200"), prices.price_of("h100")) == (1.48, 1.95, None)
 
 
 def test_a_name_that_does_not_exist_names_those_that_do() -> None:
@@ -83,5 +83,5 @@ def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:
     assert load_published(str(mine)).name == "mine"
     with pytest.raises(UsageError, match="kind `prices`, not `comparison`"):
         load_published(str(shipped / "inferencex-tco.yaml"))
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(UsageError, match="no file"):
         load_published(str(tmp_path / "none.yaml"))

@@ -313,7 +313,7 @@ def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path
     measured = tp4dp2()
     measured = replace(measured, run=replace(measured.run, provenance=ServerProvenance(plan_digest=plan.digest)))
     (tmp_path / "result.json").write_text(measured.to_json())
-    best = max(metrics.OUTPUT.of(point) or 0.0 for point in measured.points)
+    best = max(metrics.OUTPUT.value_of(point) or 0.0 for point in measured.points)
     assert pace_of(plan, tmp_path).tok_s == best
     assert pace_of(plan, tmp_path).source.startswith(f"measured: the best of `{measured.run.workload_name}`")
     assert pace_of(load("mi355x-tp8").plan, tmp_path).tok_s == 1461

@@ -118,7 +118,7 @@ class Places:
         return "".join(map(stream.feed, text)) + stream.close()
 
     def requests_jsonl(self, text: str) -> str:
-        answer = StreamedResponse(tokens=1)
+        answer = StreamedResponse(max_tokens=1)
         answer.fail("http-500", text)
         assert answer.failure is not None
         return answer.failure[1]

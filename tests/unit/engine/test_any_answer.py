@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bench.http1 import Framing, MalformedError
+from orchestrator.bench.http1 import MalformedError, ResponseFraming
 from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import Metric, read_metrics
@@ -162,7 +162,7 @@ PIECES = (
 @few
 @given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES), max_size=12))
 def test_any_bytes_are_an_answer_or_none(pieces: list[bytes]) -> None:
-    answer, framing = StreamedResponse(3), Framing()
+    answer, framing = StreamedResponse(3), ResponseFraming()
     for take in (lambda data: answer.feed(data, 0.0), framing.feed):
         try:
             for piece in pieces:
@@ -181,7 +181,7 @@ def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[
         size = sizes[len(chunks) % len(sizes)]
         chunks.append(b"%x\r\n%s\r\n" % (len(body[at : at + size]), body[at : at + size]))
         at += size
-    framing = Framing()
+    framing = ResponseFraming()
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n"
     assert b"".join(framing.feed(data[at : at + sizes[0]]) for at in range(0, len(data), sizes[0])) == body
     assert framing.complete

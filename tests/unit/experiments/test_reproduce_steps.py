@@ -466,14 +466,16 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
 ) -> None:
     """A published cost in dollars is no price in euros."""
     found, plain = split_currency(prices)
-    bill = CostEstimate.of_node(WAFER, plain, found)
+    bill = CostEstimate.for_node(WAFER, plain, found)
     assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
     planned = [CommandEstimate(step.id, step.argv, step.about) for step in steps(Path("results"))]
     head, *_, total = bill.to_table(planned).splitlines()
     assert head.endswith(f"about {currency}")
-    assert total.split()[-1] == ("-" if hourly is None else f"{bill.of(sum(each.seconds for each in planned)):.2f}")
+    assert total.split()[-1] == (
+        "-" if hourly is None else f"{bill.cost_of(sum(each.seconds for each in planned)):.2f}"
+    )
 
 
 def test_two_currencies_are_not_added_up() -> None:
-    with pytest.raises(UsageError, match="prices in EUR and USD"):
+    with pytest.raises(UsageError, match="prices use EUR and USD"):
         split_currency(["2.10EUR", "B200=3"])

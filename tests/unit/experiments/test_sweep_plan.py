@@ -98,13 +98,13 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"objective": "usd-per-million"}, "needs a price"),
         ({"budget": Budget(usd=5.0)}, "`--max-cost` needs what an hour costs"),
         ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
-        ({"workload": "smoke-tinny"}, "there is no workload `smoke-tinny`"),
+        ({"workload": "smoke-tinny"}, "no workload `smoke-tinny` found"),
         ({"objective": "kne"}, "`--objective kne` is not known"),
         ({"request_rates": (90.0,)}, "no knee would be found"),
         ({"name": "No Name"}, "cannot be called"),
         ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
         ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
-        ({"usd_per_gpu_hour": 0.0}, "`--price 0` is no price"),
+        ({"usd_per_gpu_hour": 0.0}, "`--price 0` is not a price"),
         ({"budget": Budget(hours=float("inf"))}, "`--max-hours inf` is no budget"),
         ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
     ],
@@ -127,7 +127,7 @@ def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> 
 def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:
     load = home.root.parent / "load.yaml"
     load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, request_rates: [1.0]}\n")
-    with pytest.raises(ProfileError, match="`text_file` cannot be read"):
+    with pytest.raises(ProfileError, match="cannot read `text_file`"):
         planned(home, workload=str(load))
 
 

@@ -6,8 +6,15 @@ import pytest
 from measured_samples import b200, marked, point, single_stream, tp4dp2, tp8
 
 from orchestrator.bench import metrics
-from orchestrator.bench.published import PriceBook, Prices, load_all_published, load_published, of_kind, parse_prices
-from orchestrator.bench.result import BenchResult, MarkKind, ServerProvenance
+from orchestrator.bench.published import (
+    PriceBook,
+    Prices,
+    entries_of_kind,
+    load_all_published,
+    load_published,
+    parse_prices,
+)
+from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Agreement, Comparison, agreement_of, compare
 from orchestrator.report.document import build_report
@@ -15,7 +22,7 @@ from orchestrator.report.render import render_html, render_markdown
 from orchestrator.report.text import comparison_text
 
 PUBLISHED = load_published("wafer-glm52")
-TCO = PriceBook(given={}, published=of_kind(load_all_published(), Prices))
+TCO = PriceBook(user_prices={}, published=entries_of_kind(load_all_published(), Prices))
 
 
 def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:
@@ -55,9 +62,15 @@ def test_a_published_row_above_its_own_load_cannot_be_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [MarkKind.SIMULATED_ACCEPTANCE, MarkKind.UNMET_HIT_SHARE, MarkKind.KERNEL_MISS, MarkKind.FAILED_REQUESTS]
+    "kind",
+    [
+        IssueKind.SIMULATED_ACCEPTANCE,
+        IssueKind.CACHE_HIT_RATE_OFF_TARGET,
+        IssueKind.KERNEL_MISS,
+        IssueKind.FAILED_REQUESTS,
+    ],
 )
-def test_a_mark_forbids_every_agreement(kind: MarkKind) -> None:
+def test_a_mark_forbids_every_agreement(kind: IssueKind) -> None:
     comparison = compared(marked(tp4dp2(), kind))
     assert not comparison.comparable
     assert [reason.kind for reason in comparison.reasons] == [kind.value]
@@ -197,7 +210,7 @@ def test_the_price_of_a_token() -> None:
 
 
 def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published() -> None:
-    given = PriceBook(given=parse_prices(["MI355X=2.10", "B200=4"]), published=TCO.published)
+    given = PriceBook(user_prices=parse_prices(["MI355X=2.10", "B200=4"]), published=TCO.published)
     assert (compared(tp4dp2()).usd_per_gpu_hour, compared(tp4dp2(), given).usd_per_gpu_hour) == (1.48, 2.10)
     assert (compared(b200()).usd_per_gpu_hour, compared(b200(), given).usd_per_gpu_hour) == (3.10, 4.0)
     assert "InferenceX" in compared(tp4dp2()).price_source
@@ -205,5 +218,5 @@ def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published(
 
 @pytest.mark.parametrize("text", ["cheap", "-1", "MI355X=", "0", "inf", "nan"])
 def test_what_is_no_price_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a price"):
+    with pytest.raises(UsageError, match="is not a price"):
         parse_prices([text])

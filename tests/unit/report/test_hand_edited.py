@@ -113,8 +113,8 @@ def test_a_figure_at_the_edge_is_drawn(folder: Path, place: tuple[str | int, ...
     ],
 )
 def test_a_figure_that_is_none_is_named(place: tuple[str | int, ...], odd: object, said: str) -> None:
-    with pytest.raises(BenchError, match="damaged") as caught:
-        BenchResult.from_json(changed(place, odd), where="result.json")
+    with pytest.raises(BenchError, match="not a valid") as caught:
+        BenchResult.from_json(changed(place, odd), location="result.json")
     assert any(problem.message.startswith(said) for problem in caught.value.problems), caught.value.problems
 
 
@@ -122,7 +122,7 @@ def test_a_figure_that_is_none_is_named(place: tuple[str | int, ...], odd: objec
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_any_file_is_a_result_or_an_error(data: bytes) -> None:
     with suppress(BenchError):
-        BenchResult.from_json(data.decode(errors="surrogateescape"), where="result.json")
+        BenchResult.from_json(data.decode(errors="surrogateescape"), location="result.json")
 
 
 def test_what_is_no_file_or_too_long_is_an_error(tmp_path: Path) -> None:

@@ -74,17 +74,21 @@ def test_without_the_file_there_is_no_such_section(measured: Path) -> None:
 def test_a_damaged_line_is_named(measured: Path, damage: str) -> None:
     file = measured / "own" / "requests-2.4.jsonl"
     file.write_text(f"{line(0.0)}\n{damage}\n")
-    with pytest.raises(BenchError, match="not a request of `deploy bench`, or a damaged one") as caught:
+    with pytest.raises(BenchError, match="not a valid request of `deploy bench`") as caught:
         find_requests([measured / "own" / "result.json"], None)
     assert caught.value.where == f"{file}:2"
 
 
 def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it() -> None:
     requests = [
-        RequestTimes(scheduled_s=at / 10, started_s=at / 10, first_s=at / 10 + 0.1, ended_s=at / 10 + 2, failed=False)
+        RequestTimes(
+            scheduled_s=at / 10, started_s=at / 10, first_token_s=at / 10 + 0.1, ended_s=at / 10 + 2, failed=False
+        )
         for at in range(20_000)
     ]
-    requests[777] = replace(requests[777], first_s=requests[777].scheduled_s + 9, ended_s=requests[777].scheduled_s + 9)
+    requests[777] = replace(
+        requests[777], first_token_s=requests[777].scheduled_s + 9, ended_s=requests[777].scheduled_s + 9
+    )
     drawn = over_time(0, point(10.0, 0.1, 0.1), requests)
 
     assert len(drawn.waits) <= 602
@@ -96,7 +100,7 @@ def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it
 
 
 def test_requests_at_one_moment_are_drawn_too() -> None:
-    at_once = RequestTimes(scheduled_s=0.0, started_s=0.0, first_s=None, ended_s=0.0, failed=True)
+    at_once = RequestTimes(scheduled_s=0.0, started_s=0.0, first_token_s=None, ended_s=0.0, failed=True)
     drawn = over_time(0, point(1.0, 0.1, 0.1), [at_once] * 3)
     assert all(chart.lines for chart in over_time_charts(drawn))
     assert over_time(0, point(1.0, 0.1, 0.1), []).under_way == ()

@@ -9,7 +9,7 @@ import pytest
 from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 
 from orchestrator.bench.metrics import result_text
-from orchestrator.bench.result import BenchResult, ComparabilityIssue, FailureCount, MarkKind
+from orchestrator.bench.result import BenchResult, ComparabilityIssue, FailureCount, IssueKind
 from orchestrator.cli.report import command as report_command
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report
@@ -112,7 +112,7 @@ def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
 
 
 def test_a_changed_workload_is_no_fault_where_nothing_published_is_compared(tmp_path: Path) -> None:
-    changed = marked(own(1.0), MarkKind.CHANGED_WORKLOAD)
+    changed = marked(own(1.0), IssueKind.CHANGED_WORKLOAD)
     assert "NOT COMPARABLE" not in comparison_text(made(tmp_path, changed))
     beside = made(tmp_path / "beside", changed, published="wafer-glm52")
     assert "changed-workload" in {reason.kind for reason in beside.comparisons[0].reasons}
@@ -121,7 +121,7 @@ def test_a_changed_workload_is_no_fault_where_nothing_published_is_compared(tmp_
 def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> None:
     for name, result, wanted in (
         ("same", tp4dp2(), "wafer-glm52"),
-        ("marked", marked(tp8(), MarkKind.KERNEL_MISS), "wafer-glm52"),
+        ("marked", marked(tp8(), IssueKind.KERNEL_MISS), "wafer-glm52"),
         ("single", single_stream(), "wafer-glm52"),
         ("own", own(1.0), None),
     ):
@@ -137,13 +137,13 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
 
 
 def test_code_in_a_message_stays_code_in_markdown(tmp_path: Path) -> None:
-    mark = ComparabilityIssue(kind=MarkKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
-    _, markdown, _ = texts(made(tmp_path, replace(own(1.0), marks=(mark,))))
+    mark = ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
+    _, markdown, _ = texts(made(tmp_path, replace(own(1.0), comparability_issues=(mark,))))
     assert "incomplete: `requests` of \\`a\\|b\\` and \\`c&lt;d\\`, see \\`--x\n" in markdown
 
 
 def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
-    report = made(tmp_path, marked(own(1.0), MarkKind.SIMULATED_ACCEPTANCE))
+    report = made(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
 
     assert "NOT COMPARABLE" in comparison_text(report)
     assert "must not be set beside other measurements" in render_html(report)

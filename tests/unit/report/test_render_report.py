@@ -10,8 +10,8 @@ from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import result_text
-from orchestrator.bench.published import PriceBook, Prices, load_all_published, load_published, of_kind
-from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.bench.published import PriceBook, Prices, entries_of_kind, load_all_published, load_published
+from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report, build_report
@@ -22,7 +22,7 @@ from orchestrator.report.text import comparison_text
 
 def report(*results: BenchResult, evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()) -> Report:
     everything = load_all_published()
-    book = PriceBook(given={}, published=of_kind(everything, Prices))
+    book = PriceBook(user_prices={}, published=entries_of_kind(everything, Prices))
     return build_report(
         results,
         published=load_published("wafer-glm52"),
@@ -61,8 +61,8 @@ def test_the_same_report_is_the_same_bytes() -> None:
     assert render_html(report(tp4dp2(), tp8())) == render_html(report(tp4dp2(), tp8()))
 
 
-@pytest.mark.parametrize("kind", list(MarkKind))
-def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
+@pytest.mark.parametrize("kind", list(IssueKind))
+def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
     made = report(marked(tp4dp2(), kind))
     assert 'role="alert"><strong>Not comparable' in render_html(made)
     assert "TP4×DP2 †</text>" in render_html(made)  # in the plots as well
@@ -72,7 +72,7 @@ def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
 
 
 def test_the_headline_judges_what_may_be_judged() -> None:
-    assert report(tp4dp2(), marked(tp8(), MarkKind.KERNEL_MISS)).headline == (
+    assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
         "1 of 2 results must not be compared with what was published.",
         (
             "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "
@@ -122,25 +122,25 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     assert not re.search(r"[| ]0(\.0+)? /", text)
     found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["figures"]
     assert "measured" not in found["output_tok_s"]
-    assert found["joules_per_output_token"] == {"agreement": metrics.ABSENT, "note": ""}
+    assert found["joules_per_output_token"] == {"agreement": metrics.NOT_MEASURED, "note": ""}
 
 
 def test_every_figure_of_the_table_is_in_every_rendering() -> None:
     made = report(tp4dp2())
     terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
-    for figure in metrics.shown_in(metrics.DisplayIn.COMPARE):
+    for figure in metrics.metrics_for(metrics.DisplayIn.COMPARE):
         assert f"\n{figure.title}  " in terminal
-    for figure in metrics.shown_in(metrics.DisplayIn.RATE | metrics.DisplayIn.WAIT):
+    for figure in metrics.metrics_for(metrics.DisplayIn.RATE | metrics.DisplayIn.WAIT):
         assert f" {figure.title} |" in text
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
         assert "measured" in row["figures"][figure.key]
-    for figure in metrics.shown_in(metrics.DisplayIn.LAYOUT):
+    for figure in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
         assert f"  {figure.title}" in terminal.split("whose")[1]
         assert f" {figure.title} |" in text.split("against published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    assert all(f"  {figure.name}" in measured for figure in metrics.shown_in(metrics.DisplayIn.BENCH))
+    assert all(f"  {figure.name}" in measured for figure in metrics.metrics_for(metrics.DisplayIn.BENCH))
 
 
 def test_tokens_a_second_and_watt_are_shown() -> None:

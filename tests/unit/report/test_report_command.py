@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.bench.result import MarkKind
+from orchestrator.bench.result import IssueKind
 from orchestrator.cli.compare import command as compare
 from orchestrator.cli.report import command as report
 from orchestrator.cli.reproduce import command as reproduce
@@ -17,7 +17,7 @@ from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, outcome
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     save(tp4dp2(), tmp_path / "tp4dp2" / "wafer-20k-1k")
-    save(marked(tp8(), MarkKind.KERNEL_MISS), tmp_path / "tp8" / "wafer-20k-1k")
+    save(marked(tp8(), IssueKind.KERNEL_MISS), tmp_path / "tp8" / "wafer-20k-1k")
     save(single_stream(), tmp_path / "tp8" / "single-stream-10k-1.5k")
     return tmp_path
 
@@ -85,7 +85,7 @@ def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:
 
 def test_a_damaged_result_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
-    with pytest.raises(BenchError, match="damaged"):
+    with pytest.raises(BenchError, match="not a valid result"):
         compare([tmp_path])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, point, save, tp4dp2, tp8
 
-from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.cli.compare import command as compare
 from orchestrator.report.document import Report
 from orchestrator.report.render import render_html, render_markdown
@@ -147,9 +147,9 @@ def test_another_load_makes_no_change(tmp_path: Path) -> None:
     assert not any("against" in sentence for sentence in report.headline)
 
 
-@pytest.mark.parametrize(("kinds", "told"), [((MarkKind.KERNEL_MISS,), False), ((), True)])
+@pytest.mark.parametrize(("kinds", "told"), [((IssueKind.KERNEL_MISS,), False), ((), True)])
 def test_the_headline_sets_nothing_marked_beside_what_is_not(
-    tmp_path: Path, kinds: tuple[MarkKind, ...], told: bool
+    tmp_path: Path, kinds: tuple[IssueKind, ...], told: bool
 ) -> None:
     report = made(tmp_path, one=run(), two=marked(run(plan="two"), *kinds))
 

@@ -10,7 +10,7 @@ import pytest
 from measured_samples import marked, save, tp8
 from run_samples import past_run
 
-from orchestrator.bench.result import BenchResult, MarkKind
+from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.bench.result_files import results_under
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
@@ -75,7 +75,7 @@ def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> N
 
 def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1)
-    save(marked(measured(run, "2026-07-01T01:00:00Z"), MarkKind.KERNEL_MISS), tmp_path / "results")
+    save(marked(measured(run, "2026-07-01T01:00:00Z"), IssueKind.KERNEL_MISS), tmp_path / "results")
     [start] = history(servers, "owl", [*results_under(tmp_path)])
     assert "NOT COMPARABLE" in str(start.best[0])
 
@@ -91,7 +91,7 @@ def test_a_damaged_result_is_said_and_hides_no_other(
     os.mkfifo(tmp_path / "c" / "result.json")
     [start] = history(servers, "owl", [*results_under(tmp_path)])
     assert len(start.best) == 1
-    assert capsys.readouterr().err.count("a result is left out") == 2
+    assert capsys.readouterr().err.count("skipped the result") == 2
 
 
 def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
