@@ -128,7 +128,9 @@ def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
         elif short:
             rates_by_reason.setdefault(_too_short((requests - 1) / rate, _MIN_WINDOW_S), []).append(f"{rate:g}")
         if short or workload.duration_s is not None:
-            hint = f"`--duration {max(2 * _MIN_WINDOW_S, math.ceil(2 * _MIN_REQUESTS / min(workload.request_rates))):g}`"
+            hint = (
+                f"`--duration {max(2 * _MIN_WINDOW_S, math.ceil(2 * _MIN_REQUESTS / min(workload.request_rates))):g}`"
+            )
     reasons = (f"cannot judge {', '.join(rates)} rps: {reason}" for reason, rates in rates_by_reason.items())
     return tuple(reasons), hint
 
