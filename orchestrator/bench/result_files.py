@@ -48,7 +48,7 @@ def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
         plan_digest=plan.digest if plan else None,
         image_digest=image if isinstance(image, str) else None,
         patch_receipt=run.read("patches.json") or None,
-        host=run.read("host.json") or None,
+        host=run.read("preflight.json") or None,
         gpu=plan.hardware.name if plan else None,
         gpus=len(plan.gpus) if plan else None,
     )

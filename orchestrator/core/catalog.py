@@ -71,7 +71,7 @@ class Catalog:
     @classmethod
     def of(cls, home: Home) -> "Catalog":
         """The user's own folder, then what ships with the tool; before both what is kept of a start to be repeated."""
-        return cls((*([home.kept] if home.kept else []), home.root, data_root()))
+        return cls((*([home.inputs] if home.inputs else []), home.root, data_root()))
 
     @classmethod
     def shipped(cls) -> "Catalog":

@@ -42,11 +42,11 @@ def data_root() -> Path:
 class Home:
     """The tool's home directory, and the names below it.
 
-    In `kept` an earlier start has left files of the catalog, which go before all others where it is repeated.
+    In `inputs` an earlier start has left files of the catalog, which go before all others where it is repeated.
     """
 
     root: Path
-    kept: Path | None = None
+    inputs: Path | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":

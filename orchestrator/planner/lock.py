@@ -39,7 +39,7 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ExternalImage
 
 _MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
-_KEPT: Final = "kept"  # in a run directory: files of the catalog that it was made from
+_INPUTS: Final = "inputs"  # in a run directory: files of the catalog that it was made from
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
@@ -180,7 +180,7 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
 def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
     """Copies of them for a run directory, by which it can be repeated when they are others."""
     found = _made_from(plan, home).items()
-    paths = ((f"{_KEPT}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
+    paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
     return tuple(RenderedFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
 
 
@@ -188,14 +188,14 @@ def home_of_run(run: Path, home: Home) -> Home:
     """A home that has what a run keeps, where all of that is as its own lock has it."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
-        kept = {name: run / _KEPT / EntryKind.IMAGE_FILE.file(name) for name in then.files}
+        kept = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
             hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
         )
     except (ProfileError, OSError):
         return home
-    return replace(home, kept=run / _KEPT) if same else home
+    return replace(home, inputs=run / _INPUTS) if same else home
 
 
 def default_path(profile: str) -> Path:

@@ -22,8 +22,8 @@ from orchestrator.runs.run_dir import (
     runs_of,
 )
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.exit_record import ENDING_FILE, saved_state
-from orchestrator.servers.servers import PARTS_FILE, Servers
+from orchestrator.servers.exit_record import EXIT_FILE, saved_state
+from orchestrator.servers.servers import PROCESSES_FILE, Servers
 
 _FAILED: Final = "failed"  # `prove.Verdict`, which takes long to import
 _FIGURES: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
@@ -130,7 +130,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     # A later result is a later start's.
     before = RunDir(run.path.parent / FileName(min(later))).started if later else None
     results = tuple(result for result in measured if _is_of(result, name, run, before))
-    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PARTS_FILE, REQUEST_FILE))
+    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
     seconds, request = parts.get("ready_seconds"), up.get("request")
     ended, ended_at = _ending(run)
     verdicts = tuple(_verdicts(smoke.get("checks")))
@@ -181,7 +181,7 @@ def _counted(gate: Mapping[str, object]) -> dict[str, int]:
 
 
 def _ending(run: RunDir) -> tuple[str, str | None]:
-    kept = run.read(ENDING_FILE)
+    kept = run.read(EXIT_FILE)
     how, at = kept.get("how"), kept.get("ended_at")
     if not isinstance(how, str):
         state = saved_state(run)

@@ -5,7 +5,7 @@
     runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
     runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
 
-What a run keeps has a version, which stands in its `up.json`. A run of another version is named, and not read.
+What a run keeps has a version, which stands in its `request.json`. A run of another version is named, and not read.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from orchestrator.plan.lock import Lock, lock_of
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import RenderedFile
 
-REQUEST_FILE: Final = "up.json"  # what was asked for
+REQUEST_FILE: Final = "request.json"  # what was asked for
 SMOKE_FILE: Final = "smoke.json"
 FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"

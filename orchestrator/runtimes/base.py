@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
 
 STOPPED: Final = "stopped"  # the detail of a server that has ended because somebody asked for it
 LOG: Final = "server.log"  # in the run directory
-ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
+ENDING: Final = "exit.json"  # in the run directory of a server that was stopped
 _PAUSE: Final = 0.2  # seconds between two looks at units that end
 _AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 

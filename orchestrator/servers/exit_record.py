@@ -15,8 +15,8 @@ from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import ENDING, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 
-ENDING_FILE: Final = ENDING
-HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
+EXIT_FILE: Final = ENDING
+RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` began to heal this start, and why
 HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
 UP_FAILED: Final = "`up` failed"
 
@@ -49,7 +49,7 @@ def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None
         "restarts": state.restarts if state else 0,
     }
     try:
-        run.save_state(ENDING_FILE, record)
+        run.save_state(EXIT_FILE, record)
     except HostError:
         if why != HEALING:
             with suppress(OSError):

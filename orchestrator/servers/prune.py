@@ -33,19 +33,19 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import LOG, Status
-from orchestrator.servers.exit_record import ENDING_FILE, HEALING_FILE, saved_state
+from orchestrator.servers.exit_record import EXIT_FILE, RESTARTS_FILE, saved_state
 from orchestrator.servers.group import run_dirs
 from orchestrator.servers.run_history import protected_runs
-from orchestrator.servers.servers import PARTS_FILE, Servers
+from orchestrator.servers.servers import PROCESSES_FILE, Servers
 
 _LAST: Final = (FILES_FILE, "plan.json")  # removed after what they tell of, and before the record of an end
 _OURS: Final = frozenset(
     {
         *_LAST,
-        ENDING_FILE,
-        HEALING_FILE,
+        EXIT_FILE,
+        RESTARTS_FILE,
         REQUEST_FILE,
-        "host.json",
+        "preflight.json",
         "image.json",
         "patches.json",
         "kernels.json",
@@ -53,7 +53,7 @@ _OURS: Final = frozenset(
         "server.sh",
         SMOKE_FILE,
     }
-    | {PARTS_FILE, LOG, f"{LOG}.new"}
+    | {PROCESSES_FILE, LOG, f"{LOG}.new"}
 )
 _PIECE: Final = re.compile(rf"{re.escape(LOG)}\.[1-9][0-9]*")
 _REPLICA: Final = re.compile(r"\Areplica-[1-9][0-9]?/")  # each of several servers has a folder of its own
@@ -165,7 +165,7 @@ class _Found:
         if plan is not None and plan.runtime not in self.asked:
             return f"cannot query {plan.runtime} for its server"
         state = saved_state(run)
-        if run.read(ENDING_FILE).get("how") or (state is not None and state.status is Status.EXITED):
+        if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""
         if plan is not None and runtime_class(plan.runtime).contained and run.log.is_file():
             return ""  # the log of a container is kept when it is stopped
@@ -237,7 +237,7 @@ def _remove(run: RunDir) -> None:
     found = _contents(run)
     if stranger := _stranger(run, found):
         raise HostError(f"it changes: {stranger}", where=str(run.path))
-    records = (*_LAST, *_of_runtimes(), ENDING_FILE)
+    records = (*_LAST, *_of_runtimes(), EXIT_FILE)
     for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
         at = run.path / RelativePath(path)
         remove_folder(at) if stat.S_ISDIR(status.st_mode) else remove_file(at)

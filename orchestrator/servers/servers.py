@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RESTART_HINT: Final = (
     "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 )
-PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
+PROCESSES_FILE: Final = "processes.json"  # what a server is made of, noted when it is ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,12 +231,12 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
 def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": process_names(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
-    handle.run.save_state(PARTS_FILE, told)
+    handle.run.save_state(PROCESSES_FILE, told)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
     """Note that several servers are ready behind their gateway; what each is made of stands in its own folder."""
-    run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
+    run.save_state(PROCESSES_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
 def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
@@ -247,7 +247,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     """
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
-    noted = handle.run.read(PARTS_FILE).get("parts")
+    noted = handle.run.read(PROCESSES_FILE).get("parts")
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""
@@ -262,7 +262,7 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     """That a server was started again by its runtime after it was ready, and how long ago; "" for one that was not."""
     if state.started_at is None:
         return ""
-    noted = datetime.fromtimestamp((run.path / PARTS_FILE).stat().st_mtime, UTC)
+    noted = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
     if datetime.fromisoformat(state.started_at) <= noted:
         return ""
     began = f"it was started again {state.age()} ago, and is not ready yet"

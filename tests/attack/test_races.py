@@ -114,7 +114,7 @@ def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
     if not runs(deployment):
         yield f"nothing runs: {replaced.stderr}"
     for folder in (deployment.home / "runs" / deployment.name).glob("2*"):
-        if not {"plan.json", "process.json", "up.json"} <= {path.name for path in folder.iterdir()}:
+        if not {"plan.json", "process.json", "request.json"} <= {path.name for path in folder.iterdir()}:
             yield f"half of a run is gone: {sorted(path.name for path in folder.iterdir())}"
 
 

@@ -112,7 +112,9 @@ def test_the_whole_line(deploy: CommandLine) -> None:
 
     run = Path(status(deploy, "line")["run_dir"])
     assert not any(key.encode() in Path(f"/proc/{each.pid}/environ").read_bytes() for each in processes_in(run))
-    assert {"plan.json", "server.sh", "server.log", "smoke.json", "up.json"} <= {path.name for path in run.iterdir()}
+    assert {"plan.json", "server.sh", "server.log", "smoke.json", "request.json"} <= {
+        path.name for path in run.iterdir()
+    }
     said = (replaced.stdout, replaced.stderr, smoke.stdout, smoke.stderr, deploy.run("logs", "line").stdout)
     shown = (*said, *processes_with("sglang"))
     written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]

@@ -45,14 +45,14 @@ def past_run(
     run = RunDir(home.make_runs(name) / f"202607{day:02}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
     (run.path / "plan.json").write_text(plan.to_json())
-    run.save("up.json", {**request_of(*overrides).to_record(name), "command": "deploy up …"})
-    run.save("host.json", {"findings": [{"check": "driver", "found": "6.14"}]})
+    run.save("request.json", {**request_of(*overrides).to_record(name), "command": "deploy up …"})
+    run.save("preflight.json", {"findings": [{"check": "driver", "found": "6.14"}]})
     (run.path / "server.sh").write_text("#!/bin/sh\n")
     run.save(FILES_FILE, {"files": ["plan.json", "server.sh"]})
     (run.path / "server.log").write_text("begins\n")
     write_process(run, running=running, plan=plan.digest)
     if proven is not None:
-        run.save("parts.json", {"parts": ["scheduler"], "ready_seconds": 12.5})
+        run.save("processes.json", {"parts": ["scheduler"], "ready_seconds": 12.5})
         checks = [{"name": "stream agrees", "verdict": "passed" if proven else "failed"}]
         run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "log clean", "verdict": "passed"}]})
     return run

@@ -184,7 +184,7 @@ class _RollingUpdate:
 
     def _start_new(self, number: int, step: "_Step") -> RunningServer:
         replica, key = self._artifacts(number), self.start.key
-        self.run.save("host.json", require_ready_host(replica.plan, self.place).to_dict())
+        self.run.save("preflight.json", require_ready_host(replica.plan, self.place).to_dict())
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new

@@ -80,7 +80,7 @@ def up(
                 _stop_old(servers, name, why=HEALING if request.healing else "replaced")
                 room.close()
                 machine = require_ready_host(made.plan, place, before)
-                start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
+                start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
                 return bring_up(start, servers)
 
 

@@ -1,7 +1,7 @@
 """Snapshots and restarts for `deploy watch`.
 
-Run directories hold what must outlive the watcher: who stopped a run (`ending.json`), who started it (`up.json`), and
-when it was restarted (`healing.json`, in the run that died).
+Run directories hold what must outlive the watcher: who stopped a run (`exit.json`), who started it (`request.json`),
+and when it was restarted (`restarts.json`, in the run that died).
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,11 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import STOPPED, ServerState, Status
-from orchestrator.servers.exit_record import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED, saved_state
+from orchestrator.servers.exit_record import EXIT_FILE, HEALING, RESTARTS_FILE, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
 from orchestrator.servers.run_history import read_request
-from orchestrator.servers.servers import PARTS_FILE, Servers, api_key, dead_processes, open_servers
+from orchestrator.servers.servers import PROCESSES_FILE, Servers, api_key, dead_processes, open_servers
 from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
 _NOT_FOUND: Final = ServerState(status=Status.ABSENT)
@@ -71,7 +71,7 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
         restarts=state.restarts,
         busy=is_locked(servers.home, name),
         wanted=_is_wanted(run, handle),
-        ready=bool(run.read(PARTS_FILE)),
+        ready=bool(run.read(PROCESSES_FILE)),
         by_watch=_started_by_watch(run),
         ranks=plan.layout.dp * plan.replicas,
         replica_urls=tuple(_replica_urls(plan, handle)) if plan.gateway else (),
@@ -122,7 +122,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         if run is None or run.path.name != dead or not _is_wanted(run, handle):
             raise NameTakenError(f"another command has started or stopped `{name}`")
         restarted_at = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
-        run.save_state(HEALING_FILE, {"healed": [*_saved(run), restarted_at]})
+        run.save_state(RESTARTS_FILE, {"healed": [*_saved(run), restarted_at]})
         begun = True
 
     if full := _disk_full(home, name):
@@ -166,7 +166,7 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
     """Remove the record of a restart that a full disk prevented, if the disk takes even that."""
     run = RunDir(home.runs / FileName(name) / FileName(dead))
     with suppress(HostError):
-        run.save_state(HEALING_FILE, {"healed": _saved(run)[:-1]})
+        run.save_state(RESTARTS_FILE, {"healed": _saved(run)[:-1]})
 
 
 def _newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
@@ -181,7 +181,7 @@ def _newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer |
 
 def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
     """Return whether no person has stopped this run. A server without any record of its end was removed by a person."""
-    ended = run.read(ENDING_FILE)
+    ended = run.read(EXIT_FILE)
     if not ended:  # on a full disk only the runtime may have recorded it
         state = saved_state(run)
         return (state is None or state.detail != STOPPED) and (handle is not None or _started_by_watch(run))
@@ -205,7 +205,7 @@ def _restart_times(home: Home, name: str) -> Iterator[float]:
 
 
 def _saved(run: RunDir) -> list[dict[str, object]]:
-    kept = run.read(HEALING_FILE).get("healed")
+    kept = run.read(RESTARTS_FILE).get("healed")
     return [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
 
 

@@ -77,7 +77,7 @@ def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> 
     set_invocation(None, [], None)
     run = open_run(Home(tmp_path), "owl", plan_of("cpu-tiny"))
     run.save(
-        "up.json", {"version": RECORD_VERSION, "request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}}
+        "request.json", {"version": RECORD_VERSION, "request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}}
     )
     note_request(run)
     assert expand_commands("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"

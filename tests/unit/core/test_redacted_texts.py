@@ -34,7 +34,7 @@ from orchestrator.diagnose.match import diagnose
 from orchestrator.hosts.report import PreflightReport, info
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.logs import save_log
-from orchestrator.servers.exit_record import ENDING_FILE, record_exit, why_failed
+from orchestrator.servers.exit_record import EXIT_FILE, record_exit, why_failed
 from orchestrator.verify.report import failed
 from orchestrator.verify.smoke import _result
 
@@ -125,7 +125,7 @@ class Places:
 
     def end_of_a_run(self, text: str) -> str:
         record_exit(RunDir(self._folder), why_failed(DeployError(text)))
-        return (self._folder / ENDING_FILE).read_text()
+        return (self._folder / EXIT_FILE).read_text()
 
     def machine_of_a_run(self, text: str) -> str:
         report = PreflightReport(profile="owl", findings=(info("proxy", text, "none"),))

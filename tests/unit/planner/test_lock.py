@@ -125,7 +125,7 @@ def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home)
     own = {"smg-1.13.0.txt", "launch_gateway.py"}
     assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
     kept = input_copies(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
-    assert {file.path for file in kept} >= {f"kept/images/{name}" for name in own}
+    assert {file.path for file in kept} >= {f"inputs/images/{name}" for name in own}
     assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
 
 
@@ -318,7 +318,7 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
     assert found is not None
     assert found.read_text() != own.read_text()
     assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
-    assert {file.path for file in input_copies(plan, repeated)} >= {f"kept/images/{own.name}"}
+    assert {file.path for file in input_copies(plan, repeated)} >= {f"inputs/images/{own.name}"}
     preview(request_of(run=str(run.path)), home)
     assert "another one now" not in capsys.readouterr().err
     assert Catalog.of(home).find(EntryKind.IMAGE_FILE, own.name) == own

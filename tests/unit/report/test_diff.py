@@ -37,7 +37,7 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
     for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "present upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
         found = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
-        run.save("host.json", {"findings": [{"check": key, "found": text} for key, text in found.items()]})
+        run.save("preflight.json", {"findings": [{"check": key, "found": text} for key, text in found.items()]})
         run.save("image.json", {"id": f"sha256:{version}"})
         run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
     found = between(home, f"owl/{a.path.name}", b.path.name)
@@ -84,8 +84,8 @@ def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
 
 def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
-    a.save("host.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
-    b.save("host.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
+    a.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
+    b.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
     assert told(between(home, str(a.path), str(b.path))) == {}
     assert "nothing differs" in diff_text(between(home, str(a.path), str(b.path)))
 

@@ -172,7 +172,7 @@ def test_the_recovery_hint_is_named_wherever_a_replacement_ends(tmp_path: Path, 
     runtime.start(name="tiny", run_dir=tmp_path)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save(
-        "up.json", {"version": RECORD_VERSION, "command": "deploy up --profile old"}
+        "request.json", {"version": RECORD_VERSION, "command": "deploy up --profile old"}
     )
     with pytest.raises(DeployError) as caught, up._recovery_hint(servers, "tiny"):
         raise failure

@@ -19,7 +19,7 @@ from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.exit_record import ENDING_FILE, record_exit, stop_server, why_failed
+from orchestrator.servers.exit_record import EXIT_FILE, record_exit, stop_server, why_failed
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.verify import smoke_server
@@ -178,7 +178,7 @@ def test_no_secret_is_kept_of_an_end(servers: Servers) -> None:
     died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
     for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
         record_exit(run, why, state)
-        kept = (run.path / ENDING_FILE).read_text()
+        kept = (run.path / EXIT_FILE).read_text()
         assert "[REDACTED]" in kept
         assert "wJ4" not in kept
 
@@ -198,7 +198,7 @@ def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkey
     run = past_run(servers.home, 1)
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full)
     stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
-    assert not (run.path / ENDING_FILE).exists()
+    assert not (run.path / EXIT_FILE).exists()
 
 
 def as_fifo(path: Path) -> None:
@@ -222,7 +222,7 @@ def as_odd(path: Path) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [as_fifo, as_link, as_deep, as_odd])
 @pytest.mark.parametrize(
-    "file", ["smoke.json", "parts.json", "up.json", "kernels.json", "ending.json", "plan.json", "process.json"]
+    "file", ["smoke.json", "processes.json", "request.json", "kernels.json", "exit.json", "plan.json", "process.json"]
 )
 def test_a_record_out_of_form_is_told_as_nothing(servers: Servers, make: Callable[[Path], None], file: str) -> None:
     run = past_run(servers.home, 1)

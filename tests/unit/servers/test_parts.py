@@ -123,7 +123,7 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Ru
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
     record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
-    noted = datetime.fromtimestamp((run_dir / "parts.json").stat().st_mtime, UTC)
+    noted = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
     said = dead_processes(runtime, handle)  # type: ignore[arg-type]
     assert said.startswith("it was started again 0 s ago, and is not ready yet")

@@ -13,7 +13,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import FILES_FILE, RunDir, name_lock, runs_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import prune as command
-from orchestrator.servers.exit_record import HEALING_FILE
+from orchestrator.servers.exit_record import RESTARTS_FILE
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.prune import OldRun, PruneRequest, prune
 from orchestrator.servers.servers import Servers
@@ -56,7 +56,7 @@ def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
 
 
 def test_a_run_that_was_healed_goes_as_any_other(home: Home) -> None:
-    past_run(home, 1).save(HEALING_FILE, {"healed": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
+    past_run(home, 1).save(RESTARTS_FILE, {"healed": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
     past_run(home, 2)
     assert [old.kept for old in pruned(home)] == [""]
     assert days(home) == [2]
@@ -288,11 +288,11 @@ class Docker:
 @pytest.mark.parametrize(
     ("answers", "ended", "listed", "kept"),
     [
-        (True, "ending.json", False, ""),
+        (True, "exit.json", False, ""),
         (True, "server.log", False, ""),
         (True, "", False, "its server is not known to have ended"),
-        (False, "ending.json", False, "cannot query docker for its server"),
-        (True, "ending.json", True, "`deploy status` still lists its server"),
+        (False, "exit.json", False, "cannot query docker for its server"),
+        (True, "exit.json", True, "`deploy status` still lists its server"),
     ],
 )
 def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(

@@ -49,7 +49,7 @@ def servers_of(home: Home) -> Servers:
     return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
-def of_version(run: RunDir, version: object, file: str = "up.json") -> RunDir:
+def of_version(run: RunDir, version: object, file: str = "request.json") -> RunDir:
     """The run as another `deploy` would have written it."""
     path = run.path / file
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))

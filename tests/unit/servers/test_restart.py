@@ -22,7 +22,7 @@ def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ..
     run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
     run.path.mkdir(exist_ok=True)
     (run.path / "plan.json").write_text(plan.to_json())
-    run.save("up.json", {"version": RECORD_VERSION, "request": asdict(request)})
+    run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request)})
     if came_up:
         run.save("smoke.json", {"checks": []})
 
@@ -80,7 +80,7 @@ def test_a_request_that_was_changed_by_hand_is_none(
     tmp_path: Path, asked: list[UpRequest], record: dict[str, object]
 ) -> None:
     run = open_run(Home(tmp_path), "owl", load("cpu-tiny").plan)
-    run.save("up.json", {"version": RECORD_VERSION, **record})
+    run.save("request.json", {"version": RECORD_VERSION, **record})
     run.save("smoke.json", {"checks": []})
 
     with pytest.raises(StartError, match="no previous run of `owl` to restart"):

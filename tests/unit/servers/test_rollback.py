@@ -81,8 +81,8 @@ def test_without_a_proven_start_nothing_is_started(home: Home, asked: list[UpReq
 def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
     """The profile was edited since: `restart` refuses then, and nothing brought the old server back."""
     run = past_run(home, 1, "flags.max-total-tokens=32768")
-    asked = run.read("up.json")
-    run.save("up.json", {**asked, "request": {**asked["request"], "overrides": []}})  # type: ignore[dict-item]
+    asked = run.read("request.json")
+    run.save("request.json", {**asked, "request": {**asked["request"], "overrides": []}})  # type: ignore[dict-item]
 
     files = {file.path: file.content.decode() for file in preview(request_from(run), home).files}
 
@@ -93,8 +93,8 @@ def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
 def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
     """Its profile may say anything; and the run that it was repeated from may be gone."""
     run = past_run(home, 1, "server.port=7")
-    request = {**run.read("up.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
-    run.save("up.json", {"version": RECORD_VERSION, "request": request})
+    request = {**run.read("request.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
+    run.save("request.json", {"version": RECORD_VERSION, "request": request})
     restart_command.restart("owl", home)
     assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
 
@@ -120,7 +120,7 @@ def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> N
 
 def test_what_cannot_be_read_is_not_started(home: Home) -> None:
     run = past_run(home, 1)
-    (run.path / "up.json").write_text("[]")
+    (run.path / "request.json").write_text("[]")
     with pytest.raises(StartError, match="what was asked for at this start cannot be read"):
         request_from(run)
     (run.path / "plan.json").write_text("{}")

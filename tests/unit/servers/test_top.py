@@ -128,7 +128,7 @@ def test_on_cuda_it_is_triton_that_misses(server: Scripted, tmp_path: Path) -> N
 
 
 def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
-    (tmp_path / "parts.json").write_text(json.dumps({"parts": ["rank TP0", "rank TP1"]}))
+    (tmp_path / "processes.json").write_text(json.dumps({"parts": ["rank TP0", "rank TP1"]}))
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
     assert view.look().events == ()

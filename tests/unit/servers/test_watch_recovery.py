@@ -52,10 +52,10 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
     plan = load("cpu-tiny").plan
     run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
-    run.save("up.json", {"version": RECORD_VERSION, "request": asdict(request_of(healing=by_watch))})
+    run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(healing=by_watch))})
     run.save("smoke.json", {"ok": True, "checks": []})
     if ready:
-        run.save("parts.json", {"parts": []})
+        run.save("processes.json", {"parts": []})
     return run
 
 
@@ -109,7 +109,7 @@ def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path)
     home = Home(tmp_path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
         run = started(home, day, by_watch=by_watch)
-        run.save("healing.json", {"healed": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
+        run.save("restarts.json", {"healed": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
     days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).restarted_at]
     assert days == [5, 4, 3]
 
@@ -147,7 +147,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
     healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
     assert (healed.code, healed.message, healed.attempted, healed.superseded) == (7, "not ready", True, False)
     assert [(each.healing, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
-    assert run.read("healing.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
+    assert run.read("restarts.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
 
 
@@ -161,7 +161,7 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
         started(home, 2)
     healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
     assert (healed.superseded, healed.attempted, asked) == (True, False, [])
-    assert not dead.read("healing.json")
+    assert not dead.read("restarts.json")
 
 
 def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(
