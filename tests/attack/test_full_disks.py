@@ -142,7 +142,7 @@ def test_a_disk_that_fills_up_while_a_replica_stops_leaves_every_replica_running
     with pair_in(disk) as pair:
         pair.up("env.SCRIPTED_DEAF=1")
         with pair.deploy.running("restart", NAME) as restart:
-            restart.wait_for("its requests end")
+            restart.wait_for("draining")
             fill(disk)
             _, said = restart.process.communicate(timeout=PATIENCE)
         assert (restart.process.returncode, "No space left on device" in said) == (4, True), said
