@@ -121,8 +121,8 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         run, handle = _newest(servers, name)
         if run is None or run.path.name != dead or not _is_wanted(run, handle):
             raise NameTakenError(f"another command has started or stopped `{name}`")
-        restarted_at = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
-        run.save_state(RESTARTS_FILE, {"healed": [*_saved(run), restarted_at]})
+        record = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
+        run.save_state(RESTARTS_FILE, {"healed": [*_saved(run), record]})
         begun = True
 
     if full := _disk_full(home, name):
@@ -185,8 +185,8 @@ def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
     if not ended:  # on a full disk only the runtime may have recorded it
         state = saved_state(run)
         return (state is None or state.detail != STOPPED) and (handle is not None or _started_by_watch(run))
-    probed_at = str(ended.get("asked"))
-    return probed_at == HEALING or (_started_by_watch(run) and probed_at.startswith(UP_FAILED))
+    reason = str(ended.get("asked"))
+    return reason == HEALING or (_started_by_watch(run) and reason.startswith(UP_FAILED))
 
 
 def _started_by_watch(run: RunDir) -> bool:

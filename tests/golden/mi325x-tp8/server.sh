@@ -27,10 +27,9 @@
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp8_mi325x_mtp.sh
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 #
-# warning speculation-is-greedy: every request is decoded greedily while drafts are verified, whatever `temperature` and
-#   `top_p` it asks for (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py,
-#   eagle_sample))
-# hint: use sglang 0.5.21 or newer where sampling matters, or leave speculation out
+# warning speculation-is-greedy: requests are decoded greedily during speculative decoding; `temperature` and `top_p`
+#   are ignored (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py, eagle_sample))
+# hint: if sampling matters, use sglang 0.5.21 or newer, or disable speculative decoding
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SGLANG_DSA_FUSE_TOPK=false

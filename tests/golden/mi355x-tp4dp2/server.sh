@@ -25,15 +25,15 @@
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 #
-# warning custom-all-reduce-hang: aiter's custom all-reduce was seen to hang in the verify step of EAGLE, from 16
-#   requests at once with 4/1/5 and from 32 with 3/1/4; nothing recovers it but the watchdog (sglang #29313, MI355X;
-#   ranks that accept different numbers of drafts look the same (sglang #34238))
-# hint: where a server hangs, `--set flags.disable-custom-all-reduce=true` takes RCCL, and the fused all-reduce is lost
+# warning custom-all-reduce-hang: aiter's custom all-reduce can hang in the verify step of EAGLE, seen from 16
+#   concurrent requests with 4/1/5 and from 32 with 3/1/4; only the watchdog ends the hang (sglang #29313, MI355X; ranks
+#   that accept different numbers of drafts look the same (sglang #34238))
+# hint: if the server hangs, `--set flags.disable-custom-all-reduce=true` uses RCCL instead and disables the fused all-
+#   reduce
 #
-# warning speculation-is-greedy: every request is decoded greedily while drafts are verified, whatever `temperature` and
-#   `top_p` it asks for (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py,
-#   eagle_sample))
-# hint: use sglang 0.5.21 or newer where sampling matters, or leave speculation out
+# warning speculation-is-greedy: requests are decoded greedily during speculative decoding; `temperature` and `top_p`
+#   are ignored (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py, eagle_sample))
+# hint: if sampling matters, use sglang 0.5.21 or newer, or disable speculative decoding
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SAFETENSORS_FAST_GPU=1

@@ -300,7 +300,7 @@ def test_what_all_that_was_published_tells_takes_and_costs(
     assert "all 1,319 show 0.021, in about 7 min" in said.err
     assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in said.err
     assert "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in said.err
-    assert "`gpqa-diamond` will be refused: every request is decoded greedily while drafts are verified" in said.err
+    assert "`gpqa-diamond` will be refused: requests are decoded greedily during speculative decoding" in said.err
     assert "`tau2` is not asked by this tool" in said.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     told = json.loads(capsys.readouterr().out)

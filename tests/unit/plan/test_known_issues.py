@@ -186,8 +186,8 @@ def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None
 
 def test_a_hazard_stands_in_the_rendered_command() -> None:
     script = server_script(render_artifacts(load("mi355x-tp8").plan))
-    assert "# warning speculation-is-greedy: every request is decoded greedily" in script
-    assert "# hint: where a server hangs, `--set flags.disable-custom-all-reduce=true`" in script
+    assert "# warning speculation-is-greedy: requests are decoded greedily" in script
+    assert "# hint: if the server hangs, `--set flags.disable-custom-all-reduce=true`" in script
     assert max(map(len, script.splitlines())) <= 140
 
 

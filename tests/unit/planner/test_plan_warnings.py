@@ -12,7 +12,7 @@ from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
 from orchestrator.planner.planning import load
 
 OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_unauthenticated=true")
-KNOWN = "every request is decoded greedily while drafts are verified"
+KNOWN = "requests are decoded greedily during speculative decoding"
 NO_KEY = "`{}` listens on 0.0.0.0 without an API key; anyone who can reach it can use it"
 
 
