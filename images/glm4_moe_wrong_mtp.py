@@ -1,4 +1,4 @@
-"""Make the checkpoint of `glm4_moe_mtp.py` with an MTP layer whose drafts are never right: `drafts accepted` goes red.
+"""Make the checkpoint of `glm4_moe_mtp.py`; the drafts of its MTP layer are never right: `speculative decoding` fails.
 
 Run with the engine's Python: `python glm4_moe_wrong_mtp.py DIRECTORY`.
 """

@@ -75,7 +75,7 @@ def command(
         profile, set_ or (), home, base=base_image, given=given, allow_untuned=allow_untuned, host=host
     )
     place = host_ref(plan.runtime, home, host)
-    artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
+    artifacts, docker = render_artifacts(plan, inputs), find_docker(place.remote or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
     if tag:

@@ -62,7 +62,7 @@ def _is_well(subject: str, home: Home, host: str | None) -> bool:
     if subject not in known_names(home):
         return False
     with open_servers(home, host) as servers:
-        return any(server.health == "healthy" for server in statuses(servers, subject, ask=True))
+        return any(server.health == "healthy" for server in statuses(servers, subject, check_health=True))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def command(
     with open_servers(Home.from_environment(), host) as servers:
         try:
             if name is None:
-                down_all(servers, host=host, everyones=all_homes, ended=ended.append)
+                down_all(servers, host=host, all_homes=all_homes, ended=ended.append)
             else:
                 down(servers, name, host=host)
                 say(f"`{name}` is down")

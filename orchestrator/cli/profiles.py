@@ -49,7 +49,7 @@ def command(
 def _matrix() -> Iterator[dict[str, object]]:
     """One entry for each profile with an image."""
     for plan in usable_plans():
-        if runtime_class(plan.runtime).contained:
+        if runtime_class(plan.runtime).in_container:
             yield {
                 "profile": plan.profile,
                 "engine": plan.engine.name,

@@ -39,7 +39,7 @@ def command(
     With `--host` that host downloads it. The host needs Python 3.8 and nothing else.
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
-    if (far := host_ref(plan.runtime, home, host).far) is not None:
+    if (far := host_ref(plan.runtime, home, host).remote) is not None:
         verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()

@@ -9,7 +9,7 @@ from orchestrator.core.console import note, print_data, print_json, say, termina
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.status import require_well, status_table, statuses
+from orchestrator.servers.status import require_healthy, status_table, statuses
 
 
 def command(
@@ -25,12 +25,12 @@ def command(
     with open_servers(Home.from_environment(), host) as servers:
         if name is not None:
             servers.open(name)
-        found = statuses(servers, name, ask=health or name is not None)
+        found = statuses(servers, name, check_health=health or name is not None)
         if json:
             print_json([server.to_dict() for server in found])
         elif found:
             print_data(status_table(found, width=terminal_width()))
-        elif not servers.silent:
+        elif not servers.unreachable:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
         for server in found if name is not None else ():
             if server.restarts and server.health == "healthy" and server.detail:
@@ -40,4 +40,4 @@ def command(
                 note(f"`{server.name}`: {server.detail}")
             elif server.status == Status.EXITED:
                 note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")
-        require_well(servers, found, named=name is not None)
+        require_healthy(servers, found, named=name is not None)

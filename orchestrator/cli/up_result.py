@@ -14,7 +14,7 @@ def show_up(done: UpResult, *, json: bool) -> None:
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
         say(done.smoke.to_table(width=terminal_width(sys.stderr)))
-    where = f"{handle.service}, where it runs" if handle.service else handle.url
+    where = f"{handle.service_url}, where it runs" if handle.service_url else handle.url
     say(f"`{handle.name}` is {already}up at {where}")
-    if handle.forward:
-        note(f"`{handle.forward}` leads there from this machine")
+    if handle.forward_command:
+        note(f"`{handle.forward_command}` leads there from this machine")

@@ -159,7 +159,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
         return "its server asks aiter for no MXFP4 experts"
     if stage == "kernels" and not needs_table(plan):
         return "its server reads aiter's own tables"
-    if stage == "build" and not runtime_class(plan.runtime).contained:
+    if stage == "build" and not runtime_class(plan.runtime).in_container:
         return "it runs in no container"
     if stage in {"kernels", "build"} and host is not None:
         return f"it is made on {host} on the way up"
@@ -342,7 +342,7 @@ def might_exist(servers: Servers, name: str) -> bool:
     """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
     found = servers.find(name)
     plan = read_plan(latest_run(servers.home, name))
-    return bool(found) or (plan is not None and plan.runtime in servers.silent)
+    return bool(found) or (plan is not None and plan.runtime in servers.unreachable)
 
 
 def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:

@@ -74,11 +74,11 @@ def _reached(
 ) -> tuple[PodTargets | None, tuple[str, ...], str | None]:
     """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
     kind = runtime_class(plan.runtime)
-    pods = kind.pods(plan, name)
-    if plan.gateway is not None and not kind.here and pods is None:
+    pods = kind.monitoring_targets(plan, name)
+    if plan.gateway is not None and not kind.is_local and pods is None:
         why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
         raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
-    if request.target is None and not kind.here and pods is None:
+    if request.target is None and not kind.is_local and pods is None:
         hint = "`--target HOST:PORT` says where: its node, or its Service"
         raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
     if pods is not None and request.gpu_exporter is not None:

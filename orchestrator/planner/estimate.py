@@ -57,7 +57,7 @@ class UpStep:
 def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
-    if runtime_class(plan.runtime).elsewhere:
+    if runtime_class(plan.runtime).cluster_managed:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
     table = () if plan.prebuilt_image else tuple(_table(plan, place.home))
@@ -79,15 +79,15 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 
 def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
-    if place.far is not None and model.checkpoint.source == "hub":
-        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.checkpoint.path} on {place.far}: what is missing of it"
+    if place.remote is not None and model.checkpoint.source == "hub":
+        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.checkpoint.path} on {place.remote}: what is missing of it"
         return UpStep(
             name="checkpoint",
             what=f"{what} is downloaded there, at {DOWNLOAD_MB_S:.0f} MB/s",
             about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
         )
-    if place.far is not None:
-        return UpStep(name="checkpoint", what=f"verified on {place.far}", about=STEP_SECONDS["stage"])
+    if place.remote is not None:
+        return UpStep(name="checkpoint", what=f"verified on {place.remote}", about=STEP_SECONDS["stage"])
     if model.checkpoint.source == "generated":
         generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
@@ -124,8 +124,8 @@ def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
         return
     base, tag = base_reference(plan.engine), image_tag(plan, build)
     room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
-    if place.far is not None:
-        what = f"{base} pulled and patched on {place.far}, where that was not done before: {room}"
+    if place.remote is not None:
+        what = f"{base} pulled and patched on {place.remote}, where that was not done before: {room}"
         yield UpStep(name="image", what=what, about=PULL + STEP_SECONDS["build"])
     elif local_config(tag) is not None:
         yield UpStep(name="image", what=tag, about=0.0)

@@ -37,7 +37,7 @@ class ImageVariable:
 
 def image_of(plan: Plan) -> str | None:
     """The image whose environment a plan's server starts in; None for one that runs in no image."""
-    if not runtime_class(plan.runtime).contained or plan.engine.image is None:
+    if not runtime_class(plan.runtime).in_container or plan.engine.image is None:
         return None
     return plan.prebuilt_image or base_reference(plan.engine)
 

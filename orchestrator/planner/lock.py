@@ -56,12 +56,12 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             pins.append(f"model.checkpoint.revision={listing.commit}")
         except DeployError as error:
             unknown["checkpoint"] = redact(error.message)  # what a mirror says may hold a token
-    if runtime_class(plan.runtime).contained and plan.engine.image_digest is None:
+    if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         try:
             pins.append(f"engine.image_digest={_digest_of(plan)}")
         except DeployError as error:
             unknown["engine.image_digest"] = redact(error.message)
-    if (taken := runtime_class(plan.runtime).takes(plan)) is not None:
+    if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
         try:
             pins.append(_pin_of(taken))
         except DeployError as error:
@@ -97,9 +97,9 @@ def _listed(listing: Listing | None) -> dict[str, str]:
 def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> RenderedFile:
     """What a run directory keeps: as `resolve`, but nobody is asked, so that it takes no time."""
     unknown: dict[str, str] = {}
-    if runtime_class(plan.runtime).contained and plan.engine.image_digest is None:
+    if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         unknown["engine.image_digest"] = "the profile pins none, and no registry was asked"
-    if (taken := runtime_class(plan.runtime).takes(plan)) is not None:
+    if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
         unknown[taken.key] = taken.unpinned
     if plan.model.checkpoint.source == "hub":
         unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
@@ -166,7 +166,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
     catalog, source = Catalog.of(home), plan.model.checkpoint
-    contained = runtime_class(plan.runtime).contained
+    contained = runtime_class(plan.runtime).in_container
     named = [
         *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
         plan.engine.requirements,

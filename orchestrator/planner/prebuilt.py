@@ -30,7 +30,7 @@ _REGISTRY: Final = Registry(within=5.0)  # seconds that a decision may wait for 
 
 def require_image(runtime: str, image: str) -> None:
     """Raise UsageError for a runtime that starts no image, and for what cannot be the name of one."""
-    if not runtime_class(runtime).contained:
+    if not runtime_class(runtime).in_container:
         raise UsageError(f"the {runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
     require_image_name(image)
 
@@ -82,7 +82,7 @@ def _labeled(image: str, config: ImageConfig) -> PrebuiltImage:
 
 def fetch_image(reference: str, place: HostRef) -> PrebuiltImage:
     """Fetch an image and prove its receipt. Raises BuildError, PatchError."""
-    docker = find_docker(place.far)
+    docker = find_docker(place.remote)
     return inspect_prebuilt(docker, pull_prebuilt(docker, reference))
 
 
@@ -91,7 +91,7 @@ def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, allow_untuned: 
 
     Raises KernelsError for an image without the table that the plan's server needs.
     """
-    table = read_table(find_docker(place.far), image, MOE_TABLE) if needs_table(plan) else None
+    table = read_table(find_docker(place.remote), image, MOE_TABLE) if needs_table(plan) else None
     if table is None:
         require_table(image, plan, allow_untuned=allow_untuned)
         return RowSources()

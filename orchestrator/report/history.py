@@ -21,8 +21,8 @@ from orchestrator.runs.run_dir import (
     require_name,
     runs_of,
 )
-from orchestrator.runtimes.base import Status
-from orchestrator.servers.exit_record import EXIT_FILE, saved_state
+from orchestrator.runtimes.base import EXIT_FILE, Status
+from orchestrator.servers.exit_record import saved_state
 from orchestrator.servers.servers import PROCESSES_FILE, Servers
 
 _FAILED: Final = "failed"  # `prove.Verdict`, which takes long to import
@@ -114,7 +114,7 @@ def _starts(
             start, _ = summarize_run(run, measured)
             status, running = states.get(_real(run.path), ("", ""))
             runtime = run.read("plan.json").get("runtime")
-            if not status and not start.ended and runtime in servers.silent:
+            if not status and not start.ended and runtime in servers.unreachable:
                 start = replace(start, ended=f"cannot query {runtime}")
             if run.other_version:
                 start = replace(start, ended=f"not read: {run.other_version}")
@@ -199,7 +199,7 @@ def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str
             yield _real(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
             continue
         running = "; ".join(filter(None, [f"runs, for {state.age()}", state.detail]))
-        words = running if state.status is Status.RUNNING else state.ending
+        words = running if state.status is Status.RUNNING else state.exit_summary
         yield _real(Path(handle.run_dir)), (state.status, words)
 
 

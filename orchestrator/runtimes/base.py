@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
 
 STOPPED: Final = "stopped"  # the detail of a server that has ended because somebody asked for it
 LOG: Final = "server.log"  # in the run directory
-ENDING: Final = "exit.json"  # in the run directory of a server that was stopped
+EXIT_FILE: Final = "exit.json"  # in the run directory of a server that was stopped
 _PAUSE: Final = 0.2  # seconds between two looks at units that end
 _AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
@@ -46,7 +46,7 @@ class Status(StrEnum):
     PENDING = "pending"  # accepted, and waits for a place to run; its detail says for what
     RUNNING = "running"
     EXITED = "exited"
-    ABSENT = "absent"
+    NOT_FOUND = "not found"
     UNKNOWN = "unknown"  # its record cannot be read, or its machine does not answer
 
 
@@ -60,18 +60,18 @@ class ServerState:
     started_at: str | None = None  # ISO 8601, UTC
     detail: str = ""  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
-    stuck: bool = False  # it is pending, and nothing that comes by itself would start it
+    unschedulable: bool = False  # it is pending, and nothing that comes by itself would start it
     refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
 
     @property
-    def how_ended(self) -> str:
+    def exit_reason(self) -> str:
         """The same words at each look: `killed by SIGKILL`."""
         return self.detail or (self.status if self.exit_code is None else f"{self.status} with {self.exit_code}")
 
     @property
-    def ending(self) -> str:
+    def exit_summary(self) -> str:
         """How and when it ended: `killed by SIGKILL, 6 s ago`."""
-        return f"{self.how_ended}, {age} ago" if (age := self.age()) else self.how_ended
+        return f"{self.exit_reason}, {age} ago" if (age := self.age()) else self.exit_reason
 
     def age(self, now: datetime | None = None) -> str:
         """How long it has run, or how long ago it ended: `6 s`, `12 min`; "" where nobody knows."""
@@ -83,7 +83,7 @@ class ServerState:
         return f"{max(seconds, 0) / size:.0f} {unit}"
 
 
-UNSEEN: Final = ServerState(status=Status.UNKNOWN)
+UNKNOWN_STATE: Final = ServerState(status=Status.UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,18 +96,18 @@ class Unit:
     plan_digest: str
     url: str  # base URL as reached from this machine
     run_dir: str  # absolute path of the run directory on this machine; one of several has a folder of its own there
-    identity: str  # container id, or pid and start time
-    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
-    forward: str = ""  # the command that leads there from this machine
+    runtime_id: str  # container id, or pid and start time
+    service_url: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
+    forward_command: str = ""  # the command that leads there from this machine
     role: Role = Role.SERVER
     number: int = 1  # among those of its role
-    state: ServerState = field(default=UNSEEN, compare=False)  # when it was listed
+    state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when it was listed
 
     @classmethod
     def unreadable(cls, runtime: str, name: str, run_dir: Path) -> Unit:
         """A unit whose record cannot be read."""
         where = str(run_dir.absolute())
-        return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=where, identity="")
+        return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=where, runtime_id="")
 
 
 def lines_since(
@@ -154,7 +154,7 @@ class HostRef:
     """Where a server is to run: the tool's home on this machine, or the far machine, `ssh://user@node`."""
 
     home: Home
-    far: str | None = None
+    remote: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,13 +210,17 @@ class Runtime(ABC):
     """
 
     name: ClassVar[str]  # as a profile's `runtime` has it
-    contained: ClassVar[bool] = False  # a server runs from an image of its own, within limits of its own
-    here: ClassVar[bool] = True  # a server runs on the machine that preflight looks at
-    over_ssh: ClassVar[bool] = False  # `--host` names another machine
-    elsewhere: ClassVar[bool] = False  # others choose the machine, and bring image and checkpoint there
-    discovers: ClassVar[bool] = False  # its gateways find their servers by themselves, as these are shown to them
-    leaves: ClassVar[frozenset[str]] = frozenset()  # files its starts write into a run directory beside every start's
-    named: bool = False  # the user has named the machine that it asks: that this does not answer is then told
+    in_container: ClassVar[bool] = False  # a server runs from an image of its own, within limits of its own
+    is_local: ClassVar[bool] = True  # a server runs on the machine that preflight looks at
+    supports_ssh: ClassVar[bool] = False  # `--host` names another machine
+    cluster_managed: ClassVar[bool] = False  # others choose the machine, and bring image and checkpoint there
+    gateway_discovery: ClassVar[bool] = (
+        False  # its gateways find their servers by themselves, as these are shown to them
+    )
+    run_files: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # files its starts write into a run directory beside every start's
+    host_given: bool = False  # the user has named the machine that it asks: that this does not answer is then told
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         """Look after the servers of a home, on this machine or on `host`."""
@@ -259,7 +263,7 @@ class Runtime(ABC):
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
-    def spaces(cls, _plan: Plan, _runner: Runner) -> Iterator[DiskNeed]:
+    def disk_needs(cls, _plan: Plan, _runner: Runner) -> Iterator[DiskNeed]:
         """The room that a server takes on disks, beside its checkpoint's."""
         return iter(())
 
@@ -279,27 +283,27 @@ class Runtime(ABC):
         """Make what a server runs in, while whatever runs goes on running. Raises BuildError, PatchError."""
 
     @classmethod
-    def tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
+    def builtin_tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
         """The tuned tables that the server's aiter reads by itself; an image keeps its own. Raises KernelsError."""
         return ()
 
     @classmethod
-    def takes(cls, _plan: Plan) -> ExternalImage | None:
+    def external_image(cls, _plan: Plan) -> ExternalImage | None:
         """The image that a lock pins beside the engine's own."""
         return None
 
     @classmethod
-    def pods(cls, _plan: Plan, _name: str) -> PodTargets | None:
+    def monitoring_targets(cls, _plan: Plan, _name: str) -> PodTargets | None:
         """The pods of a server of that name, where others of its cluster watch it."""
         return None
 
     @classmethod
-    def keeper(cls, _plan: Plan) -> str | None:
+    def restart_owner(cls, _plan: Plan) -> str | None:
         """What starts a server again that has died or hangs, where this tool does not."""
         return None
 
     @classmethod
-    def kept(cls, _run_dir: Path) -> ServerState | None:
+    def saved_state(cls, _run_dir: Path) -> ServerState | None:
         """The state of a server by its record in a run directory; None where there is none. Raises HostError."""
         return None
 
@@ -315,7 +319,7 @@ class Runtime(ABC):
         `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
         """
 
-    def placed(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
+    def wait_for_placement(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         """Wait until one of several servers has its place, with the URL that it has there. Raises StartError.
 
         Where servers queue for their places, `start` returns before: so all of them wait at once. It may take hours:
@@ -337,7 +341,7 @@ class Runtime(ABC):
     def state(self, unit: Unit) -> ServerState:
         """What has become of a server since it was found; never raises for "gone"."""
 
-    def titles(self, _unit: Unit) -> tuple[str, ...]:
+    def process_cmdlines(self, _unit: Unit) -> tuple[str, ...]:
         """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
         return ()
 
@@ -371,12 +375,12 @@ class Runtime(ABC):
             for unit in reversed(units):
                 stops.callback(self.stop, unit, grace=0)
 
-    def show(self, unit: Unit, *, shown: bool) -> None:
-        """Let a gateway that `discovers` find one of its servers, or not. Raises HostError."""
-        raise NotImplementedError(f"{unit.name}: {shown}")
+    def set_routable(self, unit: Unit, *, routable: bool) -> None:
+        """Make a replica discoverable for its gateway, or not. Raises HostError."""
+        raise NotImplementedError(f"{unit.name}: {routable}")
 
-    def is_shown(self, unit: Unit) -> bool:
-        """Whether a gateway that `discovers` may find it."""
+    def is_routable(self, unit: Unit) -> bool:
+        """Return whether the gateway may discover this replica."""
         raise NotImplementedError(unit.name)
 
     def is_ready(self, unit: Unit) -> bool:

@@ -18,7 +18,7 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
     found: list[Cache] = []
     silent: dict[str, HostError] = {}
     for name in REGISTRY:
-        if host is None or runtime_class(name).over_ssh:
+        if host is None or runtime_class(name).supports_ssh:
             try:
                 found += open_runtime(name, home, host).caches()
             except HostError as error:

@@ -48,7 +48,7 @@ def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     several = {unit.name for unit in known if replica_name(Path(unit.run_dir))}
     return tuple(
         replace(unit, role=Role.GATEWAY)
-        if unit.name in several and unit.identity and not replica_name(Path(unit.run_dir))
+        if unit.name in several and unit.runtime_id and not replica_name(Path(unit.run_dir))
         else unit
         for unit in known
     )

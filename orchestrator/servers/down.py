@@ -16,7 +16,7 @@ from orchestrator.servers.start.host import host_ref, wait_until_released
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
 
-def down(servers: Servers, name: str, *, host: str | None, everyones: bool = True, grace: float | None = None) -> None:
+def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = True, grace: float | None = None) -> None:
     """Stop the server of a name within `grace`, by default its plan's, and return when its port and VRAM are free.
 
     Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
@@ -25,17 +25,17 @@ def down(servers: Servers, name: str, *, host: str | None, everyones: bool = Tru
     servers.open(name)
     with name_lock(servers.home, name):
         for handle in servers.find(name):
-            if everyones or _is_ours(servers, handle):
+            if all_homes or _is_ours(servers, handle):
                 within = grace_of(servers, name) if grace is None else grace
                 if grace is None:
                     say(f"stopping `{name}`: its requests have {within:g} s to end")
-                stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
+                stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, host_ref(plan.runtime, servers.home, host))
 
 
 def down_all(
-    servers: Servers, *, host: str | None, everyones: bool = False, ended: Callable[[str], object] | None = None
+    servers: Servers, *, host: str | None, all_homes: bool = False, ended: Callable[[str], object] | None = None
 ) -> None:
     """Stop every server that was started from this home; with `everyones` those of other homes too.
 
@@ -44,10 +44,10 @@ def down_all(
     """
     failures: dict[str, DeployError] = {}
     found = servers.find()
-    names = sorted({handle.name for handle in found if everyones or _is_ours(servers, handle)})
+    names = sorted({handle.name for handle in found if all_homes or _is_ours(servers, handle)})
     for name in names:
         try:
-            down(servers, name, host=host, everyones=everyones)
+            down(servers, name, host=host, all_homes=all_homes)
             say(f"`{name}` is down")
             if ended is not None:
                 ended(name)
@@ -55,7 +55,7 @@ def down_all(
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
-    problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.silent.items()]
+    problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.unreachable.items()]
     problems += [
         Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
         for name, error in failures.items()
@@ -73,7 +73,7 @@ def _is_ours(servers: Servers, handle: RunningServer) -> bool:
     """
     run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
-    return servers.home.holds(run_dir, handle.name) or (deleted and kind.here and not kind.contained)
+    return servers.home.holds(run_dir, handle.name) or (deleted and kind.is_local and not kind.in_container)
 
 
 def grace_of(servers: Servers, name: str) -> float:

@@ -12,16 +12,15 @@ from orchestrator.core.secrets import redact
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import REQUEST_FILE, RunDir
 from orchestrator.runtimes import REGISTRY, runtime_class
-from orchestrator.runtimes.base import ENDING, ServerState, Status
+from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 
-EXIT_FILE: Final = ENDING
 RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` began to heal this start, and why
-HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
+STOPPED_FOR_RESTART: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
 UP_FAILED: Final = "`up` failed"
 
 
-def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, why: str) -> None:
+def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:
     """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None
@@ -29,11 +28,11 @@ def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grac
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
-    if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.ABSENT):
-        record_exit(RunDir(run_dir), why, state)
+    if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.NOT_FOUND):
+        record_exit(RunDir(run_dir), reason, state)
 
 
-def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None:
+def record_exit(run: RunDir, reason: str, state: ServerState | None = None) -> None:
     """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
 
     `why` holds no secret: `deploy watch` reads it again, and a key may be a word of it.
@@ -42,8 +41,8 @@ def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None
     """
     by_itself = state is not None and state.status is Status.EXITED
     record = {
-        "asked": why,
-        "how": redact(state.detail or "it exited") if state and by_itself else why,
+        "asked": reason,
+        "how": redact(state.detail or "it exited") if state and by_itself else reason,
         "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_code": state.exit_code if state else None,
         "restarts": state.restarts if state else 0,
@@ -51,19 +50,19 @@ def record_exit(run: RunDir, why: str, state: ServerState | None = None) -> None
     try:
         run.save_state(EXIT_FILE, record)
     except HostError:
-        if why != HEALING:
+        if reason != STOPPED_FOR_RESTART:
             with suppress(OSError):
-                overwrite(run.path / REQUEST_FILE, b'"healing": true', b'"healing":false')
+                overwrite(run.path / REQUEST_FILE, b'"by_watch": true', b'"by_watch":false')
 
 
 def saved_state(run: RunDir) -> ServerState | None:
     """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
     with suppress(HostError):
-        return next(filter(None, (runtime_class(name).kept(run.path) for name in REGISTRY)), None)
+        return next(filter(None, (runtime_class(name).saved_state(run.path) for name in REGISTRY)), None)
     return None
 
 
-def why_failed(failure: BaseException) -> str:
+def failure_reason(failure: BaseException) -> str:
     """What the run directory keeps of a start that failed."""
     code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
     return f"{UP_FAILED} with {code}: {redact(str(failure)) or type(failure).__name__}"

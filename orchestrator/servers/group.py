@@ -44,7 +44,7 @@ class RunningServer(Unit):
         return cls(**{each.name: getattr(unit, each.name) for each in fields(Unit)})
 
     @property
-    def own_dir(self) -> str:
+    def log_dir(self) -> str:
         """Where its own record and log are: the server's, or those of the gateway alone."""
         return self.gateway_dir or self.run_dir
 
@@ -52,7 +52,7 @@ class RunningServer(Unit):
     def unit(self) -> Unit:
         """The unit itself, or the gateway."""
         own = {each.name: getattr(self, each.name) for each in fields(Unit)}
-        return Unit(**{**own, "run_dir": self.own_dir})
+        return Unit(**{**own, "run_dir": self.log_dir})
 
     @property
     def run(self) -> RunDir:
@@ -71,7 +71,7 @@ class RunningServer(Unit):
     @property
     def units(self) -> tuple[Unit, ...]:
         """The unit itself, or the gateway, where there is one, and those behind it."""
-        own = (self.unit,) if self.identity or not self.replicas else ()
+        own = (self.unit,) if self.runtime_id or not self.replicas else ()
         return (*own, *(each.unit for each in self.replicas))
 
     def to_dict(self) -> dict[str, object]:
@@ -89,24 +89,24 @@ class ServerGroup:
         self.runtime = runtime
 
     @property
-    def named(self) -> bool:
+    def host_given(self) -> bool:
         """Whether the user has named the machine that it asks."""
-        return self.runtime.named
+        return self.runtime.host_given
 
     @property
-    def discovers(self) -> bool:
+    def gateway_discovery(self) -> bool:
         """Whether its gateways find their servers by themselves."""
-        return self.runtime.discovers
+        return self.runtime.gateway_discovery
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start one unit. See `Runtime.start`."""
         return RunningServer.of(self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets))
 
-    def placed(
+    def wait_for_placement(
         self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None
     ) -> RunningServer:
-        """Wait until a unit has its place. See `Runtime.placed`."""
-        return RunningServer.of(self.runtime.placed(server.unit, plan, meanwhile=meanwhile))
+        """Wait until a unit has its place. See `Runtime.wait_for_placement`."""
+        return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, meanwhile=meanwhile))
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """The servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
@@ -114,11 +114,11 @@ class ServerGroup:
 
     def state(self, server: RunningServer) -> ServerState:
         """What has become of a unit, or of the gateway, since it was found."""
-        return NO_GATEWAY if server.replicas and not server.identity else self.runtime.state(server.unit)
+        return NO_GATEWAY if server.replicas and not server.runtime_id else self.runtime.state(server.unit)
 
-    def titles(self, server: RunningServer) -> tuple[str, ...]:
-        """The command lines of the processes of a unit. See `Runtime.titles`."""
-        return self.runtime.titles(server.unit)
+    def process_cmdlines(self, server: RunningServer) -> tuple[str, ...]:
+        """The command lines of the processes of a unit. See `Runtime.process_cmdlines`."""
+        return self.runtime.process_cmdlines(server.unit)
 
     def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """The log; of several units each piece below the name of its file, as `tail` does."""
@@ -138,18 +138,18 @@ class ServerGroup:
             self.runtime.stop(own, grace=grace)
             return
         try:
-            if own.identity:
+            if own.runtime_id:
                 self.runtime.stop(own, grace=grace)
         finally:  # the highest replica first, the gateway once more as the last, in case it did not end
             self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
-    def show(self, server: RunningServer, *, shown: bool) -> None:
-        """Let the gateway find a server, or not. See `Runtime.show`."""
-        self.runtime.show(server.unit, shown=shown)
+    def set_routable(self, server: RunningServer, *, routable: bool) -> None:
+        """Let the gateway find a server, or not. See `Runtime.set_routable`."""
+        self.runtime.set_routable(server.unit, routable=routable)
 
-    def is_shown(self, server: RunningServer) -> bool:
+    def is_routable(self, server: RunningServer) -> bool:
         """Whether the gateway may find it."""
-        return self.runtime.is_shown(server.unit)
+        return self.runtime.is_routable(server.unit)
 
     def is_ready(self, server: RunningServer) -> bool:
         """Whether a gateway that finds it takes it."""
@@ -189,10 +189,10 @@ def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     """The starts of one name, and those units whose records cannot be read."""
     starts: dict[Path, list[RunningServer]] = {}
     for unit in units:
-        if unit.identity:
+        if unit.runtime_id:
             starts.setdefault(run_dir_of(unit), []).append(unit)
     yield from joined([_start(same) for same in starts.values()])
-    yield from (unit for unit in units if not unit.identity)
+    yield from (unit for unit in units if not unit.runtime_id)
 
 
 def _start(units: Sequence[RunningServer]) -> RunningServer:
@@ -208,20 +208,20 @@ def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer
     They are the newest start that any of them is of.
     """
     if gateway is not None:
-        newest = max([gateway.own_dir, *(str(run_dir_of(server)) for server in servers)])
-        if newest == gateway.own_dir:
+        newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers)])
+        if newest == gateway.log_dir:
             return replace(gateway, replicas=(*servers,))
-        digest, first = _planned_digest(Path(newest)), gateway.own_dir
+        digest, first = _planned_digest(Path(newest)), gateway.log_dir
         return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
     top = run_dir_of(servers[0])
     return replace(
         servers[0],
         plan_digest=_planned_digest(top),
         url="",
-        service="",
-        forward="",
+        service_url="",
+        forward_command="",
         run_dir=str(top),
-        identity="",
+        runtime_id="",
         replicas=(*servers,),
         state=NO_GATEWAY,
     )
@@ -232,8 +232,8 @@ def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
 
     The newest server of each number counts.
     """
-    gateways = [server for server in found if server.identity]
-    without = [server for server in found if server.replicas and not server.identity]
+    gateways = [server for server in found if server.runtime_id]
+    without = [server for server in found if server.replicas and not server.runtime_id]
     if len(gateways) != 1 or not without:
         return list(found)
     starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
@@ -250,7 +250,7 @@ def run_dir_of(unit: Unit) -> Path:
 def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
     """The run directories of all starts that these servers, and those behind them, are of."""
     found = {run_dir_of(each) for server in servers for each in (server, *server.replicas)}
-    return sorted(found | {Path(server.own_dir) for server in servers})
+    return sorted(found | {Path(server.log_dir) for server in servers})
 
 
 def _planned_digest(run_dir: Path) -> str:

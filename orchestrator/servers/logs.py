@@ -75,4 +75,4 @@ def _lines(
 def _zone(run: RunDir) -> tzinfo | None:
     """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
     plan = read_plan(run)
-    return UTC if plan is not None and runtime_class(plan.runtime).contained else None
+    return UTC if plan is not None and runtime_class(plan.runtime).in_container else None

@@ -32,8 +32,8 @@ from orchestrator.runs.run_dir import (
     version_hint,
 )
 from orchestrator.runtimes import REGISTRY, runtime_class
-from orchestrator.runtimes.base import LOG, Status
-from orchestrator.servers.exit_record import EXIT_FILE, RESTARTS_FILE, saved_state
+from orchestrator.runtimes.base import EXIT_FILE, LOG, Status
+from orchestrator.servers.exit_record import RESTARTS_FILE, saved_state
 from orchestrator.servers.group import run_dirs
 from orchestrator.servers.run_history import protected_runs
 from orchestrator.servers.servers import PROCESSES_FILE, Servers
@@ -167,7 +167,7 @@ class _Found:
         state = saved_state(run)
         if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
             return ""
-        if plan is not None and runtime_class(plan.runtime).contained and run.log.is_file():
+        if plan is not None and runtime_class(plan.runtime).in_container and run.log.is_file():
             return ""  # the log of a container is kept when it is stopped
         return "its server is not known to have ended"
 
@@ -229,7 +229,7 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
 
 
 def _of_runtimes() -> tuple[str, ...]:
-    return tuple(file for name in REGISTRY for file in sorted(runtime_class(name).leaves))
+    return tuple(file for name in REGISTRY for file in sorted(runtime_class(name).run_files))
 
 
 def _remove(run: RunDir) -> None:

@@ -25,7 +25,7 @@ def restart(name: str, home: Home, *, on_locked: Callable[[Servers], object] | N
             raise not_started(home, name, hint="`deploy up PROFILE` starts a server")
         require_version(newest)
         raise StartError(f"no previous run of `{name}` to restart", hint="`deploy up PROFILE` starts a server")
-    request = replace(repeatable_request(request), replace=True, run=str(run.path), healing=on_locked is not None)
+    request = replace(repeatable_request(request), replace=True, run=str(run.path), by_watch=on_locked is not None)
     command = f"`deploy restart {name}`"
     if on_locked is None:
         return up(request, home, recovery_command=command)

@@ -58,7 +58,7 @@ def request_from(run: RunDir) -> UpRequest:
         replace=False,
         keep_failed=False,
         run=str(run.path),
-        healing=False,
+        by_watch=False,
     )
 
 

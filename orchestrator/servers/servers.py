@@ -119,8 +119,10 @@ class Servers:
 
     home: Home
     runtimes: Mapping[str, ServerGroup]
-    named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
-    silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
+    explicit_hosts: frozenset[str] = frozenset()  # runtimes whose machine the user has named
+    unreachable: dict[str, str] = field(
+        default_factory=dict
+    )  # runtimes that somebody may miss, and why they did not answer
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
@@ -143,8 +145,8 @@ class Servers:
             return self.server(found[0])
         names = [handle.name for handle in self.find()]
         near = did_you_mean(name, names)
-        if self.silent:
-            unasked = "; ".join(f"cannot query {kind}: {why}" for kind, why in self.silent.items())
+        if self.unreachable:
+            unasked = "; ".join(f"cannot query {kind}: {why}" for kind, why in self.unreachable.items())
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts it as it last came up"
@@ -172,8 +174,8 @@ class Servers:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
                 yield from servers_of(error.found) if isinstance(error, PartialResultError) else ()
-                if kind in self.named or self._started_with(kind):
-                    self.silent[kind] = error.message
+                if kind in self.explicit_hosts or self._started_with(kind):
+                    self.unreachable[kind] = error.message
 
     def _started_with(self, kind: str) -> bool:
         """Whether a server was started from this home with that runtime: a pod needs no Docker daemon."""
@@ -183,10 +185,10 @@ class Servers:
 @contextmanager
 def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
-    names = (name for name in REGISTRY if host is None or runtime_class(name).over_ssh)
+    names = (name for name in REGISTRY if host is None or runtime_class(name).supports_ssh)
     runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
     try:
-        yield Servers(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
+        yield Servers(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.host_given))
     finally:
         for runtime in runtimes.values():
             runtime.close()
@@ -225,12 +227,12 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
         return Problem(f"`{name}` does not run yet: {state.detail}", hint=hint)
     if state.status is Status.UNKNOWN:
         return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` ends it where it can")
-    return Problem(f"`{name}` does not run: {state.ending}", hint=RESTART_HINT.format(name=name))
+    return Problem(f"`{name}` does not run: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
 
 
 def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
-    told = {"parts": process_names(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
+    told = {"parts": process_names(runtime.process_cmdlines(handle)), "ready_seconds": round(seconds, 1)}
     handle.run.save_state(PROCESSES_FILE, told)
 
 
@@ -248,7 +250,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
     noted = handle.run.read(PROCESSES_FILE).get("parts")
-    titles = runtime.titles(handle) if noted else ()
+    titles = runtime.process_cmdlines(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""
     running = process_names(titles)
@@ -286,6 +288,6 @@ def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
         if server is None:
             yield f"{which} has no record that can be read"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
-            yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.how_ended}"
+            yield f"{which} does not run: {'it was stopped' if state.status is Status.NOT_FOUND else state.exit_reason}"
         elif lost := dead_processes(runtime, server):
             yield f"{which}: {lost}"

@@ -45,7 +45,7 @@ class ServerStatus:
         return asdict(self)
 
 
-def statuses(servers: Servers, name: str | None, *, ask: bool) -> tuple[ServerStatus, ...]:
+def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:
     """The servers (of that name); with `ask` each running one is asked for its health.
 
     That takes about a second, at most 54: two requests to which sglang has an answer within 20 s each. One that has
@@ -55,16 +55,16 @@ def statuses(servers: Servers, name: str | None, *, ask: bool) -> tuple[ServerSt
     for handle in handles:
         warn_of_version(handle.run)
     with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
-        return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
+        return tuple(pool.map(lambda handle: _status(servers, handle, ask=check_health), handles, chunksize=1))
 
 
-def require_well(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
+def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
     """Raises HostError where a runtime was not to be asked; where one server is meant, StartError or SmokeError for it.
 
     StartError is for one that has ended, SmokeError for one that runs and does not serve.
     """
-    if servers.silent and not (named and found):  # of one that was found, the others have nothing to say
-        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.silent.items()))
+    if servers.unreachable and not (named and found):  # of one that was found, the others have nothing to say
+        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.unreachable.items()))
     if not named:
         return
     for server in found:
@@ -125,7 +125,7 @@ def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=handle.service or handle.url,  # a way there that this command has opened ends with it
+        url=handle.service_url or handle.url,  # a way there that this command has opened ends with it
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,

@@ -57,7 +57,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
-        may_be_local=runtime_class(handle.runtime).here,
+        may_be_local=runtime_class(handle.runtime).is_local,
     )
 
 

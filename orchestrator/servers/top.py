@@ -223,8 +223,8 @@ class TopView:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = host_ref(plan.runtime, servers.home, host)
-        runner = runner_for(place) if runtime_class(self._server.found.runtime).here else None
-        self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
+        runner = runner_for(place) if runtime_class(self._server.found.runtime).is_local else None
+        self._gpus = GpuReader(plan, runner, None if place.remote else partial(read_energy, tuple(plan.gpus)))
         self._clients = [  # a gateway counts no tokens
             self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
         ]

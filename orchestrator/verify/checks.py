@@ -13,8 +13,8 @@ from orchestrator.engine.requests import Body, chat_body, completion_body, gener
 from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.client import SmokeClient
-from orchestrator.verify.questions import is_right
-from orchestrator.verify.report import CheckOutcome, failed, not_applicable, passed, warning
+from orchestrator.verify.questions import is_correct
+from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
 from orchestrator.verify.target import Target
 
 Check = Callable[[SmokeClient], CheckOutcome]
@@ -31,7 +31,7 @@ SCHEMA: Final = {
 }
 
 
-def right_model(client: SmokeClient) -> CheckOutcome:
+def served_model(client: SmokeClient) -> CheckOutcome:
     """Another model, or another context length, stands behind the URL (any model name is accepted in a request)."""
     served = client.server.models()
     name, length = client.target.served_name, client.target.context_length
@@ -45,16 +45,16 @@ def right_model(client: SmokeClient) -> CheckOutcome:
     return passed(f"`{name}` from `{path}`, context {length}")
 
 
-def key_required(client: SmokeClient) -> CheckOutcome:
+def api_key_required(client: SmokeClient) -> CheckOutcome:
     """The server was to be closed and is open."""
     if not client.target.api_key:
-        return not_applicable("the profile has no API key")
+        return skipped("the profile has no API key")
     body = json.dumps(generate_body("Hi", tokens=1)).encode()
     status = client.server.post_status(endpoints.GENERATE, body, with_key=False)
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
-def greedy_repeats(client: SmokeClient) -> CheckOutcome:
+def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
     """Numbers come out wrong now and then: uninitialized memory, a race, a broken collective.
 
     The first answer fills the cache and is not compared: a prefix read from cache may round differently.
@@ -71,7 +71,7 @@ def greedy_repeats(client: SmokeClient) -> CheckOutcome:
     return passed(f"{tokens} tokens twice the same")
 
 
-def stream_agrees(client: SmokeClient) -> CheckOutcome:
+def streaming_matches(client: SmokeClient) -> CheckOutcome:
     """Streaming loses, doubles or holds back text."""
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as above
@@ -88,7 +88,7 @@ def stream_agrees(client: SmokeClient) -> CheckOutcome:
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
 
 
-def answers_right(client: SmokeClient) -> CheckOutcome:
+def correct_answers(client: SmokeClient) -> CheckOutcome:
     """A kernel, the weights or their quantization are wrong, and everything else works: what is said is not so.
 
     Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
@@ -99,7 +99,7 @@ def answers_right(client: SmokeClient) -> CheckOutcome:
     for rank in range(client.target.dp):
         answers = [(question, client.ask(question, rank=rank)) for question in questions]
         longest = max(longest, *(answer.prompt_tokens for _, answer in answers))
-        wrong.append([_wrong(*pair) for pair in answers if not is_right(pair[0], pair[1].content)])
+        wrong.append([_wrong(*pair) for pair in answers if not is_correct(pair[0], pair[1].content)])
     if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
@@ -113,7 +113,7 @@ def answers_right(client: SmokeClient) -> CheckOutcome:
     return passed(f"all {len(questions)}, {behind}")
 
 
-def sampling_samples(client: SmokeClient) -> CheckOutcome:
+def sampling_varies(client: SmokeClient) -> CheckOutcome:
     """Sampling is ignored, or the first user to sample waits while its kernel is compiled (96 s on an H200).
 
     After a prompt without sense, and this hot, two answers of 32 tokens are not the same by chance, nor is what follows
@@ -129,7 +129,7 @@ def sampling_samples(client: SmokeClient) -> CheckOutcome:
     return passed("two answers at temperature 2 differ")
 
 
-def tokens_add_up(client: SmokeClient) -> CheckOutcome:
+def token_counts(client: SmokeClient) -> CheckOutcome:
     """Tokens are counted wrongly, and with them every rate that is measured later."""
     ids, tokens = client.fresh_ids(37), 16
     answer, usage = client.generate(ids, tokens=tokens), client.usage(ids, tokens=tokens)
@@ -145,14 +145,14 @@ def tokens_add_up(client: SmokeClient) -> CheckOutcome:
     return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out, in both protocols")
 
 
-def prefix_cached(client: SmokeClient) -> CheckOutcome:
+def prefix_cache(client: SmokeClient) -> CheckOutcome:
     """A repeated prefix is computed again.
 
     The prompt is new to the server, so the first answer must come from cache hardly at all. Hits round down to whole
     pages, the last token is always computed, and speculation holds back one more.
     """
     if not client.target.prefix_cache:
-        return not_applicable("the profile turns the prefix cache off")
+        return skipped("the profile turns the prefix cache off")
     prompt = client.fresh_ids(min(PREFIX_TOKENS, client.target.context_length // 4))
     page = client.info().page_size
     cold, warm = (client.generate(prompt, tokens=1).cached_tokens for _ in range(2))
@@ -166,10 +166,10 @@ def prefix_cached(client: SmokeClient) -> CheckOutcome:
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page})")
 
 
-def ranks_serve(client: SmokeClient) -> CheckOutcome:
+def dp_ranks(client: SmokeClient) -> CheckOutcome:
     """A data-parallel replica is dead or never asked, and half of the throughput is missing."""
     if client.target.dp == 1:
-        return not_applicable("one data-parallel rank")
+        return skipped("one data-parallel rank")
     answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
     if None in answers.values():
         return warning("every rank was asked and something answered: the server does not say which rank it was")
@@ -178,10 +178,10 @@ def ranks_serve(client: SmokeClient) -> CheckOutcome:
     return passed(f"each of {len(answers)} ranks answered for itself")
 
 
-def drafts_accepted(client: SmokeClient) -> CheckOutcome:
+def speculative_decoding(client: SmokeClient) -> CheckOutcome:
     """Speculation is off, or its drafts are all refused: the cost without the gain."""
     if not client.target.speculative:
-        return not_applicable("the profile does not speculate")
+        return skipped("the profile does not speculate")
     lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
     if None in lengths:
         return failed("the server reports no verification steps: speculation is off")
@@ -191,10 +191,10 @@ def drafts_accepted(client: SmokeClient) -> CheckOutcome:
     return passed(f"accept length {shown} on one prompt")
 
 
-def schema_obeyed(client: SmokeClient) -> CheckOutcome:
+def structured_output(client: SmokeClient) -> CheckOutcome:
     """Structured output is ignored, or its backend takes the scheduler down."""
     if not client.target.grammar:
-        return not_applicable("the profile names no grammar backend that this engine can use")
+        return skipped("the profile names no grammar backend that this engine can use")
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
     thinking = {"enable_thinking": False}
     name = client.target.served_name
@@ -211,7 +211,7 @@ def schema_obeyed(client: SmokeClient) -> CheckOutcome:
     return passed(answer.text)
 
 
-def malformed_refused(client: SmokeClient) -> CheckOutcome:
+def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
     """A client's mistake is answered 5xx, or takes the server down."""
     sent = {
         f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken"),
@@ -222,7 +222,7 @@ def malformed_refused(client: SmokeClient) -> CheckOutcome:
     return _refused(client, sent)
 
 
-def overlong_refused(client: SmokeClient) -> CheckOutcome:
+def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
     """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
     prompt = client.fresh_ids(client.target.context_length + 1)
     bodies: dict[str, Body] = {
@@ -235,10 +235,10 @@ def overlong_refused(client: SmokeClient) -> CheckOutcome:
     )
 
 
-def metrics_count(client: SmokeClient) -> CheckOutcome:
+def metrics(client: SmokeClient) -> CheckOutcome:
     """Metrics are off or stand still, and so is everything that watches them."""
     if not client.target.metrics:
-        return not_applicable("the profile does not export metrics")
+        return skipped("the profile does not export metrics")
     name = Metric.OUTPUT_TOKENS
     before = client.server.metrics().get(name, 0.0)  # a counter may first appear with what it counts
     client.generate(PROMPT, tokens=16)
@@ -251,39 +251,39 @@ def metrics_count(client: SmokeClient) -> CheckOutcome:
     return passed(f"`{name}` went from {before:g} to {after:g}")
 
 
-def log_clean(client: SmokeClient) -> CheckOutcome:
+def clean_log(client: SmokeClient) -> CheckOutcome:
     """The server is ready and its log shows a fault that does not stop it: a kernel that is compiled again each step.
 
     Comes last: such lines are written while requests are served.
     """
     if client.faults is None:
-        return not_applicable("no log at hand")
+        return skipped("no log at hand")
     faults = client.faults()
     return failed("; ".join(faults)) if faults else passed("no known fault in the server's log")
 
 
 CHECKS: Final[tuple[tuple[str, Check], ...]] = (
-    ("right model", right_model),
-    ("key required", key_required),
-    ("greedy repeats", greedy_repeats),
-    ("stream agrees", stream_agrees),
-    ("answers right", answers_right),
-    ("sampling samples", sampling_samples),
-    ("tokens add up", tokens_add_up),
-    ("prefix cached", prefix_cached),
-    ("each rank serves", ranks_serve),
-    ("drafts accepted", drafts_accepted),
-    ("schema obeyed", schema_obeyed),
-    ("malformed refused", malformed_refused),
-    ("over-long refused", overlong_refused),
-    ("metrics count", metrics_count),
-    ("log clean", log_clean),
+    ("served model", served_model),
+    ("API key required", api_key_required),
+    ("greedy deterministic", greedy_deterministic),
+    ("streaming matches", streaming_matches),
+    ("correct answers", correct_answers),
+    ("sampling varies", sampling_varies),
+    ("token counts", token_counts),
+    ("prefix cache", prefix_cache),
+    ("DP ranks", dp_ranks),
+    ("speculative decoding", speculative_decoding),
+    ("structured output", structured_output),
+    ("bad requests rejected", bad_requests_rejected),
+    ("overlong prompt rejected", overlong_prompt_rejected),
+    ("metrics", metrics),
+    ("clean log", clean_log),
 )
 
 
 def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
     """The checks of a target: one whose model has no questions is not asked any."""
-    return tuple((name, check) for name, check in CHECKS if target.questions or check is not answers_right)
+    return tuple((name, check) for name, check in CHECKS if target.questions or check is not correct_answers)
 
 
 def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:

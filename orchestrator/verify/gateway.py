@@ -21,7 +21,7 @@ from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.verify.checks import PROMPT
-from orchestrator.verify.report import CheckOutcome, CheckResult, failed, not_applicable, passed, warning
+from orchestrator.verify.report import CheckOutcome, CheckResult, failed, passed, skipped, warning
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
@@ -33,7 +33,7 @@ _TOKENS: Final = 32
 Check = Callable[[EngineClient, Target, int], CheckOutcome]
 
 
-def count_servers(url: str, *, transport: httpx.BaseTransport | None = None) -> int:
+def count_workers(url: str, *, transport: httpx.BaseTransport | None = None) -> int:
     """How many servers a gateway counts as healthy; 0 where it counts none, or does not answer."""
     try:
         with EngineClient(url, key=None, limits=_ASKED, transport=transport) as gateway:
@@ -65,14 +65,14 @@ def wait_for_gateway(
     waited for, as long as something that comes by itself may start it.
     """
     progress = Progress()
-    poll_until(lambda now: now.status is not Status.PENDING or now.stuck, state, within=inf, pause=_POLL)
+    poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, within=inf, pause=_POLL)
 
     def require_alive() -> None:
         now = state()
-        if now.stuck:
+        if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
         if now.status not in {Status.RUNNING, Status.PENDING}:
-            raise NotReadyError(f"the gateway ended: {now.ending}", hint="its log says why: `deploy logs`")
+            raise NotReadyError(f"the gateway ended: {now.exit_summary}", hint="its log says why: `deploy logs`")
 
     def is_there() -> bool:
         require_alive()
@@ -80,7 +80,7 @@ def wait_for_gateway(
 
     def look() -> int:
         require_alive()
-        return count_servers(url)
+        return count_workers(url)
 
     def shown(counted: int) -> None:
         progress.update("the gateway", transient=f"{counted}/{servers} servers")
@@ -137,7 +137,7 @@ def _right_model(client: EngineClient, target: Target, _: int) -> CheckOutcome:
 def _key_required(client: EngineClient, target: Target, _: int) -> CheckOutcome:
     """The servers are closed and the gateway, which has their key, is open."""
     if not target.api_key:
-        return not_applicable("the profile has no API key")
+        return skipped("the profile has no API key")
     body = json.dumps(completion_body(target.served_name, PROMPT, tokens=1)).encode()
     status = client.post_status(endpoints.COMPLETIONS, body, with_key=False)
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
@@ -162,8 +162,8 @@ def _text(events: Sequence[bytes]) -> str:
 
 
 _CHECKS: Final[Sequence[tuple[str, Check]]] = (
-    ("all counted", _all_counted),
-    ("right model", _right_model),
-    ("key required", _key_required),
-    ("stream agrees", _stream_agrees),
+    ("replicas registered", _all_counted),
+    ("served model", _right_model),
+    ("API key required", _key_required),
+    ("streaming matches", _stream_agrees),
 )

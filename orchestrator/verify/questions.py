@@ -23,7 +23,7 @@ def filler(words: int) -> str:
     return " ".join(" ".join(sentences).split()[:words])
 
 
-def is_right(question: SmokeQuestion, answer: str) -> bool:
+def is_correct(question: SmokeQuestion, answer: str) -> bool:
     """Whether an answer is the one that is right; case, white space and a full stop at the end do not count."""
     return _essence(answer) == _essence(question.expected)
 

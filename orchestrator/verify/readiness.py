@@ -151,7 +151,7 @@ class _Wait:
             raise self._refused(state.refusal)
         if not self._pending:
             return
-        if state.stuck:
+        if state.unschedulable:
             hint = "mend that, and run the same again; with `--keep-failed` it stays, and starts once it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
@@ -166,7 +166,7 @@ class _Wait:
         reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
             raise self._error(f"the server died while {doing} and was started again{reason}")
-        if state.status is Status.ABSENT:
+        if state.status is Status.NOT_FOUND:
             raise self._error(f"the server is gone: something else removed it while {doing}")
         if state.status not in {Status.RUNNING, Status.PENDING}:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"

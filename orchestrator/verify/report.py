@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     WARNING = "warning"
-    NOT_APPLICABLE = "not applicable"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class CheckResult:
     causes: tuple[str, ...] = ()
 
     @property
-    def told_causes(self) -> str:
+    def format_causes(self) -> str:
         """The causes as a list for people."""
         return "\n".join([f"known causes for `{self.name}`:", *(f"  - {cause}" for cause in self.causes)])
 
@@ -71,7 +71,7 @@ class SmokeReport:
         totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         whole = f"{table(('check', 'verdict', 'took', 'evidence'), rows, width=width)}\n\n{totals}"
         warned = (check for check in self.checks if check.verdict is Verdict.WARNING and check.causes)
-        return "\n\n".join([whole, *(check.told_causes for check in warned)])
+        return "\n\n".join([whole, *(check.format_causes for check in warned)])
 
     def require(self) -> None:
         """Raise SmokeError with every failed check, where there is one."""
@@ -80,7 +80,7 @@ class SmokeReport:
             raise SmokeError(
                 f"`{self.served_name}` answers and does not serve as its profile says",
                 problems=problems,
-                details="\n\n".join(check.told_causes for check in self.failures if check.causes),
+                details="\n\n".join(check.format_causes for check in self.failures if check.causes),
             )
 
 
@@ -99,6 +99,6 @@ def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
     return CheckOutcome(verdict=Verdict.WARNING, evidence=evidence, causes=causes)
 
 
-def not_applicable(evidence: str) -> CheckOutcome:
+def skipped(evidence: str) -> CheckOutcome:
     """The profile does not have the feature."""
-    return CheckOutcome(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)
+    return CheckOutcome(verdict=Verdict.SKIPPED, evidence=evidence)

@@ -95,7 +95,7 @@ def of_processes(servers: int, rounds: int) -> None:
                 engine.start(f"{PREFIX}-{number}", artifacts=artifacts)
             print(f"deploy status of {servers:3} processes   {status_seconds(folder, rounds, servers):6.2f} s")
             for handle in runtime.find():
-                os.kill(int(handle.identity.split("/")[1]), signal.SIGKILL)
+                os.kill(int(handle.runtime_id.split("/")[1]), signal.SIGKILL)
             time.sleep(1)
             print(f"  their supervisors killed      {status_seconds(folder, rounds, servers):6.2f} s")
         finally:

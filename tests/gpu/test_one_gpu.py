@@ -29,8 +29,8 @@ class TestOneServer:
 
     def test_it_comes_up_proven(self, up: Done) -> None:
         assert up.code == 0
-        assert re.search(r"drafts accepted +passed .*accept length [2-6]\.", up.text)
-        assert re.search(r"sampling samples +passed", up.text)
+        assert re.search(r"speculative decoding +passed .*accept length [2-6]\.", up.text)
+        assert re.search(r"sampling varies +passed", up.text)
         assert "capturing target verify graphs" in up.text
         assert "missing: E=33,N=1024,device_name=NVIDIA_H200.json" in up.text
 
@@ -77,7 +77,7 @@ def test_a_missing_configuration_is_tuned_and_given_to_the_server(line: Line, re
 def test_drafts_that_are_never_right_turn_the_smoke_test_red(line: Line) -> None:
     done = line.up(NAME, "model=glm4-moe-wrong-mtp")
     assert done.code == 8
-    assert "drafts accepted: accept length 1.00: no draft is ever right" in done.text
+    assert "speculative decoding: accept length 1.00: no draft is ever right" in done.text
 
 
 @pytest.mark.usefixtures("free")

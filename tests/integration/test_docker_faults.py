@@ -121,8 +121,8 @@ def test_two_starts_at_once_are_one_server(docker_engine: DockerEngine) -> None:
 
 def test_a_container_is_removed_behind_our_back(docker_engine: DockerEngine) -> None:
     server = docker_engine.start("removed", docker_engine.artifacts(argv=SLEEP))
-    subprocess.run(["docker", "rm", "--force", server.handle.identity], capture_output=True, check=True)
-    assert server.runtime.state(server.handle).status is Status.ABSENT
+    subprocess.run(["docker", "rm", "--force", server.handle.runtime_id], capture_output=True, check=True)
+    assert server.runtime.state(server.handle).status is Status.NOT_FOUND
     assert server.runtime.find(server.handle.name) == ()
     assert list(server.runtime.logs(server.handle, follow=True)) == []
     server.runtime.stop(server.handle, grace=1)
@@ -228,7 +228,7 @@ def test_a_server_that_does_not_end_is_killed_after_its_grace(docker_engine: Doc
 
 def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
     server = docker_engine.start("by-hand", docker_engine.artifacts(argv=SLEEP))
-    subprocess.run(["docker", "stop", "--time", "0", server.handle.identity], capture_output=True, check=True)
+    subprocess.run(["docker", "stop", "--time", "0", server.handle.runtime_id], capture_output=True, check=True)
     state = server.runtime.state(server.handle)
     assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 143, 0)
     assert state.detail.startswith("stopped by a command")

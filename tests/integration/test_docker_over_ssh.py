@@ -51,8 +51,8 @@ def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine,
     with closing(DockerRuntime(docker_engine.home, far_host)) as runtime:
         server = docker_engine.start("far", artifacts, runtime=runtime)
         assert not server.url.endswith(f":{port}")  # reached through the tunnel, not over a port of that host
-        assert server.handle.service == f"http://127.0.0.1:{port}"  # where it is once this command has ended
-        assert server.handle.forward.startswith(f"ssh -N -L {port}:127.0.0.1:{port} -p ")
+        assert server.handle.service_url == f"http://127.0.0.1:{port}"  # where it is once this command has ended
+        assert server.handle.forward_command.startswith(f"ssh -N -L {port}:127.0.0.1:{port} -p ")
         wait_for(lambda: answers(server.url))
         assert runtime.find(server.handle.name) == (server.handle,)
         RunDir(Path(server.handle.run_dir)).save("plan.json", artifacts.plan.to_dict())

@@ -59,30 +59,30 @@ def test_the_life_of_a_server(scripted: DockerEngine, other: DockerRuntime) -> N
     assert model["id"] == artifacts.plan.model.served_name
 
     # The secrets are in the container, and in nothing that can be asked about it from outside.
-    inside = docker("exec", server.handle.identity, "sh", "-c", "cat /run/secrets/*; ls -l /run/secrets")
+    inside = docker("exec", server.handle.runtime_id, "sh", "-c", "cat /run/secrets/*; ls -l /run/secrets")
     assert KEY in inside
     assert TOKEN in inside
     assert inside.count("-rw-------") == 2
-    assert TOKEN in docker("exec", server.handle.identity, "sh", "-c", "cat /proc/*/environ | tr '\\0' '\\n'")
-    visible = docker("inspect", server.handle.identity) + docker("top", server.handle.identity, "-eo", "pid,args")
+    assert TOKEN in docker("exec", server.handle.runtime_id, "sh", "-c", "cat /proc/*/environ | tr '\\0' '\\n'")
+    visible = docker("inspect", server.handle.runtime_id) + docker("top", server.handle.runtime_id, "-eo", "pid,args")
     assert KEY not in visible
     assert TOKEN not in visible
 
     # Nobody but this machine reaches the port; the checkpoint cannot be written to.
-    inspected = json.loads(docker("inspect", server.handle.identity))[0]
+    inspected = json.loads(docker("inspect", server.handle.runtime_id))[0]
     assert [b["HostIp"] for bs in inspected["HostConfig"]["PortBindings"].values() for b in bs] == ["127.0.0.1"]
     assert not inspected["HostConfig"]["Privileged"]
     bound = {"Type": "json-file", "Config": {"max-size": "128m", "max-file": "8"}}
     assert inspected["HostConfig"]["LogConfig"] == bound
-    write = ["docker", "exec", server.handle.identity, "touch", "/models/tiny/x"]
+    write = ["docker", "exec", server.handle.runtime_id, "touch", "/models/tiny/x"]
     assert b"Read-only" in subprocess.run(write, capture_output=True, check=False).stderr
 
     # Its log outlives the container, without the key it prints.
-    raw = subprocess.run(["docker", "logs", server.handle.identity], capture_output=True, text=True, check=True)
+    raw = subprocess.run(["docker", "logs", server.handle.runtime_id], capture_output=True, text=True, check=True)
     assert KEY in raw.stdout + raw.stderr
     assert KEY not in "\n".join(other.logs(server.handle, follow=False))
     other.stop(server.handle, grace=60)
-    assert other.state(server.handle).status is Status.ABSENT
+    assert other.state(server.handle).status is Status.NOT_FOUND
     assert other.find(name) == ()
     kept = Path(server.handle.run_dir, "server.log").read_text()
     assert "fired up" in kept

@@ -18,7 +18,7 @@ from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.rollout.gateway_workers import require_own
-from orchestrator.verify.gateway import count_servers
+from orchestrator.verify.gateway import count_workers
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def seconds_until_counted(pair: Pair, servers: int) -> float:
     began = time.monotonic()
-    wait_for(lambda: count_servers(pair.url) == servers)
+    wait_for(lambda: count_workers(pair.url) == servers)
     return time.monotonic() - began
 
 
@@ -66,7 +66,7 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
     assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
     proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
     assert proved["ok"] is True
-    assert {"replica 1: right model", "replica 2: right model", "gateway: all counted"} <= {
+    assert {"replica 1: served model", "replica 2: served model", "gateway: replicas registered"} <= {
         check["name"] for check in proved["checks"]
     }
     assert pair.deploy.run("down", NAME).returncode == 0
@@ -117,7 +117,7 @@ def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pa
     settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=240")
     pair.up(*settings)
     unhealthy.write_text(f"{pair.port + 16}")
-    wait_for(lambda: count_servers(pair.url) == 1)
+    wait_for(lambda: count_workers(pair.url) == 1)
     with pair.deploy.running(*pair.words(*settings)) as again:
         again.wait_for("waiting for `pair`: 1 of 2 replicas healthy")
         unhealthy.unlink()
@@ -130,7 +130,7 @@ def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: 
     settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=1")
     pair.up(*settings)
     unhealthy.write_text(f"{pair.port + 16}")
-    wait_for(lambda: count_servers(pair.url) == 1)
+    wait_for(lambda: count_workers(pair.url) == 1)
     again = pair.deploy.run(*pair.words(*settings))
     assert again.returncode == 6, again.stderr
     assert "`pair` is running this plan but unhealthy: 1 of 2 replicas healthy after 1 s" in again.stderr
@@ -148,7 +148,7 @@ def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_agai
             told[event["event"]] = event["detail"]
         assert told.keys() - {"unhealthy"} == {"died", "restarted"}
         assert "gateway: no answer" in told["died"]
-        assert count_servers(pair.url) == 2
+        assert count_workers(pair.url) == 2
         assert watch.end(signal.SIGINT)[0] == 130
 
 
@@ -159,7 +159,7 @@ def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start
     told = pair.deploy.run("status", NAME)
     assert (told.returncode, "killed by SIGKILL" in told.stderr) == (6, True), told.stderr
     pair.up()  # the same plan: what is left of it makes room
-    assert count_servers(pair.url) == 2
+    assert count_workers(pair.url) == 2
     os.kill(pair.pid(pair.handle), signal.SIGKILL)
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
@@ -182,7 +182,7 @@ def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
         assert second.returncode != 0
         assert "another `deploy` command is working on `pair`" in second.stderr
         assert first.process.wait(PATIENCE) == 0
-    assert count_servers(pair.url) == 2
+    assert count_workers(pair.url) == 2
     found = pair.runtime.find(NAME)
     assert [len(handle.replicas) for handle in found] == [2]
 
@@ -206,7 +206,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
         assert broken.returncode == 7
         assert "0 of 2 replicas have this plan, 1 still another, 1 is down" in broken.stderr
         assert "`deploy rollback pair` returns to the last plan" in broken.stderr
-        assert count_servers(pair.url) == 1
+        assert count_workers(pair.url) == 1
         told = pair.deploy.run("status", NAME)
         assert (told.returncode, "replica 1 of 2 does not run: it was stopped" in told.stderr) == (8, True)
 
@@ -215,7 +215,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
         assert "replica 1 of 2: unhealthy, stopping" in back.stderr
         assert "replica 2 of 2: its" not in back.stderr, "it is as it was all the time"
         assert pair.handle.plan_digest == changed.plan_digest
-        assert count_servers(pair.url) == 2
+        assert count_workers(pair.url) == 2
     assert set(statuses) == {200}
     assert len(statuses) > 100
     refused = pair.deploy.run(*pair.words("replicas=3"), "--replace")
@@ -232,7 +232,7 @@ def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_n
             command.wait_for(stage)
             code, said = command.end(signal.SIGINT)
         assert (code, f"{2 - left} is down" in said) == (130, left < 2), said
-        assert count_servers(pair.url) == left, stage
+        assert count_workers(pair.url) == left, stage
         with pair.client() as client:
             assert complete(client).status_code == 200
     first = pair.handle

@@ -21,7 +21,7 @@ from standin import AITER, PACKAGE
 
 from orchestrator.core.paths import Home
 from orchestrator.images.client import DockerCli
-from orchestrator.verify.gateway import count_servers
+from orchestrator.verify.gateway import count_workers
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
 
@@ -86,7 +86,7 @@ def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str]
     result, url = json.loads(first.stdout), f"http://127.0.0.1:{port}"
     assert (result["smoke"]["ok"], result["url"]) == (True, url)
     verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
-    for name in ("replica 1: prefix cached", "replica 2: key required", "gateway: all counted"):
+    for name in ("replica 1: prefix cache", "replica 2: API key required", "gateway: replicas registered"):
         assert verdicts[name] == "passed"
     assert containers() == PARTS
     assert KEY not in docker("inspect", *PARTS)
@@ -104,7 +104,7 @@ def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str]
     assert (other.returncode, "--replace" in other.stderr) == (6, True), other.stderr
 
     os.kill(int(docker("inspect", "--format", "{{.State.Pid}}", PARTS[2])), signal.SIGKILL)
-    wait_for(lambda: count_servers(url) == 1)
+    wait_for(lambda: count_workers(url) == 1)
     answer = httpx.post(
         f"{url}/v1/completions",
         json={"model": "tiny", "prompt": "one still serves", "max_tokens": 4},
@@ -113,7 +113,7 @@ def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str]
         trust_env=False,
     )
     assert answer.status_code == 200
-    wait_for(lambda: count_servers(url) == 2)
+    wait_for(lambda: count_workers(url) == 2)
     assert deploy.run("status", NAME).returncode == 0
 
     down = deploy.run("down", NAME)

@@ -172,7 +172,12 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     smoke = json.loads(done.stdout)["smoke"]
     verdicts = {check["name"]: check["verdict"] for check in smoke["checks"]}
     assert smoke["ok"] is True
-    for name in ("replica 1: right model", "replica 2: key required", "gateway: all counted", "gateway: key required"):
+    for name in (
+        "replica 1: served model",
+        "replica 2: API key required",
+        "gateway: replicas registered",
+        "gateway: API key required",
+    ):
         assert verdicts[name] == "passed"
     assert "is already up" in deploy.run(*words).stderr
     assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0

@@ -150,8 +150,8 @@ def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp
     key = {"SGLANG_KEY": "sk-0f-the-tests-0f-the-tests"}
     done = deploy.run(*up_words(models), **key)
     assert done.returncode == 0, done.stderr
-    assert "answers right" in done.stderr
-    assert "key required" in done.stderr
+    assert "correct answers" in done.stderr
+    assert "API key required" in done.stderr
     assert f"is up at http://deploy-{NAME}.default.svc:30010, where it runs" in done.stderr
     assert f"kubectl --namespace default port-forward service/deploy-{NAME} 30010` leads there" in done.stderr
 

@@ -49,7 +49,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostRef]:
     ssh = tmp_path / "ssh"
     ssh.mkdir()
     with ssh_server(ssh, deploy_home=there, monkeypatch=monkeypatch) as url:
-        yield HostRef(home=Home(here), far=url)
+        yield HostRef(home=Home(here), remote=url)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
 
     prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare._overlay(PLAN, far, frozenset())
-    with closing(DockerHost(far.home, far.far)) as host:
+    with closing(DockerHost(far.home, far.remote)) as host:
         host.copy_files(container_spec(PLAN, "image"))
 
     carried = tmp_path / "there" / OVERLAY
@@ -94,7 +94,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
     prepare._overlay(PLAN, HostRef(home=Home(tmp_path / "there")), frozenset())
     assert carried.read_text() == text
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
-    made = far.home.made_for(far.far) / OVERLAY
+    made = far.home.made_for(far.remote) / OVERLAY
     assert [path.name for path in made.parent.iterdir()] == ["config.json"]  # no link to nowhere
 
 
@@ -102,12 +102,12 @@ def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, chec
     """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
     prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare._overlay(PLAN, far, frozenset())
-    for other in (HostRef(home=far.home, far=f"{far.far}/other.sock"), HostRef(home=far.home)):
-        elsewhere = far.home.made_for(other.far) / OVERLAY
+    for other in (HostRef(home=far.home, remote=f"{far.remote}/other.sock"), HostRef(home=far.home)):
+        elsewhere = far.home.made_for(other.remote) / OVERLAY
         elsewhere.parent.mkdir(parents=True)
         elsewhere.write_text("{}")
 
-    with closing(DockerHost(far.home, far.far)) as host:
+    with closing(DockerHost(far.home, far.remote)) as host:
         host.copy_files(container_spec(PLAN, "image"))
 
     theirs, ours = (json.loads(path.read_text()) for path in (checkpoint / "config.json", tmp_path / "there" / OVERLAY))
@@ -136,7 +136,7 @@ def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fus
     """By its own headers, read over there before a start; unread, nothing is said of it."""
     unverified(monkeypatch)
     request = UpRequest(
-        profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep_failed=False,
+        profile=PLAN.profile, name=None, overrides=(), host=far.remote, image=None, replace=False, keep_failed=False,
         stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))

@@ -80,7 +80,7 @@ def test_api_key_protects_the_server_and_stands_nowhere(locked: CpuServer) -> No
 def test_killed_supervisor_leaves_no_orphans(locked: CpuServer) -> None:
     """It ends the server: the last test that asks it."""
     assert healthy(locked.url)
-    os.kill(int(locked.handle.identity.split("/")[1]), signal.SIGKILL)
+    os.kill(int(locked.handle.runtime_id.split("/")[1]), signal.SIGKILL)
     wait_for(lambda: not processes_of(locked.handle))
 
     state = locked.runtime.state(locked.handle)
@@ -114,7 +114,7 @@ def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(broke
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         run_dir = Path(broken.handle.run_dir)
-        boot, _, started = broken.handle.identity.split("/")
+        boot, _, started = broken.handle.runtime_id.split("/")
         reused = f"{boot}/{bystander.pid}/{started}"
         record = read_record(run_dir)
         assert record is not None

@@ -206,7 +206,7 @@ def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(st
     wait_for(lambda: "up" in server.runtime.logs(server.handle, follow=False))
     assert len(processes_of(server.handle)) == 5
 
-    os.kill(int(server.handle.identity.split("/")[1]), signal.SIGKILL)
+    os.kill(int(server.handle.runtime_id.split("/")[1]), signal.SIGKILL)
     wait_for(lambda: len(processes_of(server.handle)) == 3)
     state = server.runtime.state(server.handle)
     assert state.status is Status.EXITED
@@ -228,7 +228,7 @@ def test_orphans_that_end_are_collected(start: Start, output: str) -> None:
     server = start(f"import os, subprocess, sys, time; {output} {orphans}; open('done', 'w'); time.sleep(600)")
     wait_for((Path(server.handle.run_dir).parents[2] / "done").exists)
 
-    wait_for(lambda: zombies_below(int(server.handle.identity.split("/")[1])) == 0)
+    wait_for(lambda: zombies_below(int(server.handle.runtime_id.split("/")[1])) == 0)
     assert server.runtime.state(server.handle).status is Status.RUNNING
 
 
@@ -306,18 +306,18 @@ def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> Non
     server = start("import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up'); time.sleep(600)")
     wait_for(lambda: "up" in server.runtime.logs(server.handle, follow=False))
 
-    os.kill(int(server.handle.identity.split("/")[1]), signal.SIGTERM)
+    os.kill(int(server.handle.runtime_id.split("/")[1]), signal.SIGTERM)
 
     wait_for(lambda: server.runtime.state(server.handle).exit_code == 7)
 
 
 def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(start: Start) -> None:
     present = start("import time; time.sleep(600)")
-    earlier = replace(present.handle, identity="another-boot/1/1")
+    earlier = replace(present.handle, runtime_id="another-boot/1/1")
 
     present.runtime.stop(earlier, grace=0)
 
-    assert present.runtime.state(earlier).status is Status.ABSENT
+    assert present.runtime.state(earlier).status is Status.NOT_FOUND
     assert present.runtime.state(present.handle).status is Status.RUNNING
 
 

@@ -28,7 +28,7 @@ from orchestrator.monitoring.request import monitored
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.verify import smoke_url
 from orchestrator.verify import smoke
-from orchestrator.verify.checks import answers_right
+from orchestrator.verify.checks import correct_answers
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.report import SmokeReport, Verdict
 from orchestrator.verify.target import target_of
@@ -84,9 +84,9 @@ def test_a_real_server_passes(server: CpuServer) -> None:
     report = smoke.smoke_test(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
-    absent = {name for name, verdict in verdicts.items() if verdict is Verdict.NOT_APPLICABLE}
-    assert absent == {"key required", "each rank serves", "drafts accepted"}
-    assert set(verdicts.values()) == {Verdict.PASSED, Verdict.NOT_APPLICABLE}
+    absent = {name for name, verdict in verdicts.items() if verdict is Verdict.SKIPPED}
+    assert absent == {"API key required", "DP ranks", "speculative decoding"}
+    assert set(verdicts.values()) == {Verdict.PASSED, Verdict.SKIPPED}
 
 
 def test_the_summary_of_the_tests_counts_a_real_server(
@@ -101,17 +101,17 @@ def test_the_summary_of_the_tests_counts_a_real_server(
 def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
     verdicts = {check.name: check.verdict for check in smoke_url(server.url, plan=None, key=None).checks}
     assert Verdict.FAILED not in verdicts.values()
-    assert verdicts["right model"] is verdicts["prefix cached"] is verdicts["metrics count"] is Verdict.PASSED
+    assert verdicts["served model"] is verdicts["prefix cache"] is verdicts["metrics"] is Verdict.PASSED
 
 
 def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
     target = target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
     found = failures(smoke.smoke_test(claims, faults=None))
-    assert found["right model"] == f"serves `{target.served_name}`, not `glm-5.2`"
-    assert found["key required"] == "a request without the key is answered 200"
-    assert "out of range" in found["each rank serves"]
-    assert "speculation is off" in found["drafts accepted"] or "out of range" in found["drafts accepted"]
+    assert found["served model"] == f"serves `{target.served_name}`, not `glm-5.2`"
+    assert found["API key required"] == "a request without the key is answered 200"
+    assert "out of range" in found["DP ranks"]
+    assert "speculation is off" in found["speculative decoding"] or "out of range" in found["speculative decoding"]
 
 
 def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: CpuServer) -> None:
@@ -119,7 +119,7 @@ def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: C
     own = target_of(server.plan, url=server.url, api_key=None)
     claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
     with EngineClient(server.url, key=None) as client:
-        found = answers_right(SmokeClient(claims, client, seed=1, faults=None))
+        found = correct_answers(SmokeClient(claims, client, seed=1, faults=None))
     assert found.verdict is Verdict.FAILED
     assert found.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
     assert any("#40084" in cause for cause in found.causes)

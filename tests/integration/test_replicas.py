@@ -151,7 +151,7 @@ def test_in_a_container_it_is_the_image_that_holds_the_file(
     layout = ("hardware.gpus=2", "layout.dp=2")  # without GPUs no cache is made
     server = engine.start("tables", engine.artifacts(*layout, f"env.{VARIABLE}={IN_THE_IMAGE}"))
     server.wait_until_ready()
-    listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
+    listed = ["docker", "top", server.handle.runtime_id, "-eo", "pid,args"]
     processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
     (pid,) = [int(line.split()[0]) for line in processes if line.split()[1:3] == ["python3", "-m"]]
     check(pid, table, IN_THE_IMAGE)

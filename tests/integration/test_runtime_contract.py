@@ -102,7 +102,9 @@ def test_started_server_is_found_by_anyone(case: Case) -> None:
     assert status(server) is Status.RUNNING
     assert server.handle.plan_digest == server.plan.digest
     port = int(server.handle.url.removeprefix("http://127.0.0.1:"))
-    assert bool(server.handle.forward) != (port == server.plan.server.port)  # whose own port, or any that leads there
+    assert bool(server.handle.forward_command) != (
+        port == server.plan.server.port
+    )  # whose own port, or any that leads there
 
 
 def test_taken_name_is_refused_and_its_server_runs_on(case: Case) -> None:
@@ -144,12 +146,12 @@ def test_processes_are_told_by_what_they_call_themselves_and_a_zombie_is_none(ca
     wait_for(lambda: len(forked(server)) == 1)
 
     server.runtime.stop(server.handle, grace=0)
-    assert server.runtime.titles(server.handle) == ()
+    assert server.runtime.process_cmdlines(server.handle) == ()
 
 
 def forked(server: CpuServer) -> list[str]:
     """The program's own processes, without the init of a container."""
-    titles = server.runtime.titles(server.handle)
+    titles = server.runtime.process_cmdlines(server.handle)
     return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
 
 
@@ -169,7 +171,7 @@ def test_stop_takes_the_server_away_and_keeps_its_log(case: Case) -> None:
 
     for _ in range(2):  # the second one finds nothing to do
         server.runtime.stop(server.handle, grace=5)
-        assert status(server) is Status.ABSENT
+        assert status(server) is Status.NOT_FOUND
         assert server.runtime.find(server.handle.name) == ()
     assert has_logged(server, "serving")
 
@@ -180,7 +182,7 @@ def test_stop_does_not_wait_for_ever(case: Case) -> None:
 
     server.runtime.stop(server.handle, grace=1)
 
-    assert status(server) is Status.ABSENT
+    assert status(server) is Status.NOT_FOUND
 
 
 def test_what_never_was_is_not_found(case: Case) -> None:

@@ -255,7 +255,7 @@ def told(server: CpuServer, number: signal.Signals) -> object:
 
 
 def leader_of(server: CpuServer) -> int:
-    return int(server.handle.identity.split("/")[1])
+    return int(server.handle.runtime_id.split("/")[1])
 
 
 def ended(server: CpuServer) -> object:

@@ -20,7 +20,7 @@ from steady_load import client_of, complete, load
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.verify.gateway import count_servers
+from orchestrator.verify.gateway import count_workers
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -94,7 +94,7 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
 
     proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
     names = {check["name"] for check in proved["checks"]}
-    assert (proved["ok"], {"replica 2: right model", "gateway: all counted"} <= names) == (True, True)
+    assert (proved["ok"], {"replica 2: served model", "gateway: replicas registered"} <= names) == (True, True)
     log = pair.deploy.run("logs", NAME).stdout
     assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
     again = pair.deploy.run(*pair.words())
@@ -103,15 +103,15 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
     statuses: list[int] = []
     with load(handle.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 20)
-        pair.cluster.run("scancel", handle.replicas[1].identity)
-        wait_for(lambda: count_servers(handle.url) == 1)
+        pair.cluster.run("scancel", handle.replicas[1].runtime_id)
+        wait_for(lambda: count_workers(handle.url) == 1)
         told = pair.deploy.run("status", NAME)
         assert (told.returncode, "replica 2 of 2 does not run: its job was cancelled" in told.stderr) == (8, True), told
         with pair.deploy.running("watch", NAME, "--json") as watch:
             events = [json.loads(watch.line()) for _ in range(3)]
             assert [event["event"] for event in events] == ["unhealthy", "died", "restarted"]
             assert watch.end(signal.SIGINT)[0] == 130
-        assert count_servers(handle.url) == 2
+        assert count_workers(handle.url) == 2
     assert set(statuses) == {200}
     assert pair.handle.replicas[0] == handle.replicas[0]
 
@@ -127,17 +127,17 @@ def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pa
         pair.up("env.SCRIPTED_STEP=0.001", replace=True)
         changed = pair.handle
         assert {Path(server.run_dir).parent for server in changed.replicas} == {Path(changed.run_dir)}
-        assert (changed.identity, changed.gateway_dir) == (first.identity, first.run_dir)
+        assert (changed.runtime_id, changed.gateway_dir) == (first.runtime_id, first.run_dir)
         assert set(changed.replicas).isdisjoint(first.replicas)
 
         broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
         assert broken.returncode == 7
         assert "0 of 2 replicas have this plan, 1 still another, 1 is down" in broken.stderr
-        assert count_servers(first.url) == 1
+        assert count_workers(first.url) == 1
         back = pair.deploy.run("rollback", NAME)
         assert (back.returncode, "replica 2 of 2: its" in back.stderr) == (0, False), back.stderr
         assert pair.handle.plan_digest == changed.plan_digest
-        assert count_servers(first.url) == 2
+        assert count_workers(first.url) == 2
     assert set(statuses) == {200}
     assert pair.deploy.run("down", NAME).returncode == 0
     assert not pair.cluster.queue()

@@ -95,8 +95,8 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     result = json.loads(replaced.stdout)
     assert result["url"] == f"http://127.0.0.1:{port}"
     found = verdicts(result["smoke"])
-    assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
-    assert (found["key required"], found["drafts accepted"]) == ("passed", "not applicable")
+    assert found["prefix cache"] == found["streaming matches"] == found["bad requests rejected"] == "passed"
+    assert (found["API key required"], found["speculative decoding"]) == ("passed", "skipped")
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
     authorized = {"Authorization": f"Bearer {key}"}
     served = httpx.get(f"http://127.0.0.1:{port}/server_info", headers=authorized).json()
@@ -108,7 +108,7 @@ def test_the_whole_line(deploy: CommandLine) -> None:
 
     smoke = deploy.run("smoke", "line", "--json", THE_KEY=key)
     proven = json.loads(smoke.stdout)
-    assert (smoke.returncode, proven["ok"], verdicts(proven)["key required"]) == (0, True, "passed")
+    assert (smoke.returncode, proven["ok"], verdicts(proven)["API key required"]) == (0, True, "passed")
 
     run = Path(status(deploy, "line")["run_dir"])
     assert not any(key.encode() in Path(f"/proc/{each.pid}/environ").read_bytes() for each in processes_in(run))
@@ -132,7 +132,7 @@ def its_past_is_told(deploy: CommandLine, name: str) -> None:
     last, first = json.loads(deploy.run("history", name, "--json").stdout)
     assert (first["ended"], last["ended"]) == ("replaced", "killed by SIGKILL")
     assert first["ready_seconds"] < last["ready_seconds"]  # of the scripted engine, and of real sglang
-    assert first["smoke"].keys() == last["smoke"].keys() == {"passed", "not applicable"}
+    assert first["smoke"].keys() == last["smoke"].keys() == {"passed", "skipped"}
     found = json.loads(deploy.run("diff", first["run"], f"{name}/{last['run']}", "--json").stdout)
     told = {each["key"]: (each["a"], each["b"]) for each in found["differences"] if each["in"] == "configuration"}
     assert told["flags.max-total-tokens"] == ("65536", "32768")

@@ -144,7 +144,7 @@ def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> N
     assert f"deploy logs {NAME}" in first.stderr
     result = json.loads(first.stdout)
     verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
-    assert verdicts["prefix cached"] == verdicts["stream agrees"] == verdicts["malformed refused"] == "passed"
+    assert verdicts["prefix cache"] == verdicts["streaming matches"] == verdicts["bad requests rejected"] == "passed"
 
     shown = status(deploy)
     assert (shown["runtime"], shown["status"], shown["health"]) == ("docker", "running", "healthy")

@@ -53,8 +53,8 @@ def past_run(
     write_process(run, running=running, plan=plan.digest)
     if proven is not None:
         run.save("processes.json", {"parts": ["scheduler"], "ready_seconds": 12.5})
-        checks = [{"name": "stream agrees", "verdict": "passed" if proven else "failed"}]
-        run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "log clean", "verdict": "passed"}]})
+        checks = [{"name": "streaming matches", "verdict": "passed" if proven else "failed"}]
+        run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "clean log", "verdict": "passed"}]})
     return run
 
 

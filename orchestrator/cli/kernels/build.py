@@ -36,7 +36,7 @@ def command(
     if host is not None and tables:
         raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = host_ref(plan.runtime, home, host).far
+    far = host_ref(plan.runtime, home, host).remote
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)

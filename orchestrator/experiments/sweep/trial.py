@@ -39,7 +39,7 @@ from orchestrator.servers.targets import server_target
 
 # What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
 _OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
-_ANSWERS: Final = "answers right"  # the check of the smoke test that knows what is right
+_ANSWERS: Final = "correct answers"  # the check of the smoke test that knows what is right
 _LONGEST: Final = 4000  # characters of a diagnosis that are kept
 
 
@@ -87,7 +87,7 @@ class _Ladder:
 def take_down(sweep: Sweep) -> None:
     """Stop the sweep's own server, where there is one; nobody's requests are waited for, and nothing interrupts it."""
     with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
-        if servers.find(sweep.server) or sweep.plan.runtime in servers.silent:
+        if servers.find(sweep.server) or sweep.plan.runtime in servers.unreachable:
             down(servers, sweep.server, host=sweep.request.host, grace=0)
 
 

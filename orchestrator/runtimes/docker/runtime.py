@@ -37,7 +37,7 @@ from orchestrator.runtimes.docker.container import (
     docker_run_files,
     spec_of,
 )
-from orchestrator.runtimes.docker.state import ABSENT, server_state
+from orchestrator.runtimes.docker.state import NOT_FOUND, server_state
 from orchestrator.runtimes.labels import NAME, PART, PLAN, PROFILE, RECORD, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import kept_log
@@ -59,16 +59,16 @@ class DockerRuntime(Runtime):
     """
 
     name = "docker"
-    contained = True
-    over_ssh = True
-    leaves: ClassVar = frozenset({"docker-run.sh"})
+    in_container = True
+    supports_ssh = True
+    run_files: ClassVar = frozenset({"docker-run.sh"})
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         from orchestrator.runtimes.docker.host import DockerHost
 
         super().__init__(home, host)
         self._host = DockerHost(home, host)
-        self.named = self._host.named
+        self.host_given = self._host.named
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -88,7 +88,7 @@ class DockerRuntime(Runtime):
         return (daemon, image)
 
     @classmethod
-    def spaces(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
+    def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
         from orchestrator.runtimes.docker.checks import image_space
 
         return image_space(plan, runner)
@@ -152,10 +152,10 @@ class DockerRuntime(Runtime):
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
         container = self._get(unit)
-        return ABSENT if container is None else server_state(container.attrs)
+        return NOT_FOUND if container is None else server_state(container.attrs)
 
-    def titles(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.titles`. `ps` runs on the daemon's machine, whatever the image has."""
+    def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
+        """See `Runtime.process_cmdlines`. `ps` runs on the daemon's machine, whatever the image has."""
         from docker.errors import APIError
 
         container = self._get(unit)
@@ -234,7 +234,7 @@ class DockerRuntime(Runtime):
         from docker.errors import NotFound
 
         with self._host.errors(), suppress(NotFound):
-            return self._host.client.containers.get(unit.identity) if unit.identity else None
+            return self._host.client.containers.get(unit.runtime_id) if unit.runtime_id else None
         return None
 
     def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
@@ -245,10 +245,10 @@ class DockerRuntime(Runtime):
             profile=labels[PROFILE],
             plan_digest=labels[PLAN],
             url=self._host.reach(labels[URL]),
-            service=labels[URL] if way else "",
-            forward=way,
+            service_url=labels[URL] if way else "",
+            forward_command=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels[NAME]) / "unknown"),
-            identity=str(container.id),
+            runtime_id=str(container.id),
             number=replica_number(labels.get(PART, "")) or 1,
         )
 

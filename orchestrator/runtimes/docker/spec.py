@@ -28,7 +28,7 @@ def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
 
     Raises BuildError, PatchError.
     """
-    docker, ready = find_docker(place.far), artifacts.plan.prebuilt_image
+    docker, ready = find_docker(place.remote), artifacts.plan.prebuilt_image
     built = found_image(docker, ready) if ready else build_image(docker, artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     environment = built.config.engine_env if built.config else {}

@@ -8,7 +8,7 @@ from orchestrator.runtimes.base import ServerState, Status
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _ALIVE: Final = frozenset({"running", "restarting", "paused"})
 
-ABSENT: Final = ServerState(status=Status.ABSENT)
+NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
 def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of the Docker API

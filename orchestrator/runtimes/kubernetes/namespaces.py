@@ -9,7 +9,7 @@ from orchestrator.core.files import read_private
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME as SERVER_NAME
-from orchestrator.runtimes.base import ENDING
+from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.labels import PART
 
@@ -35,7 +35,7 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
     for folder in folders:
         newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)
-        if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / ENDING).is_file()):
+        if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / EXIT_FILE).is_file()):
             continue
         try:
             said = json.loads(read_private(newest_run / "plan.json"))["kubernetes"]

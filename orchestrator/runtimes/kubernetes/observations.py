@@ -41,7 +41,7 @@ class ObservationCache:
 
     def of(self, unit: Unit, seat: ReplicaRef) -> ObservedServer:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
-        seen, cluster = self._seen.get(unit.identity, ObservedServer()), seat.cluster
+        seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), seat.cluster
         failed, why = self._failed.get(cluster, (-inf, None))
         if why is not None and time.monotonic() - failed < _FRESH:
             if seen.at == -inf:
@@ -61,7 +61,7 @@ class ObservationCache:
             return seen
         if self._failed.pop(cluster, None) is not None:
             note("the cluster answers again")
-        return self._seen[unit.identity]
+        return self._seen[unit.runtime_id]
 
     def keep(
         self,
@@ -73,11 +73,11 @@ class ObservationCache:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
         own, cluster = (unit.name, seat.part), seat.cluster
         ours = [each for each in items if (each["metadata"]["labels"][NAME], replica_of(each)) == own]
-        deployment = next((each for each in ours if each["metadata"]["uid"] == unit.identity), None)
+        deployment = next((each for each in ours if each["metadata"]["uid"] == unit.runtime_id), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
         if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
-        self._seen[unit.identity] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
+        self._seen[unit.runtime_id] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
         return seen
 
     def answers(self, cluster: Cluster) -> bool:
@@ -86,7 +86,7 @@ class ObservationCache:
 
     def forget(self, unit: Unit) -> None:
         """Look anew the next time."""
-        self._seen.pop(unit.identity, None)
+        self._seen.pop(unit.runtime_id, None)
 
 
 def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:

@@ -73,11 +73,11 @@ class KubernetesRuntime(Runtime):
     """Servers in pods, in the namespaces that the run directories of this home name."""
 
     name = "kubernetes"
-    contained = True
-    here = False
-    elsewhere = True
-    discovers = True
-    leaves: ClassVar = frozenset({"kubernetes.yaml"})
+    in_container = True
+    is_local = False
+    cluster_managed = True
+    gateway_discovery = True
+    run_files: ClassVar = frozenset({"kubernetes.yaml"})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -115,13 +115,13 @@ class KubernetesRuntime(Runtime):
         return prepare(artifacts)
 
     @classmethod
-    def pods(cls, plan: Plan, name: str) -> PodTargets | None:
+    def monitoring_targets(cls, plan: Plan, name: str) -> PodTargets | None:
         from orchestrator.runtimes.kubernetes.spec import monitoring_targets
 
         return monitoring_targets(plan, name)
 
     @classmethod
-    def keeper(cls, plan: Plan) -> str | None:
+    def restart_owner(cls, plan: Plan) -> str | None:
         from orchestrator.runtimes.kubernetes.spec import restart_owner
 
         return restart_owner(plan)
@@ -157,8 +157,8 @@ class KubernetesRuntime(Runtime):
             self._discard(seat, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
-        self._patience[unit.identity] = settings.pending_timeout
-        self._forwards[unit.identity] = forward = Forward(cluster, plan.server.port)
+        self._patience[unit.runtime_id] = settings.pending_timeout
+        self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
@@ -182,31 +182,31 @@ class KubernetesRuntime(Runtime):
 
     def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        seat, forward = self._seats[unit.identity], self._forwards.get(unit.identity)
+        seat, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
             forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
-            self._stuck_since.pop(unit.identity, None)
+            self._stuck_since.pop(unit.runtime_id, None)
             return state
-        since = self._stuck_since.setdefault(unit.identity, time.monotonic())
+        since = self._stuck_since.setdefault(unit.runtime_id, time.monotonic())
         about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, seat.part))
         more = seat.cluster.shown("describe", *about)
-        stuck = state.stuck or time.monotonic() - since >= self._patience.get(unit.identity, inf)
-        return replace(state, stuck=stuck, detail=f"{state.detail}; {more} shows more")
+        stuck = state.unschedulable or time.monotonic() - since >= self._patience.get(unit.runtime_id, inf)
+        return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
-    def titles(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.titles`. By a shell in the pod, which has a process table of its own."""
-        view = self._look(unit)[1] if unit.identity else None
+    def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
+        """See `Runtime.process_cmdlines`. By a shell in the pod, which has a process table of its own."""
+        view = self._look(unit)[1] if unit.runtime_id else None
         if view is None or view.runs_since is None:
             return ()
         asked = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._seats[unit.identity].cluster.ask(*asked)
+        listed = self._seats[unit.runtime_id].cluster.ask(*asked)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
-        if not unit.identity or self._look(unit)[0] is None:
+        if not unit.runtime_id or self._look(unit)[0] is None:
             yield from kept_log(unit, since)
             return
         log = self._log(unit, since)
@@ -228,14 +228,14 @@ class KubernetesRuntime(Runtime):
             self._keep_log(unit)
         self._end(units, grace=grace)
 
-    def show(self, unit: Unit, *, shown: bool) -> None:
-        """See `Runtime.show`. Its pod bears the label by which the gateway looks for it, or not.
+    def set_routable(self, unit: Unit, *, routable: bool) -> None:
+        """See `Runtime.set_routable`. Its pod bears the label by which the gateway looks for it, or not.
 
         What comes in its place, on another node, bears it again: that is its Deployment's to say.
         """
-        seat = self._seats[unit.identity]
+        seat = self._seats[unit.runtime_id]
         asked = ("pods", "--selector", selector(unit.name, seat.part))
-        label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
+        label = f"{ROLE}={REPLICA}" if routable else f"{ROLE}-"
 
         def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced while it is labeled
             done = seat.cluster.ask("label", *asked, label, "--overwrite")
@@ -251,7 +251,7 @@ class KubernetesRuntime(Runtime):
             hint = f"{seat.cluster.shown('describe', what)} shows more"
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
-    def is_shown(self, unit: Unit) -> bool:
+    def is_routable(self, unit: Unit) -> bool:
         view = self._look(unit)[1]
         return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
 
@@ -276,7 +276,7 @@ class KubernetesRuntime(Runtime):
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
             warnings = warnings_of(cluster) if warns and not named else None  # of all at once
-            seen = [self._seen.keep(unit, self._seats[unit.identity], items, warnings) for unit in units]
+            seen = [self._seen.keep(unit, self._seats[unit.runtime_id], items, warnings) for unit in units]
         except HostError as error:
             return error
         listed = zip(units, seen, strict=True)
@@ -284,7 +284,7 @@ class KubernetesRuntime(Runtime):
 
     def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """The Deployment and the pod. Raises HostError for a cluster that has not answered for too long."""
-        seen = self._seen.of(unit, self._seats[unit.identity])
+        seen = self._seen.of(unit, self._seats[unit.runtime_id])
         return seen.deployment, seen.view
 
     def _log(self, unit: Unit, since: datetime | None = None) -> ServerLog:
@@ -292,7 +292,7 @@ class KubernetesRuntime(Runtime):
             deployment, view = self._look(unit)
             return deployment is not None, view
 
-        return ServerLog(self._seats[unit.identity].cluster, look, since)
+        return ServerLog(self._seats[unit.runtime_id].cluster, look, since)
 
     def _keep_log(self, unit: Unit) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
@@ -311,10 +311,10 @@ class KubernetesRuntime(Runtime):
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """End units of one name. Raises HostError."""
-        seats = {unit.identity: self._seats[unit.identity] for unit in units}
+        seats = {unit.runtime_id: self._seats[unit.runtime_id] for unit in units}
         parts = {identity: seat.part for identity, seat in seats.items()}
         try:
-            Removal(seats[units[0].identity].cluster, units[0].name, parts).carry_out(grace)
+            Removal(seats[units[0].runtime_id].cluster, units[0].name, parts).carry_out(grace)
         finally:
             for unit in units:
                 self._forget(unit)
@@ -343,24 +343,24 @@ class KubernetesRuntime(Runtime):
             plan_digest=said[PLAN],
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
             run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
-            identity=identity,
+            runtime_id=identity,
             role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
             number=replica_number(seat.part) or 1,
-            service=said[URL],
-            forward=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
+            service_url=said[URL],
+            forward_command=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
         )
 
     def _reached(self, unit: Unit) -> Unit:
         """With a local port that leads to the server, where it runs."""
-        if unit.identity not in self._forwards:
-            port = int(unit.service.rpartition(":")[2])
-            self._forwards[unit.identity] = Forward(self._seats[unit.identity].cluster, port)
+        if unit.runtime_id not in self._forwards:
+            port = int(unit.service_url.rpartition(":")[2])
+            self._forwards[unit.runtime_id] = Forward(self._seats[unit.runtime_id].cluster, port)
             self.state(unit)
-        return replace(unit, url=self._forwards[unit.identity].url)
+        return replace(unit, url=self._forwards[unit.runtime_id].url)
 
     def _forget(self, unit: Unit) -> None:
         self._seen.forget(unit)
-        if forward := self._forwards.get(unit.identity):
+        if forward := self._forwards.get(unit.runtime_id):
             forward.close()
 
 

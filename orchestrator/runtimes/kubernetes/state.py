@@ -11,7 +11,7 @@ from orchestrator.runtimes.kubernetes.pod import CHECKPOINT, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
 
-ABSENT: Final = ServerState(status=Status.ABSENT)
+NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 # Why a container has not started, as the kubelet says it, that only a person can change (kubelet, images/types.go,
 # kuberuntime_container.go); what it tries again, it tries with the same words.
 _HELD: Final[Mapping[str, str]] = {
@@ -126,7 +126,7 @@ def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
     pod may be left that never started: the cluster makes one more now and then while it ends the others.
     """
     if deployment is None:
-        return ABSENT if view is None or not has_started(view.pod) else _ending(view)
+        return NOT_FOUND if view is None or not has_started(view.pod) else _ending(view)
     if view is None:
         scaled = deployment["spec"].get("replicas") == 0
         return (
@@ -149,7 +149,7 @@ def _of_pod(view: PodView) -> ServerState:
         return _between(view)
     refusal = refusal_in(view.pod)
     return replace(
-        _pending(scheduling_problem(None, view) or _waits_for(view)), refusal=refusal, stuck=refusal is not None
+        _pending(scheduling_problem(None, view) or _waits_for(view)), refusal=refusal, unschedulable=refusal is not None
     )
 
 

@@ -68,7 +68,7 @@ class ProcessRuntime(Runtime):
     """Servers as processes; their working directory is the tool's home."""
 
     name = "process"
-    leaves: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
+    run_files: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -103,13 +103,13 @@ class ProcessRuntime(Runtime):
         return prepare(artifacts, place, place.home.packages)
 
     @classmethod
-    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+    def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
         from orchestrator.runtimes.supervisor.prepare import own_tables
 
         return own_tables(plan, home)
 
     @classmethod
-    def kept(cls, run_dir: Path) -> ServerState | None:
+    def saved_state(cls, run_dir: Path) -> ServerState | None:
         record = read_record(run_dir)
         if record is None:
             return None
@@ -163,11 +163,11 @@ class ProcessRuntime(Runtime):
         if not Path(unit.run_dir).exists() and server_processes(ProcessMarkers(token=run_marker(Path(unit.run_dir)))):
             deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
             return ServerState(status=Status.UNKNOWN, detail=deleted)
-        if record is None or record.stopped or record.supervisor != unit.identity:
-            return ServerState(status=Status.ABSENT)
+        if record is None or record.stopped or record.supervisor != unit.runtime_id:
+            return ServerState(status=Status.NOT_FOUND)
         return _state(record)
 
-    def titles(self, unit: Unit) -> tuple[str, ...]:
+    def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
         try:
             record = read_record(Path(unit.run_dir))
         except HostError:
@@ -200,7 +200,7 @@ class ProcessRuntime(Runtime):
             return
         if record is None and not run_dir.exists():
             terminate(unit.name, ProcessMarkers(token=run_marker(run_dir)), grace=grace)
-        if record is not None and record.supervisor == unit.identity and not record.stopped:
+        if record is not None and record.supervisor == unit.runtime_id and not record.stopped:
             terminate(unit.name, record.marks, grace=grace)
             record_end(record, run_dir)
 
@@ -338,7 +338,7 @@ def _unit(record: Record, run_dir: Path) -> Unit:
         plan_digest=record.plan_digest,
         url=record.url,
         run_dir=str(run_dir.absolute()),
-        identity=record.supervisor,
+        runtime_id=record.supervisor,
         number=replica_number(run_dir.name) or 1,
     )
 

@@ -85,8 +85,8 @@ class SlurmRuntime(Runtime):
     """Servers as jobs; their working directory is the tool's home, which the nodes share."""
 
     name = "slurm"
-    here = False
-    leaves: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL})
+    is_local = False
+    run_files: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -125,19 +125,19 @@ class SlurmRuntime(Runtime):
         return prepare(artifacts, place)
 
     @classmethod
-    def tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
+    def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
         from orchestrator.runtimes.slurm.spec import tables
 
         return tables(plan, home)
 
     @classmethod
-    def takes(cls, plan: Plan) -> ExternalImage | None:
+    def external_image(cls, plan: Plan) -> ExternalImage | None:
         from orchestrator.runtimes.slurm.spec import external_image
 
         return external_image(plan)
 
     @classmethod
-    def kept(cls, run_dir: Path) -> ServerState | None:
+    def saved_state(cls, run_dir: Path) -> ServerState | None:
         return kept_state(run_dir)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
@@ -161,7 +161,7 @@ class SlurmRuntime(Runtime):
             with defer_signals():
                 submission = self._submit(artifacts, comment, secrets)
             queued = self._unit(comment, forgotten(submission.job))
-            return queued if replica_name(run_dir) else self.placed(queued, plan)
+            return queued if replica_name(run_dir) else self.wait_for_placement(queued, plan)
         except BaseException:  # Ctrl-C, above all: nobody would know of this job
             with defer_signals():
                 self._take_back(comment)
@@ -171,20 +171,20 @@ class SlurmRuntime(Runtime):
         """See `Runtime.find`. Raises HostError where Slurm, or the runs of this home, cannot be asked."""
         return with_roles(found_units(self._home.runs.absolute(), name, self._listed))
 
-    def placed(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
+    def wait_for_placement(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         hint = _GIVE_ROOM if plan.gateway else ""
-        job = wait_for_node(unit.identity, limit=job_of(plan).queue_timeout, hint=hint, beside=meanwhile)
+        job = wait_for_node(unit.runtime_id, limit=job_of(plan).queue_timeout, hint=hint, beside=meanwhile)
         return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError where Slurm does not answer: that is not the same as "gone"."""
-        return state_of(Path(unit.run_dir), lambda: jobs.find_job(unit.identity))
+        return state_of(Path(unit.run_dir), lambda: jobs.find_job(unit.runtime_id))
 
-    def titles(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.titles`. A step of the job looks on the node; where none can be started they cannot be told."""
+    def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
+        """Return the command lines by a job step on the node; () if no step can be started."""
         with suppress(HostError):
             submission = read_submission(Path(unit.run_dir))
-            job = jobs.find_job(unit.identity) if submission is not None and not submission.stopped else None
+            job = jobs.find_job(unit.runtime_id) if submission is not None and not submission.stopped else None
             if submission is not None and job is not None and job.runs:
                 return _asked_titles(submission, job)
         return ()
@@ -204,16 +204,16 @@ class SlurmRuntime(Runtime):
         that cannot be read where no job in the queue tells that it is its server.
         """
         run_dir = Path(unit.run_dir)
-        if unit.identity:
-            self._end(unit.identity, run_dir, grace=grace)
+        if unit.runtime_id:
+            self._end(unit.runtime_id, run_dir, grace=grace)
         else:
             read_submission(run_dir)  # it says what is wrong with it
-        if self._home.holds(run_dir, unit.name) or _is_run_of(unit.identity, run_dir):
+        if self._home.holds(run_dir, unit.name) or _is_run_of(unit.runtime_id, run_dir):
             _note_stopped(run_dir)
 
     def ask_to_end(self, unit: Unit) -> None:
-        if unit.identity and _serves(unit.identity, Path(unit.run_dir)):
-            jobs.signal_server(unit.identity)
+        if unit.runtime_id and _serves(unit.runtime_id, Path(unit.run_dir)):
+            jobs.signal_server(unit.runtime_id)
 
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.supervisor.patched_copies import copies
@@ -279,7 +279,7 @@ class SlurmRuntime(Runtime):
             plan_digest=comment.plan,
             url=f"http://{self._address(job.node)}:{comment.port}" if job.node else "",
             run_dir=comment.run,
-            identity=job.id,
+            runtime_id=job.id,
             number=replica_number(Path(comment.run).name) or 1,
         )
 

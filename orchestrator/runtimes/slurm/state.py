@@ -30,7 +30,7 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
     except HostError as error:
         return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
     if submission is not None and submission.stopped:
-        return ServerState(status=Status.ABSENT)
+        return ServerState(status=Status.NOT_FOUND)
     return server_state(ask(), record, run_dir)
 
 

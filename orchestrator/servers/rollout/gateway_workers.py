@@ -23,7 +23,7 @@ from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.runs.run_dir import write_error
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.verify.gateway import count_servers
+from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
@@ -65,9 +65,9 @@ def open_gateway_workers(
     `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
     gateway accepts no changes.
     """
-    if runtime.discovers:
+    if runtime.gateway_discovery:
         return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=servers)
-    file = Path(gateway.own_dir) / _FILE
+    file = Path(gateway.log_dir) / _FILE
     try:
         workers = GatewayWorkers(
             url=gateway.url,
@@ -175,26 +175,26 @@ class DiscoveredWorkers:
 
     def cordon(self, new: RunningServer) -> None:
         """Hide a new replica until it is verified."""
-        self.runtime.show(new, shown=False)
+        self.runtime.set_routable(new, routable=False)
 
     def drain(self, _: str, old: RunningServer | None) -> None:
         """Hide a replica and wait until it gets no new requests; its own stop lets running ones finish."""
-        if old is None or not self.runtime.is_shown(old):
+        if old is None or not self.runtime.is_routable(old):
             return
-        before, ready = count_servers(self.url), self.runtime.is_ready(old)
-        self.runtime.show(old, shown=False)
+        before, ready = count_workers(self.url), self.runtime.is_ready(old)
+        self.runtime.set_routable(old, routable=False)
         if before < self.servers and not ready:  # it was not routed before
             return
-        poll = partial(count_servers, self.url)
+        poll = partial(count_workers, self.url)
         if poll_until(lambda count: count < before, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL) >= self.servers:
             which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {which}; requests may fail")
 
     def uncordon(self, _: str, new: RunningServer) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
-        poll = partial(count_servers, self.url)
+        poll = partial(count_workers, self.url)
         before = poll_until(bool, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)  # 0 without an answer
-        self.runtime.show(new, shown=True)
+        self.runtime.set_routable(new, routable=True)
         more = min(before + 1, self.servers)
         if poll_until(lambda count: count >= more, poll, within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL) < more:
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
@@ -202,4 +202,4 @@ class DiscoveredWorkers:
 
     def is_routed(self, _: str, server: RunningServer) -> bool:
         """Return whether the gateway may send requests to the replica."""
-        return self.runtime.is_shown(server)
+        return self.runtime.is_routable(server)

@@ -63,7 +63,9 @@ class ReplicatedStart:
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(self.artifacts.replicas):
             others = partial(self._require_others, self._servers[number])
-            self._servers[number] = self.runtime.placed(self._servers[number], replica.plan, meanwhile=others)
+            self._servers[number] = self.runtime.wait_for_placement(
+                self._servers[number], replica.plan, meanwhile=others
+            )
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
                 server,
@@ -88,7 +90,7 @@ class ReplicatedStart:
         """Start the gateway of ready replicas, wait until it routes to all, and verify it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
         secrets = dict(secrets)
-        if not self.runtime.discovers:  # otherwise the gateway finds the replicas
+        if not self.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)
@@ -109,5 +111,7 @@ class ReplicatedStart:
         others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
         for number, other in others:
             state = self.runtime.state(other)
-            if state.stuck or state.status not in {Status.RUNNING, Status.PENDING}:
-                raise NotReadyError(f"replica {number} exited: {state.ending}", hint="`deploy diagnose` names causes")
+            if state.unschedulable or state.status not in {Status.RUNNING, Status.PENDING}:
+                raise NotReadyError(
+                    f"replica {number} exited: {state.exit_summary}", hint="`deploy diagnose` names causes"
+                )

@@ -25,7 +25,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
-from orchestrator.servers.exit_record import record_exit, stop_server, why_failed
+from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, open_gateway_workers
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
@@ -178,7 +178,7 @@ class _RollingUpdate:
         step.drained = True
         if old is not None:
             grace = plan.timeouts.termination_grace
-            stop_server(self.runtime, old, home=self.servers.home, grace=grace, why=_REPLACED)
+            stop_server(self.runtime, old, home=self.servers.home, grace=grace, reason=_REPLACED)
         self._running.pop(number, None)
         wait_until_released(plan, self.place)
 
@@ -188,7 +188,7 @@ class _RollingUpdate:
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
-        step.new = new = self.runtime.placed(new, replica.plan)
+        step.new = new = self.runtime.wait_for_placement(new, replica.plan)
         self.workers.cordon(new)
         say(f"started {self._label(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, startup_seconds(replica.plan)
@@ -223,7 +223,7 @@ class _RollingUpdate:
         """Clean up after a failure: keep the old replica if it was not stopped, else leave neither."""
         old = self._running.get(number)
         if step.new is not None:
-            detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), why_failed(failure))
+            detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), failure_reason(failure))
             if isinstance(failure, DeployError):
                 told = diagnose_failure(self.runtime, step.new, detail)
                 failure.details = "\n\n".join(filter(None, [failure.details, told]))
@@ -269,7 +269,7 @@ class _RollingUpdate:
     def explain(self, error: BaseException) -> None:
         """Add progress and next commands to the hint of an error; record the exit of a run without replicas."""
         if not any(run_dir_of(server) == self.run.path for server in self._running.values()):
-            record_exit(self.run, why_failed(error))
+            record_exit(self.run, failure_reason(error))
         if isinstance(error, DeployError):
             error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
 

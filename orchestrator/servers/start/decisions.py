@@ -84,12 +84,12 @@ def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> Prebui
     if source.image_on_node:
         note(f"`{source.image}` is looked for on the nodes alone; its receipt is not held against the plan")
         return None
-    pulled_here = not runtime_class(source.runtime).elsewhere
+    pulled_here = not runtime_class(source.runtime).cluster_managed
     if pulled_here and not offline:
-        return newest_image(source.image, find_docker(place.far))
+        return newest_image(source.image, find_docker(place.remote))
     docker: DockerCli | None = None
     with suppress(HostError):  # no daemon: what would be started can be shown all the same
-        docker = None if place.far else find_docker()
+        docker = None if place.remote else find_docker()
     return known_image(source.image, docker, pulled_here=pulled_here)
 
 
@@ -100,7 +100,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     tuned kernels where there is none yet, and once more with it.
     """
     plan, home, rows, image, early = first.plan, place.home, NO_SOURCES, None, None
-    if plan.prebuilt_image is not None and not runtime_class(plan.runtime).elsewhere:
+    if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
         image = fetch_image(plan.prebuilt_image, place)
         rows = rows_in(image, plan, place, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")

@@ -36,12 +36,12 @@ def host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, s
 
     Raises UsageError for a far machine and a runtime that only knows this one.
     """
-    return HostRef(home=home, far=runtime_class(runtime).resolve_host(host, environ))
+    return HostRef(home=home, remote=runtime_class(runtime).resolve_host(host, environ))
 
 
 def runner_for(place: HostRef) -> Runner:
     """How to run a program there."""
-    return ssh_runner(place.far) if place.far else local
+    return ssh_runner(place.remote) if place.remote else local
 
 
 def preflight_host(
@@ -59,19 +59,21 @@ def preflight_host(
     ports of a server that is stopped first.
     """
     runner, kind = runner_for(place), runtime_class(plan.runtime)
-    if kind.elsewhere:
+    if kind.cluster_managed:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = HostAccess(
         runner=runner,
         environ=environ,
-        spaces=() if place.far else (*(_weights_space(plan, place.home) if stage else ()), *kind.spaces(plan, runner)),
-        checkpoint=_checkpoint(plan, place.home) if checkpoint and place.far is None else None,
-        contained=kind.contained,
-        interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
+        spaces=()
+        if place.remote
+        else (*(_weights_space(plan, place.home) if stage else ()), *kind.disk_needs(plan, runner)),
+        checkpoint=_checkpoint(plan, place.home) if checkpoint and place.remote is None else None,
+        contained=kind.in_container,
+        interpreter=None if kind.in_container else built_interpreter(plan.engine, place.home),
         server_on=partial(_server_on, place),
         freed=freed,
     )
-    return preflight(plan, access, kind.checks(), here=kind.here)
+    return preflight(plan, access, kind.checks(), here=kind.is_local)
 
 
 def require_host(plan: Plan, servers: Servers, name: str, place: HostRef, *, stage: bool) -> PreflightReport:
@@ -106,7 +108,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
     """The ports of this machine that are free once what runs under a name is stopped."""
-    here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).here]
+    here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
     plans = (read_plan(servers.run_of(handle)) for handle in here)
     own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
@@ -114,7 +116,7 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
 
 def _server_on(place: HostRef, port: int) -> str | None:
     """The server of ours that listens there, on a port that somebody holds."""
-    with open_servers(place.home, place.far) as servers:
+    with open_servers(place.home, place.remote) as servers:
         for handle in servers.find():
             if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
                 return handle.name
@@ -126,7 +128,7 @@ def wait_for_vram(plan: Plan, place: HostRef) -> None:
 
     Where the server runs on other machines, the runtime's own stop has waited.
     """
-    if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).here:
+    if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
     runner, progress = runner_for(place), Progress()
     try:
@@ -147,7 +149,7 @@ def wait_until_released(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
-    if not runtime_class(plan.runtime).here:
+    if not runtime_class(plan.runtime).is_local:
         return
     runner = runner_for(place)
     for _, port in plan_ports(plan):

@@ -18,7 +18,7 @@ from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import FILES_FILE, REQUEST_FILE, RunDir, open_run
-from orchestrator.servers.exit_record import record_exit, why_failed
+from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import ReplicatedStart
 from orchestrator.servers.servers import Servers
@@ -143,9 +143,9 @@ def _give_up(
     interrupted = isinstance(error, KeyboardInterrupt)
     failure = Interrupted("interrupted") if interrupted else error
     if handle is None:
-        record_exit(run, why_failed(failure))
+        record_exit(run, failure_reason(failure))
         return Interrupted("interrupted", hint="nothing was started") if interrupted else error
-    detail = "" if keep else stop_after_failure(handle, runtime, run, why_failed(failure))
+    detail = "" if keep else stop_after_failure(handle, runtime, run, failure_reason(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:

@@ -34,11 +34,11 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
 
     Raises WeightsError, HostError.
     """
-    if runtime_class(plan.runtime).elsewhere:
+    if runtime_class(plan.runtime).cluster_managed:
         note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
         return
-    if place.far is not None:
-        _bring_far(plan, place, place.far, stage=stage)
+    if place.remote is not None:
+        _bring_far(plan, place, place.remote, stage=stage)
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.checkpoint.source == "generated":
@@ -66,7 +66,7 @@ def far_directory(plan: Plan) -> str:
 
 def mirror_path(model: Model, place: HostRef) -> Path | None:
     """Where the config and headers of a far checkpoint are kept; None for one here."""
-    return place.home.made_for(place.far) / "headers" / FileName(model.name) if place.far is not None else None
+    return place.home.made_for(place.remote) / "headers" / FileName(model.name) if place.remote is not None else None
 
 
 def known_checkpoint(model: Model, place: HostRef) -> Checkpoint | None:
@@ -107,7 +107,7 @@ def plan_to_build(
 
 def builtin_tables(plan: Plan, home: Home, place: HostRef) -> RowSources:
     """Return the tables that the engine of the plan ships with, on the host of `place`."""
-    return RowSources(tables=tuple(runtime_class(plan.runtime).tables(plan, home)), remote=place.far)
+    return RowSources(tables=tuple(runtime_class(plan.runtime).builtin_tables(plan, home)), remote=place.remote)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:
@@ -137,6 +137,6 @@ def _overlay(plan: Plan, place: HostRef, not_needed: frozenset[str], found: Foun
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (place.home.made_for(place.far) / RelativePath(overlay)).parent
+    written = (place.home.made_for(place.remote) / RelativePath(overlay)).parent
     directory = mirror_path(plan.model, place) or checkpoint_directory(plan.model, place.home)
-    note(f"config overlay: {write_overlay(directory, written, transforms, linked=place.far is None)}")
+    note(f"config overlay: {write_overlay(directory, written, transforms, linked=place.remote is None)}")

@@ -30,12 +30,12 @@ class UpRequest:
     timeout: float | None  # seconds, None for as long as something moves
     run: str | None = None  # the directory of an earlier start, whose plan is started as it was
     lock: str | None = None  # a file: what it holds is started, or nothing
-    healing: bool = False  # asked for by `deploy watch`
+    by_watch: bool = False  # asked for by `deploy watch`
     max_replicas: int | None = None  # of several replicas, how many are replaced
     min_gsm8k: float | None = None  # of several replicas, what each new one has to score
 
     @property
-    def decided(self) -> bool:
+    def has_fixed_plan(self) -> bool:
         """Whether its plan was decided before, and no other one may take its place."""
         return bool(self.run or self.lock)
 

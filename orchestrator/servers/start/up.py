@@ -26,7 +26,7 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
-from orchestrator.servers.exit_record import HEALING, stop_server
+from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, stop_server
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
@@ -77,7 +77,7 @@ def up(
             if servers.find(name):
                 room.enter_context(_room_for(home, name, made))
             with _recovery_hint(servers, name, recovery_command):
-                _stop_old(servers, name, why=HEALING if request.healing else "replaced")
+                _stop_old(servers, name, why=STOPPED_FOR_RESTART if request.by_watch else "replaced")
                 room.close()
                 machine = require_ready_host(made.plan, place, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
@@ -89,7 +89,7 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
 
     Raises NameTakenError if its plan allows none, and UsageError for options that need one.
     """
-    running = _replicated_server(servers, name, healing=request.healing)
+    running = _replicated_server(servers, name, by_watch=request.by_watch)
     if running is not None:
         require_version(running.run)
         require_rollable(running.plan or plan, plan, name, request)
@@ -99,14 +99,14 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
     return running
 
 
-def _replicated_server(servers: Servers, name: str, *, healing: bool) -> RunningServer | None:
+def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> RunningServer | None:
     """Return the server of that name with replicas behind a running gateway; None if there is none.
 
-    A hung gateway accepts no changes: `deploy watch` (`healing`) stops all its replicas, as if it had died.
+    A hung gateway accepts no changes: `deploy watch` (`by_watch`) stops all its replicas, as if it had died.
     """
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
-    return next((handle for handle in running if not healing or is_gateway_alive(handle)), None)
+    return next((handle for handle in running if not by_watch or is_gateway_alive(handle)), None)
 
 
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
@@ -125,7 +125,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
             details = render_diff(old.to_dict(), plan.to_dict()) if old else ""
-            ended = "" if state.status is Status.RUNNING else f" and is not running: {state.ending}"
+            ended = "" if state.status is Status.RUNNING else f" and is not running: {state.exit_summary}"
             raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
         if state.status is Status.PENDING:
             raise StartError(f"`{name}` is pending: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}")
@@ -189,7 +189,7 @@ def _stop_old(servers: Servers, name: str, *, why: str) -> None:
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), why=why)
+        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), reason=why)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

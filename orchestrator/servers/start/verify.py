@@ -24,7 +24,7 @@ from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
-from orchestrator.verify.gateway import count_servers, gateway_checks
+from orchestrator.verify.gateway import count_workers, gateway_checks
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
@@ -46,7 +46,7 @@ def is_healthy(handle: RunningServer) -> bool:
 def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
     """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
     if handle.replicas:
-        return count_servers(handle.url)
+        return count_workers(handle.url)
     try:
         with EngineClient(handle.url, key=None) as server:
             return int(server.health(tries=tries, within=within) == httpx.codes.OK)
@@ -64,7 +64,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     def look() -> tuple[int, str]:
         state = runtime.state(handle)
-        if ended := state.ending if state.status is not Status.RUNNING else dead_processes(runtime, handle):
+        if ended := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
             return 0, ended
         left = max(began + deadline - time.monotonic(), _SHORTEST)
         return _healthy_replicas(handle, tries=1, within=left), ""

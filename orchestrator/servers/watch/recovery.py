@@ -31,15 +31,15 @@ from orchestrator.runs.run_dir import (
     runs_of,
 )
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import STOPPED, ServerState, Status
-from orchestrator.servers.exit_record import EXIT_FILE, HEALING, RESTARTS_FILE, UP_FAILED, saved_state
+from orchestrator.runtimes.base import EXIT_FILE, STOPPED, ServerState, Status
+from orchestrator.servers.exit_record import RESTARTS_FILE, STOPPED_FOR_RESTART, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.restart import restart
 from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import PROCESSES_FILE, Servers, api_key, dead_processes, open_servers
 from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
-_NOT_FOUND: Final = ServerState(status=Status.ABSENT)
+_NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
 def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
@@ -49,8 +49,8 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
     """
     require_name(name)
     run, handle = _newest(servers, name)
-    if servers.silent:
-        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.silent.items()))
+    if servers.unreachable:
+        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.unreachable.items()))
     if run is None or (plan := read_plan(run)) is None:
         if run is None and handle is None:
             raise not_started(servers.home, name, hint="`deploy up PROFILE` starts a server")
@@ -64,9 +64,9 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
         run=run.path.name,
         url=handle.url if handle else plan.server.url,
         model=plan.model.served_name,
-        processes=tuple(filter(is_identity, (unit.identity for unit in handle.units))) if handle else (),
+        processes=tuple(filter(is_identity, (unit.runtime_id for unit in handle.units))) if handle else (),
         status=state.status,
-        exit_reason="" if runs or handle is None else state.ending,
+        exit_reason="" if runs or handle is None else state.exit_summary,
         dead=dead_processes(servers.runtime(handle), handle) if runs and handle else "",
         restarts=state.restarts,
         busy=is_locked(servers.home, name),
@@ -105,7 +105,7 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 
 def require_not_cluster_managed(plan: Plan, name: str) -> None:
     """Raise UsageError if something other than `deploy watch` restarts the server."""
-    if (keeper := runtime_class(plan.runtime).keeper(plan)) is not None:
+    if (keeper := runtime_class(plan.runtime).restart_owner(plan)) is not None:
         raise UsageError(
             f"cannot watch `{name}`: {keeper}",
             hint=f"`deploy status {name}` shows restarts; `deploy monitoring {name}` writes alerts for Prometheus",
@@ -186,12 +186,12 @@ def _is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
         state = saved_state(run)
         return (state is None or state.detail != STOPPED) and (handle is not None or _started_by_watch(run))
     reason = str(ended.get("asked"))
-    return reason == HEALING or (_started_by_watch(run) and reason.startswith(UP_FAILED))
+    return reason == STOPPED_FOR_RESTART or (_started_by_watch(run) and reason.startswith(UP_FAILED))
 
 
 def _started_by_watch(run: RunDir) -> bool:
     request = read_request(run)
-    return request is not None and request.healing
+    return request is not None and request.by_watch
 
 
 def _restart_times(home: Home, name: str) -> Iterator[float]:

@@ -57,7 +57,7 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> S
         plan_digest=plan.digest,
         url="http://127.0.0.1:30000",
         run_dir=str(folder),
-        identity="1",
+        runtime_id="1",
     )
     return Servers(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
 

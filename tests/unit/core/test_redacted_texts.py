@@ -33,8 +33,9 @@ from orchestrator.core.secrets import (
 from orchestrator.diagnose.match import diagnose
 from orchestrator.hosts.report import PreflightReport, info
 from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.docker.logs import save_log
-from orchestrator.servers.exit_record import EXIT_FILE, record_exit, why_failed
+from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.verify.report import failed
 from orchestrator.verify.smoke import _result
 
@@ -124,7 +125,7 @@ class Places:
         return answer.failure[1]
 
     def end_of_a_run(self, text: str) -> str:
-        record_exit(RunDir(self._folder), why_failed(DeployError(text)))
+        record_exit(RunDir(self._folder), failure_reason(DeployError(text)))
         return (self._folder / EXIT_FILE).read_text()
 
     def machine_of_a_run(self, text: str) -> str:

@@ -42,7 +42,7 @@ def look(
         environ=environ,
         spaces=spaces,
         checkpoint=checkpoint,
-        contained=kind.contained,
+        contained=kind.in_container,
     )
     return preflight(plan, access, kind.checks())
 

@@ -183,7 +183,7 @@ def previewed(*overrides: str, allow_untuned: bool = False) -> Plan:
     image = "ghcr.io/me/tp8:v1"
     request = request_of(*overrides, profile="mi355x-tp8-july", image=image, allow_untuned=allow_untuned)
     home = Home(Path("/nowhere"))
-    return decide_beforehand(request, request.source(home), HostRef(home=home, far="ssh://node"), offline=True).plan
+    return decide_beforehand(request, request.source(home), HostRef(home=home, remote="ssh://node"), offline=True).plan
 
 
 def labels_of(image: PrebuiltImage) -> dict[str, str]:

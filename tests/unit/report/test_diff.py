@@ -48,7 +48,7 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
         "patched.mtp": ("image", "applied", "present upstream"),
         "weights": ("weights", "1 shards, 21 tensors", "2 shards, 21 tensors"),
         "host.driver": ("host", "7.0", "7.2"),
-        "outcome.smoke.checks that failed": ("outcome", "", "stream agrees"),
+        "outcome.smoke.checks that failed": ("outcome", "", "streaming matches"),
         "outcome.smoke.failed": ("outcome", "", "1"),
         "outcome.smoke.passed": ("outcome", "2", "1"),
     }

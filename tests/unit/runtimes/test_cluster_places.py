@@ -9,7 +9,7 @@ from cluster_samples import HOST_PATH, cluster_plan
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.planner.planning import render_artifacts
-from orchestrator.runtimes.base import ENDING
+from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import known_namespaces
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
@@ -44,7 +44,7 @@ def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "plan.json").write_text(json.dumps({"kubernetes": RUNS["blue"]}))
     (run / "plan.json").chmod(0o600)
-    (run / ENDING).write_text("{}")
+    (run / EXIT_FILE).write_text("{}")
     assert known_namespaces(Home(tmp_path)) == ()
     assert known_namespaces(Home(tmp_path), "blue") == (Cluster("one", "web"),)
 

@@ -147,7 +147,7 @@ def test_a_pod_that_is_replaced_while_it_is_labeled_is_asked_for_again(tmp_path:
     cluster = cast("Cluster", SimpleNamespace(ask=lambda *_: next(answers)))
     runtime = KubernetesRuntime(Home(tmp_path))
     known = {"profile": "p", "plan_digest": "", "url": "", "run_dir": str(tmp_path)}
-    unit = Unit(runtime="kubernetes", name="pair", identity="one", **known)
+    unit = Unit(runtime="kubernetes", name="pair", runtime_id="one", **known)
     runtime._seats["one"] = ReplicaRef(cluster, "replica-1")
-    runtime.show(unit, shown=False)
+    runtime.set_routable(unit, routable=False)
     assert next(answers, None) is None

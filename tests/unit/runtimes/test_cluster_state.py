@@ -138,7 +138,7 @@ def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, A
     ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"refused": REFUSED}]})}
     told = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", **told}]))
-    assert (found.status, found.stuck) == (Status.PENDING, True)
+    assert (found.status, found.unschedulable) == (Status.PENDING, True)
     assert found.refusal is not None
     assert found.refusal.options == ("enable-eplb",)
     assert found.detail == "its sglang refuses the arguments: `assert self.ep_size > 1` (server_args.py:5383)"
@@ -153,7 +153,7 @@ def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, A
 )
 def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words: str) -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"terminated": ended}}]))
-    assert (found.refusal, found.stuck, found.detail) == (None, False, words)
+    assert (found.refusal, found.unschedulable, found.detail) == (None, False, words)
 
 
 def test_the_engine_that_judges_the_arguments_is_waited_for() -> None:
@@ -166,7 +166,7 @@ def test_a_claim_without_the_checkpoint_is_told_until_somebody_fills_it() -> Non
     for states in ({"state": ended}, {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}):
         waits = pod(initContainerStatuses=[{"name": "checkpoint", **states}])
         found = state_of(waits)
-        assert (found.status, found.stuck) == (Status.PENDING, False)
+        assert (found.status, found.unschedulable) == (Status.PENDING, False)
         assert found.detail == "its checkpoint is missing: claim `m` does not hold `glm`; `kubectl run`"
         assert scheduling_problem(DEPLOYMENT, PodView(pod=waits))
 
@@ -219,8 +219,8 @@ def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
     leaving["metadata"]["deletionTimestamp"] = ENDED
     assert server_state(None, PodView(pod=leaving)).status is Status.EXITED
     leaving["status"] = {}
-    assert server_state(None, PodView(pod=leaving)).status is Status.ABSENT, "it never started, and will not"
-    assert server_state(None, None).status is Status.ABSENT
+    assert server_state(None, PodView(pod=leaving)).status is Status.NOT_FOUND, "it never started, and will not"
+    assert server_state(None, None).status is Status.NOT_FOUND
 
 
 @pytest.mark.parametrize("state", ["running", "waiting", "terminated"])

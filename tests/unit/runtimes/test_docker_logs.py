@@ -110,7 +110,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Stop a server whose container names this run directory; whether it is gone."""
     container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
     monkeypatch.setattr(runtime, "_get", lambda _: container)
-    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
     runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
     return container.removed
 

@@ -118,7 +118,7 @@ def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_r
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
     (found,) = ServerGroup(docker).find()
-    assert (found.identity, found.url, found.run_dir) == ("", "", str(tmp_path))
+    assert (found.runtime_id, found.url, found.run_dir) == ("", "", str(tmp_path))
     assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
     state = ServerGroup(docker).state(found)
     assert found.state == state

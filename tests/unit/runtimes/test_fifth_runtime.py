@@ -59,7 +59,7 @@ class OnPaper(Runtime):
         Path(unit.run_dir, "server.log").unlink()
 
     def _unit(self, run_dir):
-        known = {"profile": "cpu-tiny", "plan_digest": "", "url": "http://127.0.0.1:9", "identity": "1"}
+        known = {"profile": "cpu-tiny", "plan_digest": "", "url": "http://127.0.0.1:9", "runtime_id": "1"}
         return Unit(runtime=self.name, name=run_dir.parent.name, run_dir=str(run_dir), **known)
 """
 
@@ -91,7 +91,9 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(
     with open_servers(home) as servers:
         started = servers.runtimes[on_paper].start(prepared.artifacts, name="owl", run_dir=run.path, secrets={})
         assert servers.open("owl").found.unit == started.unit
-        assert [(each.runtime, each.status) for each in statuses(servers, None, ask=False)] == [(on_paper, "running")]
+        assert [(each.runtime, each.status) for each in statuses(servers, None, check_health=False)] == [
+            (on_paper, "running")
+        ]
     assert deploy("logs", "owl").stdout == "serving\n"
     assert "`owl` is down" in deploy("down", "owl").stderr
     with open_servers(home) as servers:
@@ -103,7 +105,12 @@ def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) 
     with pytest.raises(UsageError, match="the on-paper runtime runs on this machine, not on `ssh://n0`"):
         host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
     kind = runtime_class(on_paper)
-    assert (kind.takes(plan), kind.pods(plan, "owl"), kind.keeper(plan), kind.kept(tmp_path)) == (None,) * 4
+    assert (
+        kind.external_image(plan),
+        kind.monitoring_targets(plan, "owl"),
+        kind.restart_owner(plan),
+        kind.saved_state(tmp_path),
+    ) == (None,) * 4
 
 
 def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_newest_run_of_a_name_is_its_server_unless_it_was_stopped(home: Home) ->
 
     (handle,) = ProcessRuntime(home).find()
 
-    assert (handle.name, handle.run_dir, handle.identity) == ("tiny", str(new), "boot/10/100")
+    assert (handle.name, handle.run_dir, handle.runtime_id) == ("tiny", str(new), "boot/10/100")
     assert ProcessRuntime(home).find("gone") == ()
 
 
@@ -177,7 +177,7 @@ def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(hom
     assert (state.status, state.exit_code) == (Status.EXITED, None)
     assert state.detail == "its supervisor was killed, and the server with it; 1 of its processes still run"
     assert str(folder) in [handle.run_dir for handle in runtime.find("tiny")]
-    assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.ABSENT
+    assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.NOT_FOUND
 
 
 @pytest.mark.parametrize("alive", [10, 11])

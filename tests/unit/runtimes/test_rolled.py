@@ -9,7 +9,7 @@ import pytest
 from orchestrator.runtimes.replicas import may_coexist, with_roles
 from orchestrator.servers.group import RunningServer, join_replicas, joined, run_dirs
 
-BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
 
 
 @pytest.fixture
@@ -26,24 +26,24 @@ def later(tmp_path: Path) -> Path:
 
 
 def replica(start: Path, number: int) -> RunningServer:
-    return replace(BLANK, run_dir=str(start / f"replica-{number}"), identity=f"{start.name}/{number}")
+    return replace(BLANK, run_dir=str(start / f"replica-{number}"), runtime_id=f"{start.name}/{number}")
 
 
 def gateway(start: Path, *numbers: int) -> RunningServer:
-    own = replace(BLANK, run_dir=str(start), identity="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
+    own = replace(BLANK, run_dir=str(start), runtime_id="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
     return join_replicas(own, [replica(start, number) for number in numbers])
 
 
 def test_those_of_one_start_are_of_that_start(first: Path) -> None:
     whole = gateway(first, 1, 2)
-    assert (whole.run_dir, whole.own_dir, whole.plan_digest) == (str(first), str(first), "of the first")
+    assert (whole.run_dir, whole.log_dir, whole.plan_digest) == (str(first), str(first), "of the first")
     assert joined([whole]) == [whole]
 
 
 def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(first: Path, later: Path) -> None:
     [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
-    assert (whole.run_dir, whole.own_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
+    assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
     assert whole.plan_digest == hashlib.sha256(b"{}").hexdigest(), "what was asked for last"
     assert [unit.run_dir for unit in whole.units] == [str(first), *(each.run_dir for each in whole.replicas)]
     assert run_dirs([whole]) == [first, later]
@@ -52,7 +52,7 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
 def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> None:
     cut = join_replicas(None, [replica(later, 1)])
     assert joined([cut]) == [cut]
-    assert cut.identity == ""
+    assert cut.runtime_id == ""
 
 
 def test_a_server_starts_behind_a_gateway_of_its_name_and_home_alone(first: Path, later: Path, tmp_path: Path) -> None:

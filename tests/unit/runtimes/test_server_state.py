@@ -32,7 +32,7 @@ def test_age(started: str | None, age: str) -> None:
 
 
 def test_ending() -> None:
-    assert state(Status.EXITED).ending == "exited with 137"
-    assert state(Status.EXITED, detail="killed by SIGKILL").ending == "killed by SIGKILL"
+    assert state(Status.EXITED).exit_summary == "exited with 137"
+    assert state(Status.EXITED, detail="killed by SIGKILL").exit_summary == "killed by SIGKILL"
     now = datetime.now(UTC).isoformat()
-    assert state(Status.EXITED, ended=now, detail="killed by SIGKILL").ending.startswith("killed by SIGKILL, ")
+    assert state(Status.EXITED, ended=now, detail="killed by SIGKILL").exit_summary.startswith("killed by SIGKILL, ")

@@ -214,7 +214,7 @@ def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
     runtime = SlurmRuntime(Home(tmp_path))
     [handle] = runtime.find()
     assert runtime.state(handle).status is Status.UNKNOWN
-    assert runtime.titles(handle) == ()
+    assert runtime.process_cmdlines(handle) == ()
     with pytest.raises(HostError, match="cannot be read"):
         runtime.stop(handle, grace=0)
     assert set(asked) == {"squeue"}
@@ -235,10 +235,10 @@ def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
     before = {path: path.read_bytes() for path in run_dir.iterdir()}
     monkeypatch.setattr(jobs, "find_job", lambda _: None)
     runtime = SlurmRuntime(Home(tmp_path / "home"))
-    handle = Unit(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), identity="7")
+    handle = Unit(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), runtime_id="7")
     runtime.stop(handle, grace=0)
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
-    runtime.stop(replace(handle, identity="8"), grace=0)  # its own, whatever home it was started from
+    runtime.stop(replace(handle, runtime_id="8"), grace=0)  # its own, whatever home it was started from
     assert (submission := read_submission(run_dir)) is not None
     assert submission.stopped
     assert [path.name for path in run_dir.iterdir()] == ["slurm.json"]

@@ -41,7 +41,7 @@ class Recording:
                 plan_digest="d",
                 url="http://127.0.0.1:1",
                 run_dir=str(run_dir),
-                identity="1",
+                runtime_id="1",
             )
         ]
         return self.servers[0]

@@ -17,7 +17,7 @@ SERVER = RunningServer(
     plan_digest="0" * 64,
     url="http://127.0.0.1:1",
     run_dir="/runs/pair/1/replica-2",
-    identity="2",
+    runtime_id="2",
 )
 
 
@@ -25,18 +25,18 @@ SERVER = RunningServer(
 class Shown:
     """A cluster of two servers, of which one may be shown; its gateway counts what is shown, or always as many."""
 
-    discovers: ClassVar = True
+    gateway_discovery: ClassVar = True
     shown: bool = True
     ready: bool = True
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
 
-    def show(self, handle: RunningServer, *, shown: bool) -> None:
+    def set_routable(self, handle: RunningServer, *, routable: bool) -> None:
         assert handle is SERVER
-        self.calls.append(shown)
-        self.shown = shown
+        self.calls.append(routable)
+        self.shown = routable
 
-    def is_shown(self, handle: RunningServer) -> bool:
+    def is_routable(self, handle: RunningServer) -> bool:
         assert handle is SERVER
         return self.shown
 
@@ -50,7 +50,7 @@ class Shown:
 
 
 def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWorkers:
-    monkeypatch.setattr(gateway_workers, "count_servers", cluster.count)
+    monkeypatch.setattr(gateway_workers, "count_workers", cluster.count)
     for limit in ("_CHANGE_TIMEOUT", "_ROUTE_TIMEOUT"):
         monkeypatch.setattr(gateway_workers, limit, 0.0)
     return DiscoveredWorkers(url="http://127.0.0.1:9", runtime=cluster, servers=2)
@@ -103,7 +103,7 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
     counts = iter((0, 1, 1))
     found = discovery(Shown(shown=False), monkeypatch)
     monkeypatch.setattr(gateway_workers, "_CHANGE_TIMEOUT", 10.0)
-    monkeypatch.setattr(gateway_workers, "count_servers", lambda _: next(counts))
+    monkeypatch.setattr(gateway_workers, "count_workers", lambda _: next(counts))
     with pytest.raises(NotReadyError, match="does not route to `replica-2`"):
         found.uncordon("", SERVER)
 

@@ -21,7 +21,7 @@ FAILURES = {
 
 def handle(name: str, run_dir: Path) -> RunningServer:
     run_dir.mkdir(parents=True)
-    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
     return RunningServer(runtime="process", name=name, run_dir=str(run_dir), **known)
 
 
@@ -70,7 +70,7 @@ def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
-    servers = replace(fleet(Silent(tmp_path), tmp_path), named=frozenset({"process"}))
+    servers = replace(fleet(Silent(tmp_path), tmp_path), explicit_hosts=frozenset({"process"}))
 
     with pytest.raises(HostError) as caught:
         command.down_all(servers, host=None)
@@ -90,7 +90,7 @@ def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
     servers = fleet(Silent(tmp_path), tmp_path)
 
     assert servers.find() == ()
-    assert servers.silent == {}
+    assert servers.unreachable == {}
 
 
 def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:
@@ -123,6 +123,6 @@ def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path / "mine", "mine")
     runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
 
-    command.down_all(fleet(runtime, tmp_path / "mine"), host=None, everyones=True)
+    command.down_all(fleet(runtime, tmp_path / "mine"), host=None, all_homes=True)
 
     assert runtime.stopped == ["0", "1"]

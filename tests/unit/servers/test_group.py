@@ -17,7 +17,7 @@ from orchestrator.runtimes.base import HostRef, PreparedRun, Runtime, ServerStat
 from orchestrator.runtimes.replicas import with_roles
 from orchestrator.servers.group import ServerGroup
 
-BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
 
 
 class Noted(Runtime):
@@ -30,7 +30,7 @@ class Noted(Runtime):
         self.hangs = hangs
         self.ended: set[str] = set()
         self.asked: list[str] = []
-        self.units = [replace(BLANK, run_dir=str(home.root / each), identity=each) for each in folders]
+        self.units = [replace(BLANK, run_dir=str(home.root / each), runtime_id=each) for each in folders]
 
     @classmethod
     def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -47,24 +47,24 @@ class Noted(Runtime):
         return with_roles(replace(unit, state=self.state(unit)) for unit in self.units)
 
     def state(self, unit: Unit) -> ServerState:
-        return ServerState(status=Status.ABSENT if unit.identity in self.ended else Status.RUNNING)
+        return ServerState(status=Status.NOT_FOUND if unit.runtime_id in self.ended else Status.RUNNING)
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:  # noqa: ARG002 - a log of one line
-        yield f"of {unit.identity}"
+        yield f"of {unit.runtime_id}"
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
-        return lambda: iter([f"new of {unit.identity}"])
+        return lambda: iter([f"new of {unit.runtime_id}"])
 
     def ask_to_end(self, unit: Unit) -> None:
-        self.asked.append(f"ask {unit.identity}")
-        if unit.identity != self.hangs:
-            self.ended.add(unit.identity)
+        self.asked.append(f"ask {unit.runtime_id}")
+        if unit.runtime_id != self.hangs:
+            self.ended.add(unit.runtime_id)
 
     def stop(self, unit: Unit, *, grace: float) -> None:  # noqa: ARG002 - it ends at once
-        self.asked.append(f"stop {unit.identity}")
-        if unit.identity == self.hangs:
+        self.asked.append(f"stop {unit.runtime_id}")
+        if unit.runtime_id == self.hangs:
             raise HostError("it does not end")
-        self.ended.add(unit.identity)
+        self.ended.add(unit.runtime_id)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def pair(tmp_path: Path) -> Noted:
 
 def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: Noted) -> None:
     [server] = ServerGroup(pair).find("pair")
-    assert [(unit.role, unit.identity) for unit in server.units] == [
+    assert [(unit.role, unit.runtime_id) for unit in server.units] == [
         (Role.GATEWAY, "run"),
         (Role.SERVER, "run/replica-1"),
         (Role.SERVER, "run/replica-2"),
@@ -88,7 +88,7 @@ def test_the_gateway_is_stopped_before_any_server_is_asked_and_these_end_at_the_
     assert pair.asked[0] == "stop run"
     assert pair.asked[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
     assert set(pair.asked[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
-    assert ServerGroup(pair).state(server).status is Status.ABSENT
+    assert ServerGroup(pair).state(server).status is Status.NOT_FOUND
 
 
 @pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
@@ -98,7 +98,7 @@ def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None
     with pytest.raises(HostError, match="it does not end"):
         ServerGroup(pair).stop(server, grace=0)
     assert pair.ended == {"run", "run/replica-1", "run/replica-2"} - {hangs}
-    assert {f"stop {unit.identity}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
+    assert {f"stop {unit.runtime_id}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
 
 
 def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.exit_record import EXIT_FILE, record_exit, stop_server, why_failed
+from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import side_of_server
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
 
-CHECK = CheckResult(name="right model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
+CHECK = CheckResult(name="served model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> N
     assert owl[0].smoke == {}
     assert owl[0].ready_seconds is None
     assert owl[1].smoke == {"failed": 1, "passed": 1}
-    assert owl[1].failed == ("stream agrees",)
+    assert owl[1].failed == ("streaming matches",)
     assert owl[1].kernels == {"hits": 2, "misses": 1}
     assert owl[2].ready_seconds == 12.5
     assert (owl[2].ended, owl[2].ended_at) == ("stopped", "2026-07-01T00:10:00+00:00")
@@ -69,7 +69,7 @@ def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> N
     assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # its knee, and not the rate of the most tokens
     assert {start.name for start in history(servers, None, [*results_under(results)])} == {"hen", "owl"}
     told = history_table(owl)
-    assert "1 failed, 1 passed (stream agrees)" in told
+    assert "1 failed, 1 passed (streaming matches)" in told
     assert "2 hits, 1 misses" in told
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_result_is_said_and_hides_no_other(
 
 
 def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
-    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
     return RunningServer(runtime="it", name=name, run_dir=str(run.path), **known)
 
 
@@ -121,14 +121,14 @@ class Stopping:
         (Stopping(Status.RUNNING), "replaced"),
         (Stopping(Status.EXITED, "killed by SIGKILL"), "killed by SIGKILL"),
         (Stopping(Status.UNKNOWN, silent=True), "replaced"),
-        (Stopping(Status.ABSENT), ""),
+        (Stopping(Status.NOT_FOUND), ""),
     ],
 )
 def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Servers, runtime: Stopping, how: str) -> None:
     """A container is removed with all that it knew; whether it had died before that was forgotten."""
     run = past_run(servers.home, 1)
     (run.path / "process.json").unlink()
-    stop_server(runtime, handle_of(run), home=servers.home, grace=5, why="replaced")  # type: ignore[arg-type]
+    stop_server(runtime, handle_of(run), home=servers.home, grace=5, reason="replaced")  # type: ignore[arg-type]
     [start] = history(servers, "owl", ())
     assert start.ended == how
     assert start.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else start.ended_at)
@@ -142,7 +142,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
     hens = past_run(servers.home, 1, name="hen")
     for run in (elsewhere, hens):
         before = contents(run)
-        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
         assert contents(run) == before
 
 
@@ -176,7 +176,7 @@ def contents(run: RunDir) -> dict[Path, bytes]:
 def test_no_secret_is_kept_of_an_end(servers: Servers) -> None:
     run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
     died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
-    for why, state in ((why_failed(StartError(told)), None), ("stopped", died)):
+    for why, state in ((failure_reason(StartError(told)), None), ("stopped", died)):
         record_exit(run, why, state)
         kept = (run.path / EXIT_FILE).read_text()
         assert "[REDACTED]" in kept
@@ -197,7 +197,7 @@ def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkey
 
     run = past_run(servers.home, 1)
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full)
-    stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, why="x")  # type: ignore[arg-type]
+    stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
     assert not (run.path / EXIT_FILE).exists()
 
 

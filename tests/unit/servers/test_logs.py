@@ -67,7 +67,7 @@ class Running:
 
     def find(self, name: str | None) -> tuple[RunningServer, ...]:
         return (
-            RunningServer(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", identity=""),
+            RunningServer(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", runtime_id=""),
         )
 
     def logs(self, _handle: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:

@@ -61,7 +61,7 @@ def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, mon
         plan_digest="d1",
         url="http://127.0.0.1:30010",
         run_dir=str(tmp_path),
-        identity="1",
+        runtime_id="1",
     )
     status = Status.RUNNING
     runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
@@ -92,10 +92,10 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
 def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
     alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
-    assert host_ref(container.runtime, home, None, alone).far is None
-    assert host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
-    assert host_ref(container.runtime, home, None, far).far == "ssh://node"
-    assert host_ref(container.runtime, home, "ssh://other", far).far == "ssh://other"
+    assert host_ref(container.runtime, home, None, alone).remote is None
+    assert host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).remote is None
+    assert host_ref(container.runtime, home, None, far).remote == "ssh://node"
+    assert host_ref(container.runtime, home, "ssh://other", far).remote == "ssh://other"
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
@@ -108,6 +108,6 @@ def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp
 def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
     """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
-    assert host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
+    assert host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).remote is None
     with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
         host_ref(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})

@@ -14,7 +14,7 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers, dead_processes, record_processes
 from orchestrator.servers.start.verify import smoke_server
-from orchestrator.servers.status import require_well, statuses
+from orchestrator.servers.status import require_healthy, statuses
 
 READY = ("python -m sglang.launch_server --dp-size 2", "sglang::data_parallel_controller", "sglang::scheduler_DP0")
 READY = (*READY, "sglang::scheduler_DP1", "sglang::detokenizer", "python -c from multiprocessing.spawn import main")
@@ -26,7 +26,7 @@ class Table:
     def __init__(self, titles: tuple[str, ...]) -> None:
         self.running = titles
 
-    def titles(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
         return self.running
 
 
@@ -61,7 +61,7 @@ def handle(run_dir: Path) -> RunningServer:
         plan_digest="d",
         url="http://127.0.0.1:1",
         run_dir=str(run_dir),
-        identity="1",
+        runtime_id="1",
         state=ServerState(status=Status.RUNNING),
     )
 
@@ -109,12 +109,12 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
     servers = Servers(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
 
-    found = statuses(servers, "two", ask=True)
+    found = statuses(servers, "two", check_health=True)
     assert [(server.health, server.detail) for server in found] == [
         ("unhealthy", "rank DP1 has ended while the server runs")
     ]
     with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
-        require_well(servers, found, named=True)
+        require_healthy(servers, found, named=True)
     with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
         smoke_server(servers, "two", strict_kernels=False)
 
@@ -140,7 +140,7 @@ def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
     behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
     servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
-        require_well(servers, statuses(servers, "two", ask=True), named=True)
+        require_healthy(servers, statuses(servers, "two", check_health=True), named=True)
 
 
 def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
@@ -154,6 +154,6 @@ def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_t
     )
 
     said = "replica 1 of 2 has no record that can be read"
-    assert [server.detail for server in statuses(servers, "two", ask=True)] == [said]
+    assert [server.detail for server in statuses(servers, "two", check_health=True)] == [said]
     with pytest.raises(SmokeError, match=said):
         smoke_server(servers, "two", strict_kernels=False)

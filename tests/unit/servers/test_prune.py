@@ -280,7 +280,7 @@ class Docker:
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         if not self.answers:
             raise HostError("the daemon does not answer")
-        known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+        known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
         named = RunningServer(runtime="docker", name=name or "", run_dir=str(self.lists), **known)
         return (named,) if self.lists else ()
 

@@ -81,7 +81,7 @@ def test_status_shows_every_server_and_names_that_run(
 ) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2, running=True), version)
-    found = statuses(servers_of(home), None, ask=False)
+    found = statuses(servers_of(home), None, check_health=False)
     assert [(each.name, each.status) for each in found] == [("hen", "running"), ("owl", "running")]
     assert is_named(run, version, capsys.readouterr().err)
 
@@ -143,7 +143,7 @@ def test_history_lists_that_run(home: Home, version: int) -> None:
 def test_a_process_whose_own_record_is_of_another_version_is_named(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2), version, "process.json")
-    found = {each.name: each for each in statuses(servers_of(home), None, ask=False)}
+    found = {each.name: each for each in statuses(servers_of(home), None, check_health=False)}
     assert found["hen"].status == Status.RUNNING
     assert found["owl"].status == Status.UNKNOWN
     told = f"process.json` cannot be read: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"

@@ -46,7 +46,7 @@ class Scripted:
 
     def open(self, name: str) -> Server:
         found = RunningServer(
-            runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", identity="",
+            runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", runtime_id="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
         return Server(found=found, runtime=self, run=None)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ class Scripted:
     def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
 
-    def titles(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
         return self.processes
 
     def tail(self, _: RunningServer) -> Callable[[], Iterator[str]]:

@@ -169,7 +169,7 @@ def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_t
         plan_digest="another",
         url="http://127.0.0.1:30010",
         run_dir=str(run.path),
-        identity="1",
+        runtime_id="1",
     )
     monkeypatch.setattr(Nothing, "find", lambda *_: (standing,))
     monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: None)

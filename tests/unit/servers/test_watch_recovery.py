@@ -18,7 +18,7 @@ from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_room
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import restart
-from orchestrator.servers.exit_record import HEALING, UP_FAILED, record_exit, why_failed
+from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, failure_reason, record_exit
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
@@ -32,7 +32,7 @@ class Recorded:
         self.run, self.now = run, state
 
     def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
-        made = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "identity": "1"}
+        made = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "runtime_id": "1"}
         handle = RunningServer(runtime="process", name="owl", run_dir=str(self.run.path), **made)
         return (handle,) if self.now else ()
 
@@ -40,7 +40,7 @@ class Recorded:
         assert self.now is not None
         return self.now
 
-    def titles(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
         return ()
 
 
@@ -52,7 +52,7 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
     plan = load("cpu-tiny").plan
     run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
-    run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(healing=by_watch))})
+    run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(by_watch=by_watch))})
     run.save("smoke.json", {"ok": True, "checks": []})
     if ready:
         run.save("processes.json", {"parts": []})
@@ -82,7 +82,7 @@ def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(t
         (True, f"{UP_FAILED} with 7: not ready", True),
         (True, f"{UP_FAILED} with 130: interrupted", True),
         (True, "stopped", False),
-        (False, HEALING, True),
+        (False, STOPPED_FOR_RESTART, True),
     ],
 )
 def test_a_start_that_only_a_healing_has_ended_is_wanted(
@@ -99,7 +99,7 @@ def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, ke
     """It was taken out of the record, and a server that only a healing had ended was left alone for good."""
     Secret(key)
     home = Home(tmp_path)
-    for asked in (HEALING, why_failed(NotReadyError("not ready"))):
+    for asked in (STOPPED_FOR_RESTART, failure_reason(NotReadyError("not ready"))):
         run = started(home, by_watch=True)
         record_exit(run, asked, RUNS)
         assert look(home, run, None).wanted
@@ -146,7 +146,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
     run = started(home)
     healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
     assert (healed.code, healed.message, healed.attempted, healed.superseded) == (7, "not ready", True, False)
-    assert [(each.healing, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
+    assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("restarts.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
 
@@ -205,7 +205,7 @@ def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(restart, "up", lambda request, *_, **__: found.append(request))
     started(Home(tmp_path), by_watch=True)
     restart.restart("owl", Home(tmp_path))
-    assert [each.healing for each in found] == [False]
+    assert [each.by_watch for each in found] == [False]
     assert issubclass(NameTakenError, StartError)
 
 
@@ -240,7 +240,7 @@ def test_a_healed_start_that_somebody_stops_on_a_full_disk_is_not_begun_again(
     run = started(home, by_watch=True)
     assert look(home, run, RUNS).wanted
     monkeypatch.setattr(RunDir, "save_state", full)
-    record_exit(run, HEALING)
+    record_exit(run, STOPPED_FOR_RESTART)
     assert look(home, run, None).wanted
     record_exit(run, "`deploy down`")
     assert not look(home, run, None).wanted

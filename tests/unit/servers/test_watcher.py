@@ -216,7 +216,7 @@ def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> 
     world = World()
     watcher = world.watcher()
     world.pass_by(watcher, 50)
-    world.snapshot = replace(HEALTHY, wanted=False, status="absent")
+    world.snapshot = replace(HEALTHY, wanted=False, status="not found")
     world.pass_by(watcher, 3600)
     assert (world.kinds, world.restarted_at) == (["watching", "stopped"], [])
     world.snapshot = replace(HEALTHY, busy=True, ready=False, run="run-2")
@@ -257,7 +257,7 @@ def test_one_that_was_never_ready_is_left_to_who_started_it_but_a_healing_that_w
     assert (left.kinds, left.restarted_at) == (["waiting"], [])
 
     cut_off = World(snapshot=replace(HEALTHY, ready=False, by_watch=True, restarted_at=(990.0,)))
-    cut_off.snapshot = replace(cut_off.snapshot, status="absent")
+    cut_off.snapshot = replace(cut_off.snapshot, status="not found")
     cut_off.pass_by(cut_off.watcher(), 5)
     assert cut_off.events[0][1:] == (EventKind.DIED, "its start was interrupted; restart 2 of 3")
 

@@ -10,7 +10,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify.questions import filler, is_right, prompt_of
+from orchestrator.verify.questions import filler, is_correct, prompt_of
 from orchestrator.verify.target import target_of
 
 
@@ -37,12 +37,12 @@ def test_no_two_sentences_of_the_filler_are_the_same() -> None:
 
 @pytest.mark.parametrize("answer", ["Paris", "paris", " Paris.\n", "PARIS ."])
 def test_case_white_space_and_a_full_stop_do_not_count(answer: str) -> None:
-    assert is_right(question(), answer)
+    assert is_correct(question(), answer)
 
 
 @pytest.mark.parametrize("answer", ["", "Paris, of course", "The city is Paris.", "**Paris**", "Pari", "Paris.."])
 def test_all_else_does(answer: str) -> None:
-    assert not is_right(question(), answer)
+    assert not is_correct(question(), answer)
 
 
 def words(profile: str, *overrides: str) -> list[int]:

@@ -63,56 +63,56 @@ def test_an_honest_server_passes_everything() -> None:
 
 
 LIES = {
-    "another model": (engine(model="llama"), "right model", "serves `llama`, not `glm-5.2`"),
-    "a shorter context": (engine(context=2048), "right model", "takes 2048 tokens, the profile says 4096"),
-    "numbers from dice": (engine(rolls_dice=True), "greedy repeats", "two greedy answers differ from token"),
-    "streaming loses text": (engine(stream_drops_a_piece=True), "stream agrees", "streaming gives 'w"),
-    "streaming in one piece": (engine(stream_in_one_piece=True), "stream agrees", "the answer is not streamed"),
-    "a stream without end": (engine(stream_never_ends=True), "stream agrees", "ended without `data: [DONE]`"),
-    "streaming counts wrong": (engine(stream_counts_wrong=True), "stream agrees", "counts 33 tokens streaming"),
-    "sampling that is ignored": (engine(samples=False), "sampling samples", "the same 32 tokens twice"),
+    "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
+    "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
+    "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ from token"),
+    "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
+    "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the answer is not streamed"),
+    "a stream without end": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
+    "streaming counts wrong": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
+    "sampling that is ignored": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
     "a prompt token more": (
         engine(counts_one_prompt_token_more=True),
-        "tokens add up",
+        "token counts",
         "prompt tokens in `meta_info`: 38, not 37",
     ),
     "a completion token less": (
         engine(counts_one_completion_token_less=True),
-        "tokens add up",
+        "token counts",
         "completion tokens in `meta_info`: 15, not 16",
     ),
     "a wrong total": (
         engine(usage_total_is_wrong=True),
-        "tokens add up",
+        "token counts",
         "total tokens in `usage`: 54, not 53",
     ),
-    "no cache": (engine(cache_off=True), "prefix cached", "0 from cache, 960 expected (page 64)"),
-    "a cache that only says so": (engine(cache_pretends=True), "prefix cached", "never sent before"),
-    "no cache report": (engine(usage_hides_cache=True), "prefix cached", "`usage` reports 0 cached tokens"),
-    "schema ignored": (engine(ignores_schema=True), "schema obeyed", "not JSON"),
-    "schema broken": (engine(breaks_schema=True), "schema obeyed", "JSON that breaks the schema"),
+    "no cache": (engine(cache_off=True), "prefix cache", "0 from cache, 960 expected (page 64)"),
+    "a cache that only says so": (engine(cache_pretends=True), "prefix cache", "never sent before"),
+    "no cache report": (engine(usage_hides_cache=True), "prefix cache", "`usage` reports 0 cached tokens"),
+    "schema ignored": (engine(ignores_schema=True), "structured output", "not JSON"),
+    "schema broken": (engine(breaks_schema=True), "structured output", "JSON that breaks the schema"),
     "500 for a malformed request": (
         engine(malformed_status=500),
-        "malformed refused",
+        "bad requests rejected",
         "broken JSON to `/generate` is answered 500",
     ),
-    "200 for a malformed request": (engine(malformed_status=200), "malformed refused", "is answered 200"),
-    "500 for an over-long prompt": (engine(overlong_status=500), "over-long refused", "is answered 500"),
-    "an over-long prompt cut in silence": (engine(overlong_status=200), "over-long refused", "answered 200"),
+    "200 for a malformed request": (engine(malformed_status=200), "bad requests rejected", "is answered 200"),
+    "500 for an over-long prompt": (engine(overlong_status=500), "overlong prompt rejected", "is answered 500"),
+    "an over-long prompt cut in silence": (engine(overlong_status=200), "overlong prompt rejected", "answered 200"),
     "a shorter second answer": (
         engine(gives_fewer_tokens_each_time=True),
-        "greedy repeats",
+        "greedy deterministic",
         "two greedy answers differ from token 29 on",
     ),
-    "a stream without text": (engine(stream_of_no_text=True), "stream agrees", "streaming gives ''"),
-    "a list for a color": (engine(color_is_a_list=True), "schema obeyed", "JSON that breaks the schema"),
-    "a page of no tokens": (engine(page=0), "prefix cached", "`page_size` is 0"),
+    "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
+    "a list for a color": (engine(color_is_a_list=True), "structured output", "JSON that breaks the schema"),
+    "a page of no tokens": (engine(page=0), "prefix cache", "`page_size` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
-        "metrics count",
+        "metrics",
         "has no number for `sglang:generation_tokens_total`",
     ),
-    "metrics that stand still": (engine(metrics_stand_still=True), "metrics count", "went from 0 to 0"),
+    "metrics that stand still": (engine(metrics_stand_still=True), "metrics", "went from 0 to 0"),
 }
 
 
@@ -178,7 +178,7 @@ def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(p
 
 def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
     """How it was judged whether its answers are right."""
-    return next(check for check in run(server, target).checks if check.name == "answers right")
+    return next(check for check in run(server, target).checks if check.name == "correct answers")
 
 
 def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
@@ -189,20 +189,20 @@ def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
 
 def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
     report = run(engine(knows=KNOWS, wrong=(" Which city?", " Which word?")), ASKING)
-    assert list(failures(report)) == ["answers right"]
-    assert failures(report)["answers right"].startswith("2 of 3 answers wrong; rank 0: after ")
-    assert "'w1" in failures(report)["answers right"]
-    assert "where 'Paris' is right" in failures(report)["answers right"]
+    assert list(failures(report)) == ["correct answers"]
+    assert failures(report)["correct answers"].startswith("2 of 3 answers wrong; rank 0: after ")
+    assert "'w1" in failures(report)["correct answers"]
+    assert "where 'Paris' is right" in failures(report)["correct answers"]
     with pytest.raises(SmokeError) as caught:
         report.require()
     assert caught.value.details == (
-        "known causes for `answers right`:\n  - a GEMM reckons wrongly (sglang #28685); take another engine"
+        "known causes for `correct answers`:\n  - a GEMM reckons wrongly (sglang #28685); take another engine"
     )
 
 
 def test_one_wrong_answer_of_three_is_a_warning_with_its_causes() -> None:
     report = run(engine(knows=KNOWS, wrong=(" Which word?",)), ASKING)
-    assert verdicts(report)["answers right"] is Verdict.WARNING
+    assert verdicts(report)["correct answers"] is Verdict.WARNING
     assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
 
 
@@ -224,7 +224,7 @@ def test_no_question_behind_a_chunk_is_a_warning() -> None:
 
 
 def test_a_model_without_questions_is_asked_none_and_has_no_row() -> None:
-    assert "answers right" not in verdicts(run(engine()))
+    assert "correct answers" not in verdicts(run(engine()))
 
 
 def test_questions_are_asked_greedily_and_without_thinking() -> None:
@@ -245,8 +245,8 @@ def test_questions_are_asked_greedily_and_without_thinking() -> None:
 @pytest.mark.parametrize(
     ("server", "check"),
     [
-        (engine(rolls_dice=True), "greedy repeats"),
-        (engine(stream_drops_a_piece=True), "stream agrees"),
+        (engine(rolls_dice=True), "greedy deterministic"),
+        (engine(stream_drops_a_piece=True), "streaming matches"),
     ],
 )
 def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: EngineApi, check: str) -> None:
@@ -269,7 +269,7 @@ def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
     """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
     server = engine(accept_length=3.3, **lie)  # type: ignore[arg-type]
     report = run(server, dataclasses.replace(TARGET, speculative=True, greedy=known))
-    found = next(check for check in report.checks if check.name == "sampling samples")
+    found = next(check for check in report.checks if check.name == "sampling varies")
     assert (found.verdict, evidence in found.evidence) == (verdict, True)
     assert report.ok == bool(known)
 
@@ -285,23 +285,23 @@ def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool
 
 def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
     report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
-    assert list(failures(report)) == ["greedy repeats"]
+    assert list(failures(report)) == ["greedy deterministic"]
 
 
 def test_an_open_server_that_was_to_be_closed() -> None:
     closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
     found = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), closed))
-    assert found == {"key required": "a request without the key is answered 200"}
+    assert found == {"API key required": "a request without the key is answered 200"}
 
 
 def test_a_rank_that_never_serves() -> None:
     found = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
-    assert found == {"each rank serves": "rank 0 answered for rank 1"}
+    assert found == {"DP ranks": "rank 0 answered for rank 1"}
 
 
 def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
     report = run(engine(dp=2, says_no_rank=True), dataclasses.replace(TARGET, dp=2))
-    assert verdicts(report)["each rank serves"] is Verdict.WARNING
+    assert verdicts(report)["DP ranks"] is Verdict.WARNING
     assert report.ok
 
 
@@ -316,46 +316,48 @@ def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
 )
 def test_speculation_that_does_nothing(server: EngineApi, evidence: str) -> None:
     found = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
-    assert list(found) == ["drafts accepted"]
-    assert evidence in found["drafts accepted"]
+    assert list(found) == ["speculative decoding"]
+    assert evidence in found["speculative decoding"]
 
 
 def test_an_answer_cut_short_does_not_prove_the_schema_broken() -> None:
-    assert verdicts(run(engine(talks_too_long=True)))["schema obeyed"] is Verdict.WARNING
+    assert verdicts(run(engine(talks_too_long=True)))["structured output"] is Verdict.WARNING
 
 
-@pytest.mark.parametrize("what", ["malformed", "over-long"])
-def test_a_server_that_dies_of_a_clients_mistake(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "check"), [("malformed", "bad requests rejected"), ("over-long", "overlong prompt rejected")]
+)
+def test_a_server_that_dies_of_a_clients_mistake(what: str, check: str) -> None:
     report = run(engine(dies_of=what))
     found = failures(report)
-    assert next(iter(found)) == f"{what} refused"
-    assert "no connection" in found[f"{what} refused"]
-    assert found["metrics count"] == f"not tried: the server stopped answering during `{what} refused`"
+    assert next(iter(found)) == check
+    assert "no connection" in found[check]
+    assert found["metrics"] == f"not tried: the server stopped answering during `{check}`"
 
 
 def test_a_server_that_hangs_is_asked_once() -> None:
     found = failures(run(engine(hangs_at="/generate")))
-    assert found["greedy repeats"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
-    assert found["tokens add up"] == "not tried: the server stopped answering during `greedy repeats`"
+    assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
+    assert found["token counts"] == "not tried: the server stopped answering during `greedy deterministic`"
 
 
 def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
     found = failures(run(engine(), faults=["cuda-runtime-header: falling back to loop"]))
-    assert found == {"log clean": "cuda-runtime-header: falling back to loop"}
+    assert found == {"clean log": "cuda-runtime-header: falling back to loop"}
 
 
 def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
     bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
     report = run(engine(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
-    absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.NOT_APPLICABLE}
+    absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.SKIPPED}
     assert absent == {
-        "key required",
-        "prefix cached",
-        "each rank serves",
-        "drafts accepted",
-        "schema obeyed",
-        "metrics count",
-        "log clean",
+        "API key required",
+        "prefix cache",
+        "DP ranks",
+        "speculative decoding",
+        "structured output",
+        "metrics",
+        "clean log",
     }
     assert report.ok
 
@@ -375,14 +377,12 @@ def test_each_run_sends_prompts_that_no_earlier_run_has_cached() -> None:
 
 def test_the_report_for_people_and_for_programs() -> None:
     report = run(engine(cache_off=True))
-    assert "prefix cached" in report.to_table()
-    assert (
-        report.to_table().splitlines()[-1] == "8 passed, 1 failed, 3 not applicable" or "1 failed" in report.to_table()
-    )
+    assert "prefix cache" in report.to_table()
+    assert report.to_table().splitlines()[-1] == "8 passed, 1 failed, 3 skipped" or "1 failed" in report.to_table()
     assert report.to_dict()["ok"] is False
     with pytest.raises(SmokeError) as caught:
         report.require()
-    assert [problem.message.split(":")[0] for problem in caught.value.problems] == ["prefix cached"]
+    assert [problem.message.split(":")[0] for problem in caught.value.problems] == ["prefix cache"]
     run(engine()).require()
 
 

@@ -162,7 +162,7 @@ def test_gives_up_at_once_when_the_server_has_exited() -> None:
 
 def test_a_server_that_was_removed_has_not_exited() -> None:
     server = Server(log={0: LOADING})
-    server.exits_at, server.end = 3, Status.ABSENT
+    server.exits_at, server.end = 3, Status.NOT_FOUND
     with pytest.raises(NotReadyError, match="the server is gone: something else removed it while loading weights"):
         server.wait(silence=3600)
 
@@ -252,7 +252,7 @@ def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None
         restarts=0,
         started_at=None,
         detail="its sglang refuses the arguments",
-        stuck=True,
+        unschedulable=True,
         refusal=refusal,
     )
 
