@@ -111,7 +111,7 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
     for each in scored:
         for line in () if json else each.lines():
             print_data(line)
-        note(f"the outcome is in `{each.file}`")
+        note(f"wrote the result to `{each.file}`")
     if several:
         note(f"`deploy report {scored[0].file.parent}` makes one report of them")
 

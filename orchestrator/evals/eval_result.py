@@ -1,6 +1,6 @@
-"""What an evaluation gave: which question was answered right, by which seed; as a file too.
+"""The result of an evaluation suite: the answered questions, the score, and the JSON file.
 
-A share is a part of 1.
+Scores and shares are between 0 and 1.
 """
 
 import math
@@ -18,24 +18,24 @@ from orchestrator.bench.result import parse_strict
 from orchestrator.core.errors import BenchError
 from orchestrator.core.safe_paths import FileName
 
-OUTCOME_SCHEMA: Final = 1
-BASELINE_FOLDER: Final = "baseline"  # beside an outcome: that of the server that was asked the same
+EVAL_RESULT_SCHEMA: Final = 2
+BASELINE_DIR: Final = "baseline"  # directory of the baseline results
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQuestion:
-    """One answered question; `id` names the question wherever it is asked."""
+    """One answered question; `id` identifies the question across runs."""
 
     id: str
-    right: bool
-    seed: int | None = None  # of the sampling, or the number of the trial; None where each question is asked once
-    group: str = ""  # a domain: each counts as much as any other, however many questions it has
-    answer: str = ""  # how the digest of the answer begins: two that are alike have the same
+    correct: bool
+    seed: int | None = None  # sampling seed or trial number; None if each question is asked once
+    group: str = ""  # a domain; all domains have equal weight
+    answer: str = ""  # prefix of the digest of the answer; equal for equal answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedQuestion:
-    """One question, wherever it is asked; `nth` tells those apart that a suite has twice."""
+class QuestionKey:
+    """The identity of a question across runs; `nth` distinguishes duplicates within a suite."""
 
     group: str
     id: str
@@ -44,80 +44,79 @@ class AskedQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """One evaluation of one served model. `metric` and `task` are the harness's own names."""
+    """One evaluation of one served model. `metric` and `task` are names of the harness."""
 
     schema_version: int
     suite: str
     task: str
     metric: str
     model: str
-    harness: str  # its name and version
+    harness: str  # name and version
     command: str
     items: tuple[AnsweredQuestion, ...]
-    limit: int | None = None  # how many questions were asked for; None for all
-    most_tokens: int | None = None  # that an answer might have; None where that was not kept
+    limit: int | None = None  # number of questions; None for all
+    max_tokens: int | None = None  # maximum length of an answer; None if unknown
 
     @cached_property
-    def answers(self) -> Mapping[AskedQuestion, tuple[bool, ...]]:
-        """Which answers to each question were right."""
-        found = defaultdict[AskedQuestion, list[bool]](list)
+    def answers(self) -> Mapping[QuestionKey, tuple[bool, ...]]:
+        """Whether each answer was correct, by question."""
+        correct = defaultdict[QuestionKey, list[bool]](list)
         seen = defaultdict[tuple[int | None, str, str], int](int)
         for item in self.items:
             seen[item.seed, item.group, item.id] += 1
             nth = seen[item.seed, item.group, item.id]
-            found[AskedQuestion(group=item.group, id=item.id, nth=nth)].append(item.right)
-        return {question: tuple(each) for question, each in found.items()}
+            correct[QuestionKey(group=item.group, id=item.id, nth=nth)].append(item.correct)
+        return {question: tuple(answers) for question, answers in correct.items()}
 
     @property
     def score(self) -> float:
-        """Share of right answers; where there are groups, the mean of theirs."""
+        """The share of correct answers: the mean over groups."""
         return fmean(fmean(shares) for shares in self.shares.values())
 
     @property
     def shares(self) -> Mapping[str, Sequence[Fraction]]:
-        """The share of right answers to each question, by group."""
-        found = defaultdict[str, list[Fraction]](list)
-        for question, each in self.answers.items():
-            found[question.group].append(Fraction(sum(each), len(each)))
-        return found
+        """The share of correct answers to each question, by group."""
+        shares = defaultdict[str, list[Fraction]](list)
+        for question, answers in self.answers.items():
+            shares[question.group].append(Fraction(sum(answers), len(answers)))
+        return shares
 
     @property
     def effective_items(self) -> float:
-        """How many independent answers these are worth."""
+        """The effective sample size: the equivalent number of independent answers."""
         return effective_items(tuple(self.shares.values()))
 
     @property
     def by_seed(self) -> Mapping[int, float]:
-        """The score of each seed by itself; empty where there are none."""
+        """The score of each seed; empty without seeds."""
         seeds = sorted({item.seed for item in self.items if item.seed is not None})
-        return {seed: fmean(item.right for item in self.items if item.seed == seed) for seed in seeds}
+        return {seed: fmean(item.correct for item in self.items if item.seed == seed) for seed in seeds}
 
     @property
-    def repeats_itself(self) -> bool:
-        """Whether every seed gave the same answer to each question, word for word: nothing was sampled."""
-        told = defaultdict[str, set[str]](set)
+    def is_deterministic(self) -> bool:
+        """Whether all seeds gave identical answers, which means that the server did not sample."""
+        answers = defaultdict[str, set[str]](set)
         for item in self.items:
-            told[item.id].add(item.answer)
-        return len(self.by_seed) > 1 and all(len(each) == 1 and "" not in each for each in told.values())
+            answers[item.id].add(item.answer)
+        return len(self.by_seed) > 1 and all(len(texts) == 1 and "" not in texts for texts in answers.values())
 
     def pass_hat(self) -> Iterator[tuple[int, tuple[Sequence[float], ...]]]:
-        """Of each k: by group, the chance that k trials of a task all succeed, C(right, k) / C(trials, k).
+        """Yield k and, by group, the probabilities that k trials of a task all succeed.
 
-        As tau2's `metrics/agent_metrics.py` computes it, up to the fewest trials that a task has.
+        It is C(correct, k) / C(trials, k), as in tau2's `metrics/agent_metrics.py`, up to the fewest trials.
         """
         for k in range(1, min(map(len, self.answers.values())) + 1):
             chances = defaultdict[str, list[float]](list)
-            for question, each in self.answers.items():
-                chances[question.group].append(math.comb(sum(each), k) / math.comb(len(each), k))
+            for question, answers in self.answers.items():
+                chances[question.group].append(math.comb(sum(answers), k) / math.comb(len(answers), k))
             yield k, tuple(chances.values())
 
 
 def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
-    """How many independent answers shares of questions are worth: with one answer to each, their number.
+    """Return the effective sample size of shares of correct answers; groups have equal weight.
 
-    Several answers to one question are not independent: what varies is counted from question to question (the effective
-    size of a clustered sample, Korn and Graubard 1998, Survey Methodology 24:193). `groups` count alike. Where nothing
-    varies, it is the number of questions.
+    Several answers to one question are not independent, so the variance between questions counts (clustered sample,
+    Korn and Graubard 1998, Survey Methodology 24:193). Without variance it is the number of questions.
     """
     shares = [list(map(float, each)) for each in groups]
     share = fmean(map(fmean, shares))
@@ -128,19 +127,19 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
 _OUTCOME: Final = TypeAdapter(EvalResult)
 
 
-def outcome_file(suite: str) -> FileName:
-    """What the file of a suite's outcome is called; `deploy report` looks for it."""
+def eval_result_file(suite: str) -> FileName:
+    """Return the file name of a result, as `deploy report` expects it."""
     return FileName(f"eval-{suite}.json")
 
 
-def outcome_to_json(outcome: EvalResult) -> str:
-    """The outcome as JSON text."""
-    return _OUTCOME.dump_json(outcome, indent=1, exclude_defaults=True).decode() + "\n"
+def eval_result_to_json(result: EvalResult) -> str:
+    """Return the result as JSON text."""
+    return _OUTCOME.dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
 
 
-def outcome_from_json(text: str, *, where: str) -> EvalResult:
-    """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-    outcome = parse_strict(_OUTCOME, text, description="outcome of `deploy eval`", location=where)
-    if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
-        raise BenchError("an outcome of another version, or an empty one", where=where, hint="evaluate again")
-    return outcome
+def eval_result_from_json(text: str, *, where: str) -> EvalResult:
+    """Parse a result read from `where`. Raises BenchError for another schema version or damaged data."""
+    result = parse_strict(_OUTCOME, text, description="result of `deploy eval`", location=where)
+    if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
+        raise BenchError("the eval result has another schema version, or is empty", where=where, hint="evaluate again")
+    return result

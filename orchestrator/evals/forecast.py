@@ -1,4 +1,4 @@
-"""What an evaluation will tell, take and cost: said before anybody is asked."""
+"""The forecast of an evaluation: sensitivity, duration and cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +13,7 @@ from orchestrator.core.console import format_duration, table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import EvalResult
-from orchestrator.evals.run import expected_score, what_it_can_tell
+from orchestrator.evals.run import describe_sensitivity, expected_score
 from orchestrator.evals.suite_runs import HARNESS, EvalPace, SuiteRun, published_pace
 from orchestrator.plan.plan import GREEDY, Plan
 from orchestrator.planner.planning import load
@@ -22,47 +22,47 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 
 @dataclass(frozen=True, kw_only=True)
 class EvalForecast:
-    """Every part with what it can tell, takes and costs; `left_out` says what is not asked."""
+    """The forecast of each suite; `left_out` names what does not run, with reasons."""
 
     parts: tuple[SuiteRun, ...]
     near: Mapping[str, float | None]  # the expected score, by suite
-    sides: int  # 2 where a baseline is asked the same
+    sides: int  # 2 with a baseline server
     pace: EvalPace
     bill: CostEstimate
     left_out: tuple[str, ...]
 
     def seconds(self, part: SuiteRun) -> float | None:
-        """Of both sides."""
+        """Return the estimated seconds of a suite on all sides, or None if unknown."""
         alone = part.seconds(self.pace)
         return alone * self.sides if alone is not None else None
 
     @property
     def worth_a_table(self) -> bool:
-        """Whether there is anything to say of minutes and prices."""
+        """Whether the duration is known."""
         return self.pace.tok_s is not None
 
     def told(self) -> Iterator[str]:
-        """What each sample can tell."""
+        """Describe the sensitivity of each suite."""
         for part in self.parts:
             near, whole = self.near[part.suite.name], self.seconds(replace(part, limit=None))
-            told = what_it_can_tell(part.suite, limit=part.limit, near=near, seeds=part.seeds)
+            told = describe_sensitivity(part.suite, limit=part.limit, near=near, seeds=part.seeds)
             yield f"{told}, in about {format_duration(whole)}" if whole and whole != self.seconds(part) else told
 
     def to_table(self) -> str:
-        """The parts for people."""
+        """Return the suites as a table."""
         rows = []
         for part in self.parts:
             about = self.seconds(part)
             shown = [format_duration(about), self.bill.format_cost(about)] if about is not None else ["-", "-"]
             asked = f"{part.answers // part.seeds:,}{f' x {part.seeds} seeds' if part.seeds > 1 else ''}"
-            rows.append((part.suite.name, asked, f"{part.suite.most_tokens:,}", *shown))
+            rows.append((part.suite.name, asked, f"{part.suite.max_tokens:,}", *shown))
         known = [each for each in map(self.seconds, self.parts) if each is not None]
         if len(known) > 1:
             rows.append(("total", "", "", format_duration(sum(known)), self.bill.format_cost(sum(known))))
         return table(("suite", "questions", "tokens at most", "about", f"about {self.bill.currency}"), rows)
 
     def terms(self) -> Iterator[str]:
-        """What the table rests on."""
+        """Yield the assumptions of the forecast."""
         if self.parts and self.pace.tok_s is None:
             yield f"how long it takes is not known: {self.pace.source}"
         elif self.parts:
@@ -73,7 +73,7 @@ class EvalForecast:
         yield from self.left_out
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Return the forecast as JSON data."""
         listed = []
         for part, told in zip(self.parts, self.told(), strict=True):
             about = self.seconds(part)
@@ -93,9 +93,9 @@ def forecast(
     sides: int = 1,
     left_out: tuple[str, ...] = (),
 ) -> EvalForecast:
-    """What is known beforehand of a server of that plan; `results` may hold measurements of it.
+    """Forecast an evaluation of a server with this plan; `results` may hold its measurements.
 
-    `before` are the baselines that were asked already, by suite; `prices` are as `--price` has them.
+    `before` holds saved baseline results by suite; `prices` are values of `--price`.
     """
     currency, plain = split_currency(prices)
     node = plan.hardware if plan else None
@@ -112,17 +112,17 @@ def forecast(
 
 
 def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
-    """What would refuse a part at once."""
+    """Yield the reasons why suites cannot run."""
     greedy = next((warning for warning in plan.warnings if warning.id == GREEDY), None) if plan else None
     for part in parts:
         if greedy is not None and part.suite.samples:
-            yield f"`{part.suite.name}` will be refused: {greedy.summary}; {greedy.hint}"
+            yield f"`{part.suite.name}` cannot run: {greedy.summary}; {greedy.hint}"
 
 
-def plan_behind(name: str, home: Home, *, planned: bool) -> Plan | None:
-    """The plan of a server by its name, or of the profile that it would be brought up from; None behind a URL.
+def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
+    """Return the plan of a server, or of the profile with its name; None for a URL.
 
-    Raises ProfileError where there is neither, if one is wanted in any case.
+    Raises ProfileError if `planned` is set and there is neither.
     """
     if is_url(name):
         return None
@@ -137,13 +137,13 @@ def plan_behind(name: str, home: Home, *, planned: bool) -> Plan | None:
 
 
 def pace_of(plan: Plan | None, results: Path) -> EvalPace:
-    """What a server of that plan was measured to give, else what was published for its layout."""
+    """Return the measured throughput of a plan, else the published one of its layout."""
     if plan is None:
-        return EvalPace(tok_s=None, source="nothing is known of what serves there")
+        return EvalPace(tok_s=None, source="the plan of the server is unknown")
     measured = [each for each in results_under(results) if each.run.provenance.plan_digest == plan.digest]
     rates = [(metrics.OUTPUT.value_of(point) or 0.0, each) for each in measured for point in each.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
-        return EvalPace(tok_s=best[0], source=f"measured: the best of `{best[1].run.workload_name}` below `{results}`")
+        return EvalPace(tok_s=best[0], source=f"measured: best of `{best[1].run.workload_name}` below `{results}`")
     known = (published_pace(plan, table) for table in entries_of_kind(load_all_published(), Published))
-    nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`: `deploy bench` measures one")
+    nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`; measure one with `deploy bench`")
     return next((pace for pace in known if pace.tok_s is not None), nothing)

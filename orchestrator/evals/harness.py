@@ -1,4 +1,4 @@
-"""lm-evaluation-harness as a program: its command line, its files, its answers. It is never imported."""
+"""lm-evaluation-harness as a subprocess: command line, files, answers. It is never imported."""
 
 import hashlib
 import json
@@ -15,22 +15,23 @@ from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
-from orchestrator.evals.eval_result import OUTCOME_SCHEMA, AnsweredQuestion, EvalResult
+from orchestrator.evals.eval_result import EVAL_RESULT_SCHEMA, AnsweredQuestion, EvalResult
 from orchestrator.evals.suites import Suite, local_files
 
-REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
+REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # requirements of its venv, below images/
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
-_HUB_LOGIN: Final = Path("~/.cache/huggingface/token")  # that `hf auth login` leaves
+_HUB_LOGIN: Final = Path("~/.cache/huggingface/token")  # written by `hf auth login`
 _TAIL: Final = 12
-_MOST_MEMORY: Final = 8 << 30  # bytes: its own client keeps an answer however long it is
+_MAX_MEMORY: Final = 8 << 30  # bytes; its client buffers answers of any length
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many.
+    """One run of a suite against a server.
 
-    `python` is that of an environment with the harness in it, `seed` that of the sampling.
+    `python` belongs to a venv with the harness, `url` is the base URL of the server, `data` a local dataset, `limit`
+    the number of questions, `seed` the sampling seed.
     """
 
     python: Path
@@ -45,9 +46,9 @@ class EvalRequest:
 
 
 def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:
-    """Ask every question and score the answers; each line the harness prints goes to `say`.
+    """Run the suite and score the answers; `say` receives each line of output.
 
-    Raises UsageError where a file is missing, BenchError where the harness fails.
+    Raises UsageError if a file is missing, BenchError if the harness fails.
     """
     work = Path(tempfile.mkdtemp(prefix="deploy-eval-"))
     try:
@@ -56,13 +57,13 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:
             task = LOCAL_TASK
             atomic_write(work / "task.yaml", local_task(request, request.data))
         _run(argv(request, task=task, work=work), request, say)
-        return read_outcome(work, request, task=task)
+        return read_eval_result(work, request, task=task)
     finally:
         remove_tree(work, within=Path(tempfile.gettempdir()))
 
 
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
-    """The harness's command line (lm-eval 0.4.13, `lm-eval run`). The API key is not on it."""
+    """Return the command line (lm-eval 0.4.13, `lm-eval run`); it does not contain the API key."""
     suite = request.suite
     path = endpoints.CHAT_COMPLETIONS if suite.chat else endpoints.COMPLETIONS
     model = {
@@ -72,18 +73,18 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
         "max_retries": "3",
         "timeout": "3600",
     }
-    if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
+    if not suite.chat:  # the server tokenizes the text; no tokenizer is downloaded
         model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
     if request.seed is not None:
         model["seed"] = str(request.seed)
     return [
-        *("prlimit", f"--data={_MOST_MEMORY}:"),
+        *("prlimit", f"--data={_MAX_MEMORY}:"),
         *subprocesses.python_module_argv("lm_eval", "run", python=str(request.python)),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),
         *("--tasks", task),
         *("--num_fewshot", str(suite.few_shot)),
-        *("--gen_kwargs", _pairs({**suite.generation, "max_gen_toks": str(suite.most_tokens)})),
+        *("--gen_kwargs", _pairs({**suite.generation, "max_gen_toks": str(suite.max_tokens)})),
         *(("--apply_chat_template",) if suite.chat else ()),
         *(("--limit", str(request.limit)) if request.limit is not None else ()),
         *(("--include_path", str(work)) if request.data is not None else ()),
@@ -92,7 +93,10 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
 
 
 def local_task(request: EvalRequest, data: Path) -> str:
-    """A task file that is the harness's own task on local files, as YAML (which JSON is). Raises UsageError."""
+    """Return a task file that applies the task of the harness to local files. Raises UsageError if one is missing.
+
+    The format is YAML, of which JSON is a subset.
+    """
     suite, environment = request.suite, request.python.parent.parent
     harness = next(environment.glob("lib/python*/site-packages/lm_eval"))
     task = {
@@ -106,12 +110,12 @@ def local_task(request: EvalRequest, data: Path) -> str:
     return json.dumps(task, indent=2) + "\n"
 
 
-def read_outcome(work: Path, request: EvalRequest, *, task: str) -> EvalResult:
-    """The answers the harness logged under `work`. Raises BenchError where there are none."""
+def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResult:
+    """Read the answers that the harness logged below `work`. Raises BenchError if there are none."""
     samples = sorted((work / "out").rglob(f"samples_{task}_*.jsonl"))
     results = sorted((work / "out").rglob("results_*.json"))
     if not samples or not results:
-        raise BenchError("the harness left no answers", where=str(work), hint="see what it printed above")
+        raise BenchError("lm-eval wrote no answers", where=str(work), hint="check its output above")
     items = read_items(
         samples[-1].read_text(encoding="utf-8"),
         metric=request.suite.metric,
@@ -120,7 +124,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> EvalResult:
     )
     version = parse_json(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return EvalResult(
-        schema_version=OUTCOME_SCHEMA,
+        schema_version=EVAL_RESULT_SCHEMA,
         suite=request.suite.name,
         task=request.suite.task,
         metric=f"{request.suite.metric},{request.suite.filter}",
@@ -129,32 +133,32 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> EvalResult:
         command=request.command,
         items=items,
         limit=request.limit,
-        most_tokens=request.suite.most_tokens,
+        max_tokens=request.suite.max_tokens,
     )
 
 
 def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
-    """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
+    """Parse a samples file of the harness, which has one JSON object per answered question, in order.
 
-    The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
-    nothing was scored so.
+    `doc_hash` identifies a question: it covers the text and the order of choices. Raises BenchError for another format
+    or no scored answer.
     """
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
         items = tuple(
-            AnsweredQuestion(id=row["doc_hash"], right=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
+            AnsweredQuestion(id=row["doc_hash"], correct=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
             for row in rows
             if row["filter"] == filter_
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise BenchError("the harness logs its answers in another form", hint="is this lm-eval 0.4.13?") from error
+        raise BenchError("the answers of lm-eval have an unknown format", hint="use lm-eval 0.4.13") from error
     if not items:
-        raise BenchError(f"the harness scored nothing with `{filter_}`", hint="is this lm-eval 0.4.13?")
+        raise BenchError(f"lm-eval scored no answer with `{filter_}`", hint="use lm-eval 0.4.13")
     return items
 
 
 def _digest(row: dict[str, object], seed: int | None) -> str:
-    """How the digest of an answer begins, where another seed is to give another one; the answer itself is dropped."""
+    """Return a digest prefix of an answer, to compare seeds; "" without a seed."""
     return "" if seed is None else hashlib.sha256(json.dumps(row["resps"]).encode()).hexdigest()[:16]
 
 
@@ -174,27 +178,27 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
     code = subprocesses.follow(command, keep, env=environ)
     if code != 0:
         raise BenchError(
-            f"the harness ended with exit code {code}",
+            f"lm-eval failed with exit code {code}",
             where=request.url,
             details=_last_words(tail),
-            hint="" if request.data else "`--dataset` takes a local copy, where the questions could not be downloaded",
+            hint="" if request.data else "if the questions cannot be downloaded, use a local copy with `--dataset`",
         )
 
 
 def _last_words(tail: list[str]) -> str:
-    """What follows a traceback, for all of it was said as it came; else the last line."""
-    told = [line for line in tail if line.strip()]
-    inside = [place for place, line in enumerate(told) if line.startswith(" ")]
-    return "\n".join(told[inside[-1] + 1 :] if inside else told[-1:]) or "".join(told[-1:])
+    """Return the error message after a traceback (already printed), else the last line."""
+    lines = [line for line in tail if line.strip()]
+    indented = [index for index, line in enumerate(lines) if line.startswith(" ")]
+    return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:]) or "".join(lines[-1:])
 
 
 def require_questions(suite: Suite, data: Path | None) -> None:
-    """Raise UsageError where the questions are neither here nor to be had, before anything is asked or paid."""
+    """Raise UsageError if the questions of a suite are neither local nor downloadable."""
     if data is not None:
         local_files(suite, data)
     elif suite.gated is not None and hub_token() is None and not _HUB_LOGIN.expanduser().is_file():
         raise UsageError(
-            f"the questions of `{suite.name}` are gated, and there is no token for the hub",
+            f"the questions of `{suite.name}` are gated, and no hub token is set",
             where=f"https://huggingface.co/datasets/{suite.gated}",
             hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
         )

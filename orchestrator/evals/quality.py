@@ -1,4 +1,4 @@
-"""Scores of evaluations, measured and published, two by two. Pure."""
+"""Pairs of scores, measured and published, with their significance. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from orchestrator.bench.published import EvalScore, PublishedEval
 from orchestrator.core.errors import UsageError
 from orchestrator.evals.eval_result import EvalResult
-from orchestrator.evals.significance import SignificanceTest, judge_independent, judge_outcomes
+from orchestrator.evals.significance import SignificanceTest, compare_independent, compare_results
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRow:
-    """Two scores of one suite; `judgment` is None where no sample size is known."""
+    """Two scores of one suite; `judgment` is None if a sample size is unknown."""
 
     title: str
     measured: bool
@@ -24,11 +24,11 @@ class EvalRow:
 
 
 def published_eval(line: PublishedEval) -> EvalRow:
-    """Two published scores, judged where the number of samples was published too."""
+    """Compare two published scores; `judgment` needs a published sample size."""
     judgment = None
     if line.samples is not None:
         sizes = (line.samples, line.samples)
-        judgment = judge_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
+        judgment = compare_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
     return EvalRow(
         title=line.title,
         measured=False,
@@ -41,30 +41,30 @@ def published_eval(line: PublishedEval) -> EvalRow:
     )
 
 
-def beside_published(line: PublishedEval, score: EvalScore, outcome: EvalResult) -> SignificanceTest | None:
-    """What a measured score says beside a published one; None where no sample size was published.
+def beside_published(line: PublishedEval, score: EvalScore, result: EvalResult) -> SignificanceTest | None:
+    """Compare a measured score with a published one; None if no sample size was published.
 
-    Several published seeds are taken to be worth as much as the measured ones are, and one each where there are none.
+    The effective sample size of published seeds is assumed to match that of the measured ones.
     """
     if line.samples is None:
         return None
     worth = (line.items or line.samples) / line.samples
-    if worth < 1 and len(outcome.by_seed) > 1:
-        worth = outcome.effective_items / len(outcome.items)
-    sizes = (line.samples * worth, outcome.effective_items)
-    return judge_independent(baseline=score.score, candidate=outcome.score, items=sizes)
+    if worth < 1 and len(result.by_seed) > 1:
+        worth = result.effective_items / len(result.items)
+    sizes = (line.samples * worth, result.effective_items)
+    return compare_independent(baseline=score.score, candidate=result.score, items=sizes)
 
 
 def measured_evals(
     published: tuple[PublishedEval, ...], baseline: EvalResult | None, candidate: EvalResult
 ) -> Iterator[EvalRow]:
-    """A measured score beside a measured baseline, else beside each published one. Raises UsageError without either."""
+    """Compare a result with a measured baseline, else with each published score. Raises UsageError without either."""
     if baseline is not None:
-        yield _measured(candidate, judge_outcomes(baseline, candidate), label=baseline.model, before=baseline.score)
+        yield _measured(candidate, compare_results(baseline, candidate), label=baseline.model, before=baseline.score)
         return
     line = next((line for line in published if line.suite == candidate.suite), None)
     if line is None:
-        raise UsageError(f"no baseline for `{candidate.suite}`", hint="name one with `--baseline FILE`")
+        raise UsageError(f"no baseline for `{candidate.suite}`", hint="set one with `--baseline FILE`")
     for score in (line.baseline, line.candidate):
         judgment = beside_published(line, score, candidate)
         yield _measured(candidate, judgment, label=f"{score.label}, published", before=score.score)

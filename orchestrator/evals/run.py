@@ -1,4 +1,4 @@
-"""`deploy eval`: from a server's name or a URL to an outcome, and what it says beside a baseline."""
+"""`deploy eval`: run a suite against a server or URL, and compare the result with a baseline."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import BASELINE_FOLDER, EvalResult, outcome_file, outcome_to_json
+from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, eval_result_file, eval_result_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
 from orchestrator.evals.quality import beside_published
-from orchestrator.evals.result_files import load_outcome
-from orchestrator.evals.significance import SignificanceTest, judge_outcomes, minimum_detectable_difference
+from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.significance import SignificanceTest, compare_results, minimum_detectable_difference
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.plan.plan import GREEDY, Plan
@@ -27,7 +27,7 @@ from orchestrator.plan.plan import GREEDY, Plan
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """What the command line says of an evaluation, but for who is asked."""
+    """The options of `deploy eval`, except target and baseline."""
 
     suite: str
     limit: int | None
@@ -36,16 +36,16 @@ class EvalOptions:
     output: Path
     seeds: int = 1
     resume: bool = False
-    max_tokens: int | None = None  # of an answer; None: as the suite has it
+    max_tokens: int | None = None  # of an answer; None: default of the suite
 
     @property
     def asked(self) -> Suite:
         """The suite with answers of that length. Raises UsageError for one that there is not."""
         suite = find_suite(self.suite)
-        return replace(suite, most_tokens=self.max_tokens or suite.most_tokens)
+        return replace(suite, max_tokens=self.max_tokens or suite.max_tokens)
 
 
-def evaluate_beside(
+def evaluate_with_baseline(
     candidate: BenchTarget,
     beside: BenchTarget | None,
     before: EvalResult | None,
@@ -54,51 +54,51 @@ def evaluate_beside(
     home: Home,
     say: Callable[[str], None],
 ) -> tuple[EvalResult, EvalResult | None, Path]:
-    """The outcome, that of the baseline, and the outcome's file.
+    """The result, that of the baseline, and the result's file.
 
     The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
-    Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_outcome` raise.
+    Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_eval_result` raise.
     """
-    require_askable(find_suite(options.suite), candidate, beside, data=options.dataset)
-    outcome, file = _score(candidate, options, options.output, home=home, say=say)
+    require_runnable(find_suite(options.suite), candidate, beside, data=options.dataset)
+    result, file = _score(candidate, options, options.output, home=home, say=say)
     if beside is not None:
-        before, _ = _score(beside, options, options.output / BASELINE_FOLDER, home=home, say=say)
-    return outcome, before, file
+        before, _ = _score(beside, options, options.output / BASELINE_DIR, home=home, say=say)
+    return result, before, file
 
 
 def _score(
     target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[EvalResult, Path]:
     """Ask what was not asked before, seed by seed; each is kept as soon as it is done."""
-    suite, file = options.asked, folder / outcome_file(options.suite)
-    outcome = _earlier(file, options)
+    suite, file = options.asked, folder / eval_result_file(options.suite)
+    result = _earlier(file, options)
     for seed in suite.seeds(options.seeds):
-        if outcome is not None and any(item.seed == seed for item in outcome.items):
+        if result is not None and any(item.seed == seed for item in result.items):
             continue
         say(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
         try:
             answered = run_eval(target, options, home=home, say=say, seed=seed)
         except KeyboardInterrupt as error:
-            kept = f"the {len(outcome.items):,} answers in `{file}` are kept; " if outcome else ""
+            kept = f"the {len(result.items):,} answers in `{file}` are kept; " if result else ""
             again = resume_command(options.command, options.output)
             raise Interrupted("interrupted", hint=f"{kept}`{again}` goes on") from error
-        outcome = answered if outcome is None else merge_seeds(outcome, answered, where=str(file))
-        save_outcome(outcome, folder)
-    if outcome is None:
+        result = answered if result is None else merge_seeds(result, answered, where=str(file))
+        save_eval_result(result, folder)
+    if result is None:
         raise ValueError("a suite without seeds")
-    if outcome.repeats_itself:
+    if result.is_deterministic:
         warn(
-            f"every seed gave the same answers to `{suite.name}`, word for word: this server does not sample",
-            hint="its score is that of one seed",
+            f"all seeds gave identical answers to `{suite.name}`: the server does not sample",
+            hint="the score counts as that of one seed",
         )
-    return outcome, file
+    return result, file
 
 
 def require_room(options: EvalOptions, *, beside: bool) -> None:
-    """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
-    folders = [options.output, *([options.output / BASELINE_FOLDER] if beside else [])]
+    """Raise UsageError if a previous result is in the way; `beside`: also for the baseline server."""
+    folders = [options.output, *([options.output / BASELINE_DIR] if beside else [])]
     for folder in folders:
-        _earlier(folder / outcome_file(options.suite), options)
+        _earlier(folder / eval_result_file(options.suite), options)
 
 
 def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
@@ -106,15 +106,15 @@ def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
     if not file.exists():
         return None
     if not options.resume:
-        raise UsageError("there is an outcome already", where=str(file), hint="continue it with --resume")
-    there = load_outcome(file)
+        raise UsageError("the directory already has a result", where=str(file), hint="continue with `--resume`")
+    there = load_eval_result(file)
     for option, then, now in (
         ("--limit", there.limit, options.limit),
-        ("--max-tokens", there.most_tokens, options.asked.most_tokens),
+        ("--max-tokens", there.max_tokens, options.asked.max_tokens),
     ):
         if then != now and not (option == "--max-tokens" and then is None):  # one of an older version
-            said = f"with `{option} {then}`" if then is not None else f"without `{option}`"
-            raise UsageError(f"this outcome was begun {said}", where=str(file), hint="use another --output")
+            said = f"`{option} {then}`" if then is not None else f"no `{option}`"
+            raise UsageError(f"the previous run used {said}", where=str(file), hint="choose another `--output`")
     return there
 
 
@@ -126,7 +126,9 @@ def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResu
         ("harness", before.harness, more.harness),
     ):
         if one != other:
-            raise BenchError(f"the {what} was `{one}`, and is `{other}` now", where=where, hint="use another --output")
+            raise BenchError(
+                f"the {what} changed from `{one}` to `{other}`", where=where, hint="choose another `--output`"
+            )
     return replace(more, items=(*before.items, *more.items))
 
 
@@ -134,7 +136,7 @@ def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int
     """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
     if plan is not None and plan.serving.tool_parser is None:
         warn(
-            "this server reads no tool calls out of its answers",
+            "the server parses no tool calls",
             hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`",
         )
     request = tau2.Tau2Request(
@@ -148,41 +150,41 @@ def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int
 
 
 def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) -> tuple[EvalResult, Path]:
-    """What tau2 has left of a server, and its file. Raises what `read_simulations` and `save_outcome` raise."""
+    """Read the tau2 simulations of a server and save the result. Raises BenchError and UsageError."""
     runs = tau2.read_simulations(folder, name, options.command, compared=compared)
     if runs.left_out:
-        every = runs.left_out + len(runs.outcome.items)
-        told = f"{runs.left_out} of {every} simulations of tau2 never ran, and are left out"
-        warn(told, hint="`tau2 run --auto-resume` runs them")
-    return runs.outcome, save_outcome(runs.outcome, options.output)
+        every = runs.left_out + len(runs.result.items)
+        told = f"skipped {runs.left_out} of {every} tau2 simulations that never ran"
+        warn(told, hint="run them with `tau2 run --auto-resume`")
+    return runs.result, save_eval_result(runs.result, options.output)
 
 
-def earlier_outcome(baseline: str, suite: str) -> EvalResult | None:
-    """The outcome in a file, or that of the suite in a folder of outcomes; None for a server.
+def baseline_result(baseline: str, suite: str) -> EvalResult | None:
+    """The result in a file, or that of the suite in a folder of results; None for a server.
 
     For tau2 it may be its own results too. Raises UsageError where the folder has none.
     """
     path = Path(baseline)
     if is_url(baseline) or not (path.exists() or path.suffix == ".json"):
         return None
-    file = path / outcome_file(suite) if path.is_dir() else path
+    file = path / eval_result_file(suite) if path.is_dir() else path
     if suite == tau2.NAME and (path.name == tau2.RESULTS or (path.is_dir() and not file.exists())):
-        return tau2.read_simulations(path, path.name, "").outcome
+        return tau2.read_simulations(path, path.name, "").result
     if not file.exists():
-        raise UsageError(f"there is no outcome of `{suite}` to compare with", where=str(file))
-    outcome = load_outcome(file)
-    if outcome.suite != suite:
-        raise UsageError(f"the baseline is of `{outcome.suite}`, not of `{suite}`", where=str(file))
-    return outcome
+        raise UsageError(f"no baseline result of `{suite}` found", where=str(file))
+    result = load_eval_result(file)
+    if result.suite != suite:
+        raise UsageError(f"the baseline is of `{result.suite}`, not of `{suite}`", where=str(file))
+    return result
 
 
 def served_model(target: BenchTarget) -> str:
-    """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
+    """Return the name of the model of an endpoint. Raises BenchError if there is no response."""
     try:
         with EngineClient(target.url, key=target.key) as server:
             return next(iter(server.models()))
     except (NoResponseError, UnexpectedResponseError) as error:
-        raise BenchError(f"the endpoint does not say which model it serves: {error}", where=target.url) from error
+        raise BenchError(f"cannot read the model of the endpoint: {error}", where=target.url) from error
     except StopIteration as error:
         raise BenchError("the endpoint serves no model", where=target.url) from error
 
@@ -219,21 +221,21 @@ def run_eval(
 
 
 def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
-    """Ask a server as many questions of GSM8K as were published, and keep the outcome in `folder`.
+    """Ask a server as many questions of GSM8K as were published, and keep the result in `folder`.
 
     Raises SmokeError for a score below `least`, and what `run_eval` raises.
     """
     command = f"deploy up --min-gsm8k {least:g}"
     asked = next(line.items for line in published_evals() if line.suite == "gsm8k")
     options = EvalOptions(suite="gsm8k", limit=asked, dataset=None, command=command, output=folder)
-    outcome = run_eval(target, options, home=home, say=say)
+    result = run_eval(target, options, home=home, say=say)
     try:
-        save_outcome(outcome, folder)
+        save_eval_result(result, folder)
     except BenchError as error:
         warn(str(error))
-    say(f"{called}: {outcome.score:.3f} of {len(outcome.items)} questions of GSM8K right")
-    if outcome.score < least:
-        raise SmokeError(f"{called} has {outcome.score:.3f} of GSM8K right, and `--min-gsm8k` is {least:g}")
+    say(f"{called}: {result.score:.3f} of {len(result.items)} questions of GSM8K right")
+    if result.score < least:
+        raise SmokeError(f"{called} has {result.score:.3f} of GSM8K right, and `--min-gsm8k` is {least:g}")
 
 
 def prepare_harness(home: Home) -> None:
@@ -241,7 +243,7 @@ def prepare_harness(home: Home) -> None:
     ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
 
 
-def require_askable(suite: Suite, *targets: BenchTarget | None, data: Path | None) -> None:
+def require_runnable(suite: Suite, *targets: BenchTarget | None, data: Path | None) -> None:
     """Raise BenchError where one of them cannot be asked the suite, UsageError where its questions cannot be had."""
     for target in filter(None, targets):
         require_sampling(target, suite)
@@ -249,23 +251,22 @@ def require_askable(suite: Suite, *targets: BenchTarget | None, data: Path | Non
 
 
 def require_sampling(target: BenchTarget, suite: Suite) -> None:
-    """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
+    """Raise BenchError if a suite needs sampling and the server cannot sample."""
     greedy = next((warning for warning in target.warnings if warning.id == GREEDY), None)
     if greedy is not None and float(suite.generation["temperature"]) > 0:
         raise BenchError(
-            f"`{suite.name}` samples at temperature {suite.generation['temperature']}, and this server cannot",
+            f"`{suite.name}` samples at temperature {suite.generation['temperature']}, which the server cannot",
             details=greedy.summary,
             where=target.url,
             hint=f"{greedy.hint}; `gsm8k` is greedy",
         )
 
 
-def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None, seeds: int = 1) -> str:
-    """Which difference from another score so many questions show, and all of them: before any is asked.
+def describe_sensitivity(suite: Suite, *, limit: int | None, near: float | None, seeds: int = 1) -> str:
+    """Describe the smallest score difference that a number of questions can detect (80 % power).
 
-    `near` is about the score that is expected; None where nobody knows, which takes the least certain, one half. The
-    questions are judged in pairs where both sides answered them, which shows no less. Of several seeds nobody knows
-    beforehand how far they agree: they are worth between one answer a question and one a seed.
+    `near` is the expected score; None assumes 0.5, the worst case. A paired test of equal questions detects no less.
+    The agreement between seeds is unknown, so they count between one answer per question and one per seed.
     """
     asked, share = min(limit or suite.size, suite.size), 0.5 if near is None else near
     shown = f"{asked:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''} show a difference of"
@@ -277,49 +278,49 @@ def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None, see
 
 
 def published_evals() -> tuple[PublishedEval, ...]:
-    """Every published pair of scores, the first of each suite."""
+    """Return the first published pair of scores of each suite."""
     lines = [line for table in entries_of_kind(load_all_published(), Published) for line in table.evals]
     return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
 
 
 def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
-    """About what a model may score: as the baseline did, else as was published; None where neither is known."""
+    """Return the expected score: that of the baseline, else the published mean; None if both are unknown."""
     if baseline is not None:
         return baseline.score
     line = next((line for line in published_evals() if line.suite == suite), None)
     return (line.baseline.score + line.candidate.score) / 2 if line else None
 
 
-def save_outcome(outcome: EvalResult, directory: Path) -> Path:
-    """Write it where `deploy report` finds it. Raises BenchError where the disk does not take it."""
+def save_eval_result(result: EvalResult, directory: Path) -> Path:
+    """Write a result to a directory and return its path. Raises BenchError if that fails."""
     try:
-        return atomic_write(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
+        return atomic_write(directory / eval_result_file(result.suite), eval_result_to_json(result))
     except OSError as error:
         raise BenchError(
-            f"the outcome cannot be written: {error.strerror}",
+            f"cannot write the result: {error.strerror}",
             where=str(error.filename),
-            details=f"{outcome.suite}: {outcome.score:.4f} of {len(outcome.items):,} answers",
+            details=f"{result.suite}: {result.score:.4f} of {len(result.items):,} answers",
         ) from error
 
 
-def against_outcome(outcome: EvalResult, before: EvalResult, *, where: str) -> SignificanceTest:
-    """What the outcome says beside another, in pairs. Raises BenchError for one of another suite, metric or task."""
+def compare_with_baseline(result: EvalResult, before: EvalResult, *, where: str) -> SignificanceTest:
+    """Compare a result with its baseline. Raises BenchError if suite, metric, task or answer length differ."""
     for what, one, other in (
-        ("suite", before.suite, outcome.suite),
-        ("metric", before.metric, outcome.metric),
-        ("task", before.task, outcome.task),
-        ("longest answer", before.most_tokens, outcome.most_tokens),
+        ("suite", before.suite, result.suite),
+        ("metric", before.metric, result.metric),
+        ("task", before.task, result.task),
+        ("longest answer", before.max_tokens, result.max_tokens),
     ):
         if one != other and None not in (one, other):
-            raise BenchError(f"the {what} of the baseline is `{one}`, of this `{other}`", where=where)
-    return judge_outcomes(before, outcome)
+            raise BenchError(f"cannot compare with the baseline: its {what} is `{one}`, not `{other}`", where=where)
+    return compare_results(before, result)
 
 
-def against_published(outcome: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
-    """What the outcome says beside each published score of its suite, with that score's label; None: not to be told."""
+def compare_with_published(result: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
+    """Compare a result with each published score of its suite; return (label, comparison or None)."""
     return tuple(
-        (f"{line.model} {score.label} {score.score} published", beside_published(line, score, outcome))
+        (f"{line.model} {score.label} {score.score} published", beside_published(line, score, result))
         for line in published_evals()
-        if line.suite == outcome.suite
+        if line.suite == result.suite
         for score in (line.baseline, line.candidate)
     )

@@ -1,6 +1,6 @@
-"""What the difference of two evaluations can tell.
+"""Significance tests for the difference of two eval results. Pure.
 
-A share is a part of 1, an interval is 95 % unless another confidence is given, a difference is candidate - baseline.
+Shares are between 0 and 1, intervals have 95 % confidence by default, a difference is candidate - baseline.
 """
 
 import math
@@ -10,11 +10,11 @@ from fractions import Fraction
 from statistics import NormalDist, fmean
 from typing import Final
 
-from orchestrator.evals.eval_result import AskedQuestion, EvalResult, effective_items
+from orchestrator.evals.eval_result import EvalResult, QuestionKey, effective_items
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
-_MOST_STEPS: Final = 1 << 18  # of the sum of an exact test; beyond, the normal approximation is as good
+_MOST_STEPS: Final = 1 << 18  # of an exact test; beyond, the normal approximation is accurate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,10 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class SignificanceTest:
-    """What a difference of two scores can tell.
+    """The test of a difference of two scores.
 
-    `items` are independent answers, or what the answers of several seeds are worth. `detectable` is the smallest
-    difference that two samples of this size would show with 80 % power, `items_needed` how many questions each side
-    would need to show the difference that was seen; None where no number would.
+    `items` is the effective sample size. `detectable` is the smallest difference that two samples of this size detect
+    with 80 % power. `items_needed` is the sample size that would detect the observed difference; None if it is 0.
     """
 
     baseline: float
@@ -39,29 +38,29 @@ class SignificanceTest:
     items: int
     difference: float
     interval: Interval
-    p_value: float | None  # of the exact paired test; None where the items are not the same
-    lost: int | None  # right before, wrong now
+    p_value: float | None  # of the paired test; None for different questions
+    lost: int | None  # correct in the baseline, wrong in the candidate
     gained: int | None
     significant: bool
     detectable: float
     items_needed: int | None
     method: str
-    test: str = "exact McNemar"  # that gave `p_value`
+    test: str = "exact McNemar"  # name of the test
 
     @property
     def sentence(self) -> str:
-        """The verdict as one sentence."""
+        """The result of the test as one sentence."""
         span = f"{self.difference:+.3f}, 95 % interval {self.interval.low:+.3f} to {self.interval.high:+.3f}"
         tested = f"{span}, {self.test} p = {self.p_value:.3g}" if self.p_value is not None else span
         if self.significant:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
-        needed = f", this difference needs about {self.items_needed:,} on each side" if self.items_needed else ""
-        shown = f"{self.items} items show {self.detectable:.3f} or more{needed}"
-        return f"cannot tell apart at this sample size: {tested}; {shown}"
+        needed = f"; this difference needs about {self.items_needed:,} questions per side" if self.items_needed else ""
+        shown = f"{self.items} items detect {self.detectable:.3f} or more{needed}"
+        return f"not significant at this sample size: {tested}; {shown}"
 
 
 def wilson(share: float, items: float, *, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's score interval of a share; `share * items` need not be whole (Wilson 1927)."""
+    """Return the Wilson score interval of a share; `share * items` need not be an integer (Wilson 1927)."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     shrink = 1 + z * z / items
     middle = (share + z * z / (2 * items)) / shrink
@@ -70,7 +69,7 @@ def wilson(share: float, items: float, *, confidence: float = CONFIDENCE) -> Int
 
 
 def independent_interval(*, baseline: float, candidate: float, items: tuple[float, float]) -> Interval:
-    """Interval of the difference of two independent shares (Newcombe 1998, Stat Med 17:873, method 10)."""
+    """Return the interval of the difference of two independent shares (Newcombe 1998, Stat Med 17:873, method 10)."""
     base, cand = wilson(baseline, items[0]), wilson(candidate, items[1])
     difference = candidate - baseline
     return Interval(
@@ -79,13 +78,13 @@ def independent_interval(*, baseline: float, candidate: float, items: tuple[floa
     )
 
 
-def score_interval(outcome: EvalResult) -> Interval:
-    """Interval of a score: Wilson's, of as many independent answers as there are."""
-    return wilson(outcome.score, outcome.effective_items)
+def score_interval(result: EvalResult) -> Interval:
+    """Return the Wilson interval of a score at its effective sample size."""
+    return wilson(result.score, result.effective_items)
 
 
 def pass_interval(groups: Sequence[Sequence[float]]) -> tuple[float, Interval]:
-    """The mean of a chance over tasks, groups counting alike, and its interval, clustered by task."""
+    """Return the mean probability over tasks (groups with equal weight) and its interval, clustered by task."""
     share = fmean(fmean(each) for each in groups)
     return share, wilson(share, effective_items(groups))
 
@@ -133,12 +132,12 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
 
 
 def minimum_detectable_difference(share: float, items: float) -> float:
-    """The smallest difference from `share` that two independent samples show at 5 % with 80 % power (normal theory)."""
+    """Return the smallest difference from `share` that two samples detect at 5 % with 80 % power (normal theory)."""
     return _power_z() * math.sqrt(2 * share * (1 - share) / items)
 
 
 def required_sample_size(share: float, difference: float) -> int | None:
-    """Questions each of two independent samples needs to show `difference` at 5 % with 80 % power."""
+    """Return the size of two independent samples that detect `difference` at 5 % with 80 % power; None for 0."""
     if difference == 0:
         return None
     return math.ceil(2 * share * (1 - share) * (_power_z() / difference) ** 2)
@@ -148,8 +147,8 @@ def _power_z() -> float:
     return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
 
 
-def judge_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> SignificanceTest:
-    """What two scores of different (or unknown) items can tell; `items` are the sizes of baseline and candidate."""
+def compare_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> SignificanceTest:
+    """Compare two scores as independent samples; `items` are the sizes of baseline and candidate."""
     interval = independent_interval(baseline=baseline, candidate=candidate, items=items)
     middle, fewer = (baseline + candidate) / 2, min(items)
     return SignificanceTest(
@@ -168,8 +167,8 @@ def judge_independent(*, baseline: float, candidate: float, items: tuple[float, 
     )
 
 
-def judge_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
-    """What two outcomes over the same questions can tell. Raises ValueError where the questions differ."""
+def compare_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
+    """Compare two results over the same questions. Raises ValueError if the questions differ."""
     before, after = baseline.answers, candidate.answers
     if _times(before) != _times(after):
         raise ValueError("the questions differ")
@@ -199,14 +198,14 @@ def judge_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceTes
     )
 
 
-def judge_outcomes(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
-    """The paired test where the same questions were asked as often, else two independent samples."""
+def compare_results(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
+    """Compare two results: paired if questions and number of answers match, else as independent samples."""
     if _times(baseline.answers) == _times(candidate.answers):
-        return judge_paired(baseline, candidate)
+        return compare_paired(baseline, candidate)
     sizes = (baseline.effective_items, candidate.effective_items)
-    return judge_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
+    return compare_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
 
 
-def _times(answers: Mapping[AskedQuestion, tuple[bool, ...]]) -> dict[AskedQuestion, int]:
-    """How often each question was answered."""
+def _times(answers: Mapping[QuestionKey, tuple[bool, ...]]) -> dict[QuestionKey, int]:
+    """Return the number of answers to each question."""
     return {question: len(each) for question, each in answers.items()}

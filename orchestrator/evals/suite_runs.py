@@ -1,4 +1,4 @@
-"""What an evaluation is made of: suites, as was asked or published, and how fast a server may answer them."""
+"""The suites of an evaluation, as requested or published, and the expected throughput."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
 PUBLISHED: Final = "published"  # the suite of suites
-HARNESS: Final = 60.0  # seconds: 30 to start, and as many to make its environment, once
+HARNESS: Final = 60.0  # seconds: 30 to start, 30 to create its venv once
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRun:
-    """One suite of an evaluation: how many questions (None: all of them), and by how many seeds."""
+    """One suite with its number of questions (None: all) and of seeds."""
 
     suite: Suite
     limit: int | None
@@ -25,26 +25,26 @@ class SuiteRun:
 
     @property
     def answers(self) -> int:
-        """How many are given."""
+        """The number of answers."""
         return min(self.limit or self.suite.size, self.suite.size) * self.seeds
 
     def seconds(self, pace: "EvalPace") -> float | None:
-        """How long it takes where every answer is as long as it may be; None where no pace is known."""
+        """Return the duration if every answer has the maximum length; None if the throughput is unknown."""
         if pace.tok_s is None:
             return None
-        return HARNESS * self.seeds + self.answers * self.suite.most_tokens / pace.tok_s
+        return HARNESS * self.seeds + self.answers * self.suite.max_tokens / pace.tok_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPace:
-    """Output tokens a second of the whole server under load; None where neither measured nor published."""
+    """The output tokens/s of a server under load; None if neither measured nor published."""
 
     tok_s: float | None
     source: str
 
 
-def part_of(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
-    """A suite as it was published, or all of its questions once. Raises UsageError for one that there is not."""
+def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
+    """Return a suite as published, or all of its questions once. Raises UsageError for an unknown suite."""
     chosen = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
     items = line.items if line and line.items else chosen.size
@@ -52,14 +52,14 @@ def part_of(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     return SuiteRun(suite=chosen, limit=items if items < chosen.size else None, seeds=seeds)
 
 
-def parts_of(suite: str, *, limit: int | None, seeds: int | None) -> tuple[SuiteRun, ...]:
-    """What a suite asks, or the published ones; as was published where neither limit nor seeds are given.
+def suite_runs(suite: str, *, limit: int | None, seeds: int | None) -> tuple[SuiteRun, ...]:
+    """Return the runs of a suite or of all published ones; limit and seeds default to the published ones.
 
-    Raises UsageError for a suite that there is not, and for several seeds of a greedy one by itself.
+    Raises UsageError for an unknown suite, and for several seeds of a greedy suite.
     """
     if suite == PUBLISHED:
         lines = published_evals()
-        parts = [part_of(line.suite, lines) for line in lines if line.suite in SUITES]
+        parts = [suite_run(line.suite, lines) for line in lines if line.suite in SUITES]
         drawn = [replace(part, seeds=seeds or part.seeds) if part.suite.samples else part for part in parts]
         return tuple(replace(part, limit=limit or part.limit) for part in drawn)
     chosen, count = find_suite(suite), seeds or 1
@@ -68,19 +68,19 @@ def parts_of(suite: str, *, limit: int | None, seeds: int | None) -> tuple[Suite
 
 
 def published_pace(plan: Plan, published: Published) -> EvalPace:
-    """The lowest published throughput of a plan's model, machine and layout."""
+    """Return the lowest published throughput of the model, host and layout of a plan."""
     models = {load(run.profile).plan.model.name for run in published.reproduce.runs}
     system, layout = f"{len(plan.gpus)}×{plan.hardware.name}".lower(), plan.layout.shown
     rows = [row for row in published.layouts if (row.system.lower(), row.layout) == (system, layout)]
     if plan.model.name not in models or plan.replicas > 1 or not rows:
-        return EvalPace(tok_s=None, source=f"nothing was published of {plan.model.name}, {layout} on {system}")
+        return EvalPace(tok_s=None, source=f"nothing published for {plan.model.name}, {layout} on {system}")
     lowest = min(row.output_tok_s for row in rows)
-    slower = "" if plan.serving.drafts else ", with MTP, which this plan leaves out: it takes longer"
+    slower = "" if plan.serving.drafts else " with MTP, which this plan does not use; expect longer"
     return EvalPace(tok_s=lowest, source=f"published for {layout} on {rows[0].system} ({published.source}){slower}")
 
 
-def tau2_told(server: str) -> str:
-    """What is known of tau2 before it is run."""
+def tau2_note(server: str) -> str:
+    """Return the note about tau2, which `deploy` does not run."""
     tasks = sum(tau2.DOMAINS.values())
     return (
         f"`tau2` is not asked by this tool, and its minutes and price are not known: its {tasks} tasks need another "

@@ -1,4 +1,4 @@
-"""The suites we run, as data: which task of lm-evaluation-harness, over which API, with which sampling."""
+"""The supported suites: task of lm-evaluation-harness, API and sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from orchestrator.core.safe_paths import FileName
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One suite: a task, how it is asked, and where its questions are."""
+    """One suite: a task, its API and sampling, and its dataset."""
 
     name: str
     task: str  # in lm-eval 0.4.13
@@ -26,20 +26,20 @@ class Suite:
     size: int  # questions in that split
     examples: str | None  # the split that few-shot examples come from: `<split>.jsonl` beside the questions
     file: str  # the questions in a folder of local copies
-    most_tokens: int  # of an answer, thinking included
+    max_tokens: int  # of an answer, thinking included
     gated: str | None = None  # the data set on the hub whose terms have to be accepted
 
     @property
     def samples(self) -> bool:
-        """Whether its answers are drawn, so that another seed is another answer."""
+        """Whether answers are sampled, so that seeds matter."""
         return float(self.generation["temperature"]) > 0
 
     def seeds(self, count: int) -> tuple[int | None, ...]:
-        """The seeds of so many askings; None for one that is greedy. Raises UsageError for several of that."""
+        """Return the seeds of `count` runs; (None,) for a greedy suite. Raises UsageError for several greedy runs."""
         if self.samples:
             return tuple(range(FIRST_SEED, FIRST_SEED + count))
         if count > 1:
-            raise UsageError(f"`{self.name}` is greedy: every seed gives the same answers", hint="leave out --seeds")
+            raise UsageError(f"`{self.name}` is greedy; all seeds give the same answers", hint="omit `--seeds`")
         return (None,)
 
 
@@ -58,7 +58,7 @@ SUITES: Final = {
             chat=False,
             few_shot=5,
             generation={"temperature": "0.0", "do_sample": "False"},
-            most_tokens=512,
+            max_tokens=512,
             file="test.jsonl",
             loader="json",
             questions="test",
@@ -76,7 +76,7 @@ SUITES: Final = {
             chat=True,
             few_shot=0,
             generation={"temperature": "1.0", "do_sample": "True"},
-            most_tokens=32768,
+            max_tokens=32768,
             file="gpqa_diamond.csv",
             gated="Idavidrein/gpqa",
             loader="csv",
@@ -89,15 +89,15 @@ SUITES: Final = {
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of that name. Raises UsageError with those that exist."""
+    """Return a suite by name. Raises UsageError with the known names."""
     if name in SUITES:
         return SUITES[name]
     known = ", ".join(f"`{suite}`" for suite in (*SUITES, "tau2"))
-    raise UsageError(f"there is no suite `{name}`", hint=f"one of {known}; `published` for all that was published")
+    raise UsageError(f"no suite `{name}` found", hint=f"use one of {known}, or `published` for all published suites")
 
 
 def local_files(suite: Suite, questions: Path) -> dict[str, str]:
-    """The files of a local copy by split; `questions` may be the folder they are in. Raises UsageError for a gap."""
+    """Return the local dataset files by split; `questions` is a file or directory. Raises UsageError."""
     if questions.is_dir():
         questions = questions / FileName(suite.file)
     files = {suite.questions: questions.absolute()}
@@ -106,5 +106,5 @@ def local_files(suite: Suite, questions: Path) -> dict[str, str]:
     for split, file in files.items():
         if not file.is_file():
             what = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"
-            raise UsageError(f"there is no file with {what} of `{suite.name}`", where=str(file))
+            raise UsageError(f"no file with {what} of `{suite.name}` found", where=str(file))
     return {split: str(file) for split, file in files.items()}

@@ -1,6 +1,6 @@
-"""tau2-bench seen from outside: the commands that ask a server its tasks, and the files that it leaves.
+"""tau2-bench: the commands that run it against a server, and the parser of its results.
 
-It is not run here: it has no package (`tau2` on PyPI is another project), and the user of each task is another model.
+`deploy` does not run it: it has no package (`tau2` on PyPI is another project), and another model plays the user.
 Read from sierra-research/tau2-bench at `COMMIT` (v1.0.1): README.md, docs/cli-reference.md, `Results` and
 `SimulationRun` in src/tau2/data_model/simulation.py, src/tau2/metrics/agent_metrics.py.
 """
@@ -18,7 +18,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.validation import validation_problems
-from orchestrator.evals.eval_result import OUTCOME_SCHEMA, AnsweredQuestion, EvalResult
+from orchestrator.evals.eval_result import EVAL_RESULT_SCHEMA, AnsweredQuestion, EvalResult
 
 NAME: Final = "tau2"
 COMMIT: Final = "a2c024725189473d2d7cea3a5cfdbcc67478e41f"
@@ -27,14 +27,14 @@ TRIALS: Final = 4  # of each task, as its docs/leaderboard-submission.md wants t
 _USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER of its config.py
 _CONCURRENCY: Final = 32
 RESULTS: Final = "results.json"
-_MOST_BYTES: Final = 1 << 30  # of one file, which holds every word of every conversation; 40 short ones have 0.4 MB
+_MAX_BYTES: Final = 1 << 30  # of one file, which holds every word of every conversation; 40 short ones have 0.4 MB
 _NEVER_RAN: Final = "infrastructure_error"  # which its own metrics leave out
 _NEARLY: Final = 1e-6  # how near to 1 a reward has to be, `is_successful`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tau2Request:
-    """What to ask: a server's URL and model, the variable that holds its key, what its results are called."""
+    """The server to test: URL, model, variable of the API key, and name of the results."""
 
     url: str
     model: str
@@ -44,7 +44,7 @@ class Tau2Request:
 
 
 class _Read(BaseModel):
-    """A part of its file; what else stands there is its own."""
+    """The used fields of a tau2 file; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -82,14 +82,14 @@ class _Results(_Read):
 
 @dataclass(frozen=True, kw_only=True)
 class Tau2Runs:
-    """What its files say; `left_out` simulations never ran."""
+    """The parsed simulations; `left_out` counts those that never ran."""
 
-    outcome: EvalResult
+    result: EvalResult
     left_out: int
 
 
 def tau2_script(request: Tau2Request) -> str:
-    """The commands that ask a server the tasks of every domain. A key stands in no argument, nor in its results."""
+    """Return the commands that run all domains; the API key is in no argument or result."""
     url, name = shlex.quote(f"{request.url.rstrip('/')}/v1"), shlex.quote(request.name)
     key = f'export HOSTED_VLLM_API_KEY="${request.key_env}"' if request.key_env else "unset HOSTED_VLLM_API_KEY"
     agent = shlex.quote(f"hosted_vllm/{request.model}")
@@ -110,10 +110,10 @@ deploy eval {name} --suite tau2 --simulations data/simulations
 
 
 def read_simulations(folder: Path, name: str, command: str, *, compared: bool = False) -> Tau2Runs:
-    """The runs of `name` below tau2's `data/simulations`: those called so, else all; or that of one file.
+    """Read the simulations of `name` below tau2's `data/simulations`, or a single file.
 
-    Of two that are compared no other is read than those called so. Each domain counts alike. Raises UsageError where
-    there is none, BenchError for one that is none of tau2's, for two of one domain, and for runs of different models.
+    Without simulations of that name all are read, unless `compared`. Domains have equal weight. Raises UsageError if
+    there are none, BenchError for invalid files, two runs of one domain, and runs of different models.
     """
     files = _files(folder, name, compared=compared)
     found = [_read(file) for file in files]
@@ -121,11 +121,11 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
     simulations = [(each.info.environment_info.domain_name, one) for each in found for one in each.simulations]
     ran = [(domain, one) for domain, one in simulations if one.termination_reason != _NEVER_RAN]
     if not ran:
-        raise BenchError("no simulation of tau2 was run", where=str(folder))
+        raise BenchError("no tau2 simulation was run", where=str(folder))
     info = found[0].info
     domains = ", ".join(sorted({domain for domain, _ in ran}))
-    outcome = EvalResult(
-        schema_version=OUTCOME_SCHEMA,
+    result = EvalResult(
+        schema_version=EVAL_RESULT_SCHEMA,
         suite=NAME,
         task=f"{domains}; user {info.user_info.llm}",
         metric="pass^1, macro average of the domains",
@@ -133,11 +133,11 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
         harness=f"tau2-bench {info.git_commit[:7]}",
         command=command,
         items=tuple(
-            AnsweredQuestion(id=one.task_id, right=_succeeded(one), seed=one.trial, group=domain)
+            AnsweredQuestion(id=one.task_id, correct=_succeeded(one), seed=one.trial, group=domain)
             for domain, one in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),
     )
-    return Tau2Runs(outcome=outcome, left_out=len(simulations) - len(ran))
+    return Tau2Runs(result=result, left_out=len(simulations) - len(ran))
 
 
 def _succeeded(simulation: _Simulation) -> bool:
@@ -152,25 +152,25 @@ def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
         found = sorted(folder.rglob(RESULTS))
     if not found:
         raise UsageError(
-            f"there are no results of tau2{f' that are called `{name}-DOMAIN`' if compared else ''} here",
+            f"no tau2 results{f' named `{name}-DOMAIN`' if compared else ''} found",
             where=str(folder),
-            hint=f"its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands that fill it",
+            hint=f"use its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands to run",
         )
     return found
 
 
 def _read(file: Path) -> _Results:
     try:
-        return _Results.model_validate_json(read_file(file, most=_MOST_BYTES))
+        return _Results.model_validate_json(read_file(file, most=_MAX_BYTES))
     except OSError as error:
-        raise BenchError(f"the results of tau2 cannot be read: {error.strerror}", where=str(file)) from error
+        raise BenchError(f"cannot read the tau2 results: {error.strerror}", where=str(file)) from error
     except ValidationError as error:
         problems = validation_problems(error)[:10]
-    raise BenchError("these are no results of tau2, or damaged ones", where=str(file), problems=problems)
+    raise BenchError("not valid tau2 results", where=str(file), problems=problems)
 
 
 def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
-    """Raise BenchError for runs that are not one evaluation."""
+    """Raise BenchError unless all runs belong to one evaluation."""
     told: dict[str, set[str | None]] = {
         "models": {each.info.agent_info.llm for each in found},
         "simulated users": {each.info.user_info.llm for each in found},
@@ -179,14 +179,14 @@ def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
     for what, names in told.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
-            raise BenchError(f"these are runs of different {what}: {listed}", where=str(files[0].parent.parent))
+            raise BenchError(f"the runs use different {what}: {listed}", where=str(files[0].parent.parent))
     domains = [each.info.environment_info.domain_name for each in found]
     if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
         places = ", ".join(str(file) for file, domain in zip(files, domains, strict=True) if domain == twice)
-        raise BenchError(f"there are several runs of `{twice}`", where=places, hint="name the file of one")
+        raise BenchError(f"several runs of `{twice}` found", where=places, hint="specify the file of one run")
     for file, each in zip(files, found, strict=True):
         trials = Counter((one.task_id, one.trial) for one in each.simulations)
         if again := next(
             (f"task `{task}`, trial {trial}" for (task, trial), count in trials.items() if count > 1), None
         ):
-            raise BenchError(f"a simulation of tau2 stands there twice: {again}", where=str(file))
+            raise BenchError(f"duplicate tau2 simulation: {again}", where=str(file))

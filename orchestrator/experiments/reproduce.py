@@ -23,9 +23,9 @@ from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import outcome_file
+from orchestrator.evals.eval_result import eval_result_file
 from orchestrator.evals.harness import require_questions
-from orchestrator.evals.suite_runs import part_of, published_pace, tau2_told
+from orchestrator.evals.suite_runs import published_pace, suite_run, tau2_note
 from orchestrator.evals.suites import find_suite
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import needs_table
@@ -40,7 +40,7 @@ STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "build")}  # else the stage's own name
 
-_MOST_BYTES: Final = 1 << 20  # of the state
+_MAX_BYTES: Final = 1 << 20  # of the state
 _ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
@@ -108,7 +108,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
         if server.baseline:
-            baselines |= {suite: directory / FileName(server.name) / outcome_file(suite) for suite in server.suites}
+            baselines |= {suite: directory / FileName(server.name) / eval_result_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
     left_out = (
         f"no step `{stage}` for `{server.name}`: {why}"
@@ -229,7 +229,7 @@ def _eval(
     server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
 ) -> Step:
     """As many questions and seeds as were published; what is done of them is not asked again."""
-    part, output = part_of(suite, published.evals), directory / FileName(server.name)
+    part, output = suite_run(suite, published.evals), directory / FileName(server.name)
     asked = ["eval", server.name, "--suite", suite]
     asked += ["--limit", str(part.limit)] if part.limit else []
     asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
@@ -241,7 +241,7 @@ def _eval(
         argv=(*asked, "--output", str(output), *_there(request.host)),
         about=part.seconds(published_pace(server.plan, published)) or STEP_SECONDS["eval"],
         output=output,
-        keeps=outcome_file(suite),
+        keeps=eval_result_file(suite),
     )
 
 
@@ -262,7 +262,7 @@ def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Itera
     """What was published and has no step."""
     asked = next((server.name for server in servers if server.suites and not server.ablation), None)
     if asked is not None and any(line.suite == tau2.NAME for line in published.evals):
-        yield f"no step `eval` for `{tau2.NAME}`: {tau2_told(asked)}"
+        yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(asked)}"
 
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
@@ -298,7 +298,7 @@ class StepLog:
         if not self._file.exists():
             return {}
         try:
-            found = parse_json(read_file(self._file, most=_MOST_BYTES))
+            found = parse_json(read_file(self._file, most=_MAX_BYTES))
             digest, done = found["steps"], _times(found["done"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(

@@ -112,7 +112,7 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
     """What each measured score says, where nothing else was measured."""
     for row in rows:
         if row.measured:
-            told = row.judgment.sentence if row.judgment else "nothing can be told"
+            told = row.judgment.sentence if row.judgment else "not comparable"
             yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {told}."
 
 

@@ -17,8 +17,8 @@ from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
 from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
-from orchestrator.evals.eval_result import BASELINE_FOLDER, EvalResult
-from orchestrator.evals.result_files import load_outcome
+from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult
+from orchestrator.evals.result_files import load_eval_result
 from orchestrator.report.compare import mismatch_reasons
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.render import render_html, render_json, render_markdown
@@ -45,15 +45,15 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
 
 def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
     """The outcomes of `deploy eval` below a directory, each with the baseline that was named for its suite, or kept."""
-    known = {(outcome := load_outcome(path)).suite: outcome for path in baselines}
+    known = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
     found = []
     for path in sorted(directory.rglob("eval-*.json")):
-        beside = path.parent / BASELINE_FOLDER / path.name
-        is_beside = path.parent.name == BASELINE_FOLDER and (path.parent.parent / path.name).exists()
+        beside = path.parent / BASELINE_DIR / path.name
+        is_beside = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
         if path.resolve() not in named and not is_beside:
-            outcome = load_outcome(path)
-            kept = load_outcome(beside) if beside.exists() else None
+            outcome = load_eval_result(path)
+            kept = load_eval_result(beside) if beside.exists() else None
             found.append((known.get(outcome.suite, kept), outcome))
     return tuple(found)
 

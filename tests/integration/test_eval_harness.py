@@ -21,11 +21,11 @@ from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.evals.eval_result import EvalResult, outcome_to_json
+from orchestrator.evals.eval_result import EvalResult, eval_result_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
-from orchestrator.evals.result_files import load_outcome
-from orchestrator.evals.run import EvalOptions, against_outcome, evaluate_beside, run_eval
-from orchestrator.evals.significance import judge_outcomes
+from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.run import EvalOptions, compare_with_baseline, evaluate_with_baseline, run_eval
+from orchestrator.evals.significance import compare_results
 from orchestrator.evals.suites import find_suite
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.servers.targets import url_target
@@ -102,7 +102,7 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"
-    judgment = judge_outcomes(before, after)
+    judgment = compare_results(before, after)
     assert (judgment.lost, judgment.gained, judgment.p_value) == (2, 0, 0.5)
     assert not judgment.significant
 
@@ -148,27 +148,27 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     real = url_target(server.url, gpus=None, api_key_env=None)
 
     def one_seed_after_the_other() -> EvalResult:
-        evaluate_beside(real, None, None, sampled, home=engine_home, say=print)
+        evaluate_with_baseline(real, None, None, sampled, home=engine_home, say=print)
         both = replace(sampled, seeds=2, resume=True)
-        return evaluate_beside(real, None, None, both, home=engine_home, say=print)[0]
+        return evaluate_with_baseline(real, None, None, both, home=engine_home, say=print)[0]
 
     with (
         adding_model() as adder,
         together(
             {
-                "beside": partial(evaluate_beside, real, adder, None, options, home=engine_home, say=print),
+                "beside": partial(evaluate_with_baseline, real, adder, None, options, home=engine_home, say=print),
                 "seeds": one_seed_after_the_other,
             }
         ) as asked,
     ):
         (outcome, before, file), drawn = asked("beside"), asked("seeds")
     assert (list(drawn.by_seed), len(drawn.answers), len(drawn.items)) == ([1234, 1235], 6, 12)
-    assert not drawn.repeats_itself
-    assert load_outcome(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
+    assert not drawn.is_deterministic
+    assert load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
     assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
-    assert load_outcome(file) == outcome
+    assert load_eval_result(file) == outcome
     assert before is not None
-    judged = against_outcome(outcome, before, where="adder")
+    judged = compare_with_baseline(outcome, before, where="adder")
     assert (judged.lost, judged.gained, judged.significant) == (6, 0, True)
     print(judged.sentence)
 
@@ -196,9 +196,9 @@ def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_q
         outcome = asked("hostile")
         with pytest.raises(BenchError) as caught:
             asked("damaged")
-    assert [item.right for item in outcome.items] == [True] * 5
+    assert [item.correct for item in outcome.items] == [True] * 5
     assert said
-    assert "OWNED" not in outcome_to_json(outcome) + "\n".join(said)
+    assert "OWNED" not in eval_result_to_json(outcome) + "\n".join(said)
     assert "exit code 1" in caught.value.message
     assert "Error" in caught.value.details
 

@@ -18,22 +18,28 @@ from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.evals.forecast import pace_of
-from orchestrator.evals.result_files import load_outcome
-from orchestrator.evals.run import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
+from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.run import (
+    EvalOptions,
+    describe_sensitivity,
+    evaluate_with_baseline,
+    require_sampling,
+    save_eval_result,
+)
 from orchestrator.evals.suites import find_suite
 from orchestrator.plan.plan import PlanWarning
 from orchestrator.planner.planning import load
 from orchestrator.servers.targets import url_target
 
 OUTCOME = EvalResult(
-    schema_version=1,
+    schema_version=2,
     suite="gsm8k",
     task="gsm8k",
     metric="exact_match,flexible-extract",
     model="tiny",
     harness="lm-eval 0.4.13",
     command="deploy eval tiny",
-    items=(AnsweredQuestion(id="1", right=True), AnsweredQuestion(id="2", right=False)),
+    items=(AnsweredQuestion(id="1", correct=True), AnsweredQuestion(id="2", correct=False)),
 )
 TARGET = url_target("http://127.0.0.1:1", gpus=None, api_key_env=None)
 
@@ -78,7 +84,7 @@ def test_a_suite_that_samples_is_not_asked_of_a_server_that_cannot(
     if taken:
         require_sampling(target, find_suite(suite))
         return
-    with pytest.raises(BenchError, match="and this server cannot") as caught:
+    with pytest.raises(BenchError, match="which the server cannot") as caught:
         require_sampling(target, find_suite(suite))
     assert "use 0.5.21" in caught.value.hint
 
@@ -93,16 +99,16 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
         return (
             OUTCOME
             if target.url.endswith(":1")
-            else replace(OUTCOME, items=(AnsweredQuestion(id="1", right=True),) * 2)
+            else replace(OUTCOME, items=(AnsweredQuestion(id="1", correct=True),) * 2)
         )
 
     monkeypatch.setattr("orchestrator.evals.run.run_eval", ask)
     evaluate("http://127.0.0.1:1", suite="gsm8k", limit=200, baseline="http://127.0.0.1:2", output=tmp_path)
     assert asked == [("http://127.0.0.1:1", 200), ("http://127.0.0.1:2", 200)]
-    assert load_outcome(tmp_path / "eval-gsm8k.json") == OUTCOME
-    assert load_outcome(tmp_path / "baseline" / "eval-gsm8k.json").score == 1.0
+    assert load_eval_result(tmp_path / "eval-gsm8k.json") == OUTCOME
+    assert load_eval_result(tmp_path / "baseline" / "eval-gsm8k.json").score == 1.0
     said = capsys.readouterr()
-    assert "against http://127.0.0.1:2: cannot tell apart at this sample size: -0.500" in said.out
+    assert "against http://127.0.0.1:2: not significant at this sample size: -0.500" in said.out
     assert "200 questions of `gsm8k` show a difference of 0.055 or more near 0.96 (80 % power)" in said.err
     assert "all 1,319 show 0.021" in said.err
 
@@ -111,8 +117,8 @@ def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.Mo
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="", output=tmp_path)
     greedy = replace(TARGET, warnings=(GREEDY,))
-    with pytest.raises(BenchError, match="and this server cannot"):
-        evaluate_beside(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
+    with pytest.raises(BenchError, match="which the server cannot"):
+        evaluate_with_baseline(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
 
 
 class Asked:
@@ -129,11 +135,11 @@ class Asked:
             raise KeyboardInterrupt
         answers = self.answers[(seed or 1234) - 1234]
         items = tuple(
-            AnsweredQuestion(id=f"q{place}", right=answer == "+", seed=seed, answer=f"{answers}{place}")
+            AnsweredQuestion(id=f"q{place}", correct=answer == "+", seed=seed, answer=f"{answers}{place}")
             for place, answer in enumerate(answers)
         )
         asked = options.asked
-        return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, most_tokens=asked.most_tokens)
+        return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, max_tokens=asked.max_tokens)
 
 
 def gpqa(tmp_path: Path, **options: object) -> None:
@@ -162,9 +168,9 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
         f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are kept; `deploy eval x"
     )
     assert caught.value.hint.endswith("--resume` goes on")
-    with pytest.raises(UsageError, match="there is an outcome already"):
+    with pytest.raises(UsageError, match="already has a result"):
         gpqa(tmp_path, seeds=3)
-    with pytest.raises(UsageError, match="begun without `--limit`"):
+    with pytest.raises(UsageError, match="the previous run used no `--limit`"):
         gpqa(tmp_path, seeds=3, limit=2, resume=True)
     with pytest.raises(UsageError, match="begun with `--max-tokens 32768`"):
         gpqa(tmp_path, seeds=3, max_tokens=64, resume=True)
@@ -177,7 +183,7 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
     assert (
         "gpqa-diamond: 0.5556 of 3 questions x 3 seeds (0.667, 0.333, 0.667; spread 0.192), 95 % interval 0.247" in said
     )
-    assert "to 0.827, clustered by question: worth 8 independent answers" in said
+    assert "to 0.827, clustered by question: effective sample size 8" in said
 
 
 @pytest.mark.usefixtures("questions")
@@ -188,9 +194,9 @@ def test_answers_of_another_model_are_not_put_to_those_of_before(
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     gpqa(tmp_path)
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *a, **k: replace(asked(*a, **k), model="other"))
-    with pytest.raises(BenchError, match="the model was `tiny`, and is `other` now"):
+    with pytest.raises(BenchError, match="the model changed from `tiny` to `other`"):
         gpqa(tmp_path, seeds=2, resume=True)
-    assert len(load_outcome(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
+    assert len(load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
 
 
 @pytest.mark.usefixtures("questions")
@@ -199,11 +205,11 @@ def test_a_server_that_ignores_temperature_is_told_by_what_it_repeats(
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "++-"))
     gpqa(tmp_path, seeds=2)
-    assert "every seed gave the same answers to `gpqa-diamond`, word for word" in capsys.readouterr().err
+    assert "all seeds gave identical answers to `gpqa-diamond`" in capsys.readouterr().err
 
 
 def test_a_greedy_suite_has_one_seed() -> None:
-    with pytest.raises(UsageError, match="`gsm8k` is greedy: every seed gives the same answers"):
+    with pytest.raises(UsageError, match="`gsm8k` is greedy; all seeds give the same answers"):
         evaluate("http://127.0.0.1:1", suite="gsm8k", seeds=2)
 
 
@@ -219,9 +225,9 @@ def test_all_that_was_published_is_asked_as_it_was(
     assert asked.seeds == [None, 1234, 1235]
     said = capsys.readouterr().out
     assert [line.partition(":")[0] for line in said.splitlines() if " of " in line] == ["gsm8k", "gpqa-diamond", "tau2"]
-    assert "against GLM-5.2 MXFP4 0.834 published: nothing can be told, its sample size was not published" in said
+    assert "against GLM-5.2 MXFP4 0.834 published: not comparable: no sample size was published" in said
     assert "pass^1 0.250 (0.087 to 0.538); pass^2 0.217" in said
-    assert load_outcome(tmp_path / "out" / "eval-gsm8k.json").limit == 200
+    assert load_eval_result(tmp_path / "out" / "eval-gsm8k.json").limit == 200
 
 
 def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
@@ -231,7 +237,7 @@ def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     recorded, own = Path(__file__).parents[1] / "evals" / "recorded" / "tau2", tmp_path / "runs" / "glm-airline"
     shutil.copytree(recorded, own)
-    with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
+    with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
         evaluate(
             "glm", suite="published", dataset=questions, output=tmp_path / "out", baseline="fp8", simulations=own.parent
         )
@@ -246,12 +252,12 @@ def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
     asked = {"suite": "published", "dataset": questions}
     evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "a")  # type: ignore[arg-type]
     (tmp_path / "a" / "eval-gpqa-diamond.json").rename(tmp_path / "moved.json")
-    with pytest.raises(UsageError, match="no outcome of `gpqa-diamond` to compare with"):
+    with pytest.raises(UsageError, match="no baseline result of `gpqa-diamond` found"):
         evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
     (tmp_path / "moved.json").rename(tmp_path / "a" / "eval-gpqa-diamond.json")
     capsys.readouterr()
     evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
-    assert capsys.readouterr().out.count("cannot tell apart at this sample size: +0.000") == 2
+    assert capsys.readouterr().out.count("not significant at this sample size: +0.000") == 2
 
 
 def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
@@ -262,7 +268,7 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
     for folder in (tmp_path, tmp_path / "baseline"):
         folder.mkdir(exist_ok=True)
         (folder / "eval-gpqa-diamond.json").touch()
-        with pytest.raises(UsageError, match="there is an outcome already") as caught:
+        with pytest.raises(UsageError, match="already has a result") as caught:
             evaluate(
                 "http://127.0.0.1:1",
                 suite="published",
@@ -278,7 +284,7 @@ def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
-    save_outcome(OUTCOME, tmp_path)
+    save_eval_result(OUTCOME, tmp_path)
     with pytest.raises(UsageError, match="the baseline is of `gsm8k`, not of `gpqa-diamond`"):
         gpqa(tmp_path, baseline=str(tmp_path / "eval-gsm8k.json"))
     assert questions.is_dir()
@@ -300,7 +306,7 @@ def test_what_all_that_was_published_tells_takes_and_costs(
     assert "all 1,319 show 0.021, in about 7 min" in said.err
     assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in said.err
     assert "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in said.err
-    assert "`gpqa-diamond` will be refused: requests are decoded greedily during speculative decoding" in said.err
+    assert "`gpqa-diamond` cannot run: requests are decoded greedily during speculative decoding" in said.err
     assert "`tau2` is not asked by this tool" in said.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     told = json.loads(capsys.readouterr().out)
@@ -315,11 +321,11 @@ def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path
     (tmp_path / "result.json").write_text(measured.to_json())
     best = max(metrics.OUTPUT.value_of(point) or 0.0 for point in measured.points)
     assert pace_of(plan, tmp_path).tok_s == best
-    assert pace_of(plan, tmp_path).source.startswith(f"measured: the best of `{measured.run.workload_name}`")
+    assert pace_of(plan, tmp_path).source.startswith(f"measured: best of `{measured.run.workload_name}`")
     assert pace_of(load("mi355x-tp8").plan, tmp_path).tok_s == 1461
 
 
 def test_what_a_sample_can_tell_is_worst_where_no_score_is_known() -> None:
-    told = what_it_can_tell(find_suite("gpqa-diamond"), limit=None, near=None)
+    told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, near=None)
     assert told == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
-    assert what_it_can_tell(find_suite("gpqa-diamond"), limit=500, near=None) == told
+    assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, near=None) == told

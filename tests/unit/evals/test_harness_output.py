@@ -8,9 +8,9 @@ import pytest
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secrets import Secret
-from orchestrator.evals.eval_result import outcome_file, outcome_to_json
-from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_items, read_outcome
-from orchestrator.evals.result_files import load_outcome
+from orchestrator.evals.eval_result import eval_result_file, eval_result_to_json
+from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_eval_result, read_items
+from orchestrator.evals.result_files import load_eval_result
 from orchestrator.evals.suites import find_suite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -67,12 +67,12 @@ def test_recorded_answers_are_read_once_each(suite: str, file: str) -> None:
     text = (RECORDED / file).read_text()
     items = read_items(text, metric=chosen.metric, filter_=chosen.filter)
     assert len(text.splitlines()) == 2 * len(items) == 6
-    assert sorted(item.right for item in items) == [False, True, True]
+    assert sorted(item.correct for item in items) == [False, True, True]
     assert len({item.id for item in items}) == 3
 
 
 def test_an_unknown_filter_is_an_error() -> None:
-    with pytest.raises(BenchError, match="scored nothing"):
+    with pytest.raises(BenchError, match="scored no answer"):
         read_items((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
 
 
@@ -83,17 +83,17 @@ def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
         (RECORDED / "samples_gsm8k.jsonl").read_text()
     )
     (folder / "results_2026-11-20T15-50-00.434455.json").write_text('{"lm_eval_version": "0.4.13"}')
-    outcome = read_outcome(tmp_path, request(), task="gsm8k")
+    outcome = read_eval_result(tmp_path, request(), task="gsm8k")
     assert outcome.harness == "lm-eval 0.4.13"
     assert outcome.score == pytest.approx(2 / 3)
-    file = tmp_path / outcome_file(outcome.suite)
-    file.write_text(outcome_to_json(outcome))
-    assert load_outcome(file) == outcome
+    file = tmp_path / eval_result_file(outcome.suite)
+    file.write_text(eval_result_to_json(outcome))
+    assert load_eval_result(file) == outcome
 
 
 def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="left no answers"):
-        read_outcome(tmp_path, request(), task="gsm8k")
+    with pytest.raises(BenchError, match="wrote no answers"):
+        read_eval_result(tmp_path, request(), task="gsm8k")
 
 
 def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
 def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(BenchError):
-        load_outcome(tmp_path / "eval.json")
+        load_eval_result(tmp_path / "eval.json")
 
 
 def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
     """They used to end as a fault of this tool."""
     file = tmp_path / "eval.json"
     file.write_bytes(b'{"suite": "\xe9"}')
-    for load in (load_outcome, load_result):
+    for load in (load_eval_result, load_result):
         with pytest.raises(BenchError, match="cannot read the"):
             load(file)
 

@@ -20,7 +20,7 @@ TARGET = BenchTarget(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
     """The suites that were asked, each with how many questions; nineteen of twenty answers are right."""
     seen: list[tuple[str, int | None]] = []
-    items = tuple(AnsweredQuestion(id=str(number), right=number != 7) for number in range(20))
+    items = tuple(AnsweredQuestion(id=str(number), correct=number != 7) for number in range(20))
 
     def run_eval(_: BenchTarget, options: run.EvalOptions, **__: object) -> EvalResult:
         seen.append((options.suite, options.limit))
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
             "harness": "of this test",
             "command": "deploy",
         }
-        return EvalResult(schema_version=1, suite=options.suite, items=items, **told)
+        return EvalResult(schema_version=2, suite=options.suite, items=items, **told)
 
     monkeypatch.setattr(run, "run_eval", run_eval)
     return seen

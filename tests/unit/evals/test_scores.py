@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from orchestrator.bench.published import load_published
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.evals.significance import (
+    compare_independent,
+    compare_results,
     independent_interval,
-    judge_independent,
-    judge_outcomes,
     paired_interval,
     required_sample_size,
     score_interval,
@@ -25,9 +25,11 @@ from orchestrator.evals.significance import (
 
 def outcome(answers: str, *, prefix: str = "q") -> EvalResult:
     """`+` a right answer, `-` a wrong one."""
-    items = tuple(AnsweredQuestion(id=f"{prefix}{index}", right=answer == "+") for index, answer in enumerate(answers))
+    items = tuple(
+        AnsweredQuestion(id=f"{prefix}{index}", correct=answer == "+") for index, answer in enumerate(answers)
+    )
     return EvalResult(
-        schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="m", harness="h", command="c",
+        schema_version=2, suite="gsm8k", task="gsm8k", metric="exact_match", model="m", harness="h", command="c",
         items=items,
     )  # fmt: skip
 
@@ -104,20 +106,20 @@ def test_a_paired_interval_holds_its_difference_and_has_a_width(lost: int, gaine
 def test_the_published_tables_cannot_tell(suite: str) -> None:
     line = next(line for line in load_published("wafer-glm52").evals if line.suite == suite)
     assert line.samples is not None
-    judgment = judge_independent(
+    judgment = compare_independent(
         baseline=line.baseline.score, candidate=line.candidate.score, items=(line.samples, line.samples)
     )
     assert not judgment.significant
     assert judgment.detectable > 0.05  # while the differences are 0.010 and 0.019
     assert judgment.items_needed is not None
     assert judgment.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
-    assert judgment.sentence.startswith("cannot tell apart at this sample size")
+    assert judgment.sentence.startswith("not significant at this sample size")
 
 
 def test_the_same_items_are_paired() -> None:
     """Eight lost and none gained is seen in 40 paired items, while two independent samples would not show it."""
     before, after = outcome("+" * 36 + "-" * 4), outcome("-" * 8 + "+" * 28 + "-" * 4)
-    judgment = judge_outcomes(before, after)
+    judgment = compare_results(before, after)
     assert (judgment.lost, judgment.gained) == (8, 0)
     assert judgment.p_value == pytest.approx(2 / 256)
     assert judgment.significant
@@ -125,7 +127,7 @@ def test_the_same_items_are_paired() -> None:
 
 
 def test_other_items_are_independent_samples() -> None:
-    judgment = judge_outcomes(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
+    judgment = compare_results(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
     assert judgment.p_value is None
     assert judgment.method.startswith("independent")
 
@@ -133,15 +135,15 @@ def test_other_items_are_independent_samples() -> None:
 def test_questions_asked_twice_are_paired_in_order() -> None:
     twice = outcome("++--")
     both = EvalResult(
-        **{**vars(twice), "items": tuple(AnsweredQuestion(id="same", right=item.right) for item in twice.items)}
+        **{**vars(twice), "items": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in twice.items)}
     )
-    assert judge_outcomes(both, both).items == 4
+    assert compare_results(both, both).items == 4
 
 
 def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
     """One text of `+` and `-` a seed, one question a place."""
     return tuple(
-        AnsweredQuestion(id=f"q{place}", right=answer == "+", seed=seed, group=group)
+        AnsweredQuestion(id=f"q{place}", correct=answer == "+", seed=seed, group=group)
         for seed, each in enumerate(answers)
         for place, answer in enumerate(each)
     )
@@ -168,7 +170,7 @@ def test_one_answer_to_each_question_is_worth_one() -> None:
 def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
     """Six questions lost by both seeds: 2 / 2^6 over questions, where 12 pairs would have said 2 / 2^12."""
     right, wrong = "+" * 20, "-" * 6 + "+" * 14
-    judgment = judge_outcomes(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
+    judgment = compare_results(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
     assert judgment.p_value == pytest.approx(2 / 2**6)
     assert (judgment.lost, judgment.gained, judgment.test) == (6, 0, "sign-flip")
     assert "clustered by question" in judgment.method
@@ -176,7 +178,7 @@ def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
 
 def test_other_numbers_of_seeds_are_independent_samples() -> None:
     one, two = of_items(*seeded("++-")), of_items(*seeded("++-", "+--"))
-    assert judge_outcomes(one, two).p_value is None
+    assert compare_results(one, two).p_value is None
 
 
 def test_each_domain_counts_as_much_as_any_other() -> None:
@@ -186,10 +188,10 @@ def test_each_domain_counts_as_much_as_any_other() -> None:
 
 def test_seeds_that_repeat_one_answer_word_for_word_have_sampled_nothing() -> None:
     alike = tuple(replace(item, answer="a" + item.id) for item in seeded("++-", "++-"))
-    assert of_items(*alike).repeats_itself
-    assert not of_items(replace(alike[0], answer="b"), *alike[1:]).repeats_itself
-    assert not of_items(*seeded("++-", "++-")).repeats_itself, "of answers that were not kept nothing is known"
-    assert not of_items(*alike[:3]).repeats_itself, "one seed repeats nothing"
+    assert of_items(*alike).is_deterministic
+    assert not of_items(replace(alike[0], answer="b"), *alike[1:]).is_deterministic
+    assert not of_items(*seeded("++-", "++-")).is_deterministic, "of answers that were not kept nothing is known"
+    assert not of_items(*alike[:3]).is_deterministic, "one seed repeats nothing"
 
 
 def test_all_of_k_trials_is_what_tau2_computes() -> None:

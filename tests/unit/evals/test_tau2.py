@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.evals.significance import judge_outcomes, pass_interval
+from orchestrator.evals.significance import compare_results, pass_interval
 from orchestrator.evals.tau2 import COMMIT, Tau2Request, read_simulations, tau2_script
 
 RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
@@ -33,7 +33,7 @@ def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
 
 def test_pass_hat_is_what_tau2_printed_of_its_own_run() -> None:
     """`Pass^1 0.250`, `Pass^2 0.217`, `Pass^3 0.200`, `Pass^4 0.200`, 40 simulations of 10 tasks."""
-    outcome = read_simulations(RECORDED, "glm", "deploy eval glm").outcome
+    outcome = read_simulations(RECORDED, "glm", "deploy eval glm").result
     passed = {k: pass_interval(groups) for k, groups in outcome.pass_hat()}
     assert {k: round(share, 3) for k, (share, _) in passed.items()} == {1: 0.25, 2: 0.217, 3: 0.2, 4: 0.2}
     assert (outcome.score, len(outcome.items), len(outcome.answers)) == (0.25, 40, 10)
@@ -46,14 +46,14 @@ def test_every_domain_counts_alike_and_the_runs_of_a_name_are_its_own(tmp_path: 
     run_of(tmp_path, "glm", "airline", rewards=[1.0, 1.0, 1.0, 0.0])
     run_of(tmp_path, "glm", "retail", rewards=[1.0, 0.0, 0.0, 0.0])
     run_of(tmp_path, "glm-fp8", "airline", rewards=[1.0] * 4)
-    assert read_simulations(tmp_path, "glm", "").outcome.score == pytest.approx((0.75 + 0.25) / 2)
-    assert read_simulations(tmp_path, "glm-fp8", "").outcome.score == 1.0
+    assert read_simulations(tmp_path, "glm", "").result.score == pytest.approx((0.75 + 0.25) / 2)
+    assert read_simulations(tmp_path, "glm-fp8", "").result.score == 1.0
 
 
 def test_two_servers_are_paired_by_task(tmp_path: Path) -> None:
     run_of(tmp_path, "fp8", "airline", rewards=[1.0] * 4)
     run_of(tmp_path, "mxfp4", "airline", rewards=[1.0, 1.0, 0.0, 0.0])
-    judged = judge_outcomes(*(read_simulations(tmp_path, name, "").outcome for name in ("fp8", "mxfp4")))
+    judged = compare_results(*(read_simulations(tmp_path, name, "").result for name in ("fp8", "mxfp4")))
     assert (judged.difference, judged.lost, judged.gained) == (-0.5, 10, 0)
     assert judged.p_value == pytest.approx(2 / 2**10)
 
@@ -64,8 +64,8 @@ def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) ->
     del data["simulations"][0]["reward_info"]
     (tmp_path / "results.json").write_text(json.dumps(data))
     runs = read_simulations(tmp_path, "glm", "")
-    assert (runs.left_out, len(runs.outcome.items)) == (1, 39)
-    assert [k for k, _ in runs.outcome.pass_hat()] == [1, 2, 3]
+    assert (runs.left_out, len(runs.result.items)) == (1, 39)
+    assert [k for k, _ in runs.result.pass_hat()] == [1, 2, 3]
 
 
 def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> 
         simulation["termination_reason"] = "max_steps"
         simulation["reward_info"] = None
     (tmp_path / "results.json").write_text(json.dumps(data))
-    assert read_simulations(tmp_path, "glm", "").outcome.score == 0.0
+    assert read_simulations(tmp_path, "glm", "").result.score == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"info": {}, "simulations": []}', "\xff", "[" * 100_000])
 def test_what_is_no_result_of_tau2_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text, encoding="latin-1")
-    with pytest.raises(BenchError, match="no results of tau2") as caught:
+    with pytest.raises(BenchError, match="not valid tau2 results") as caught:
         read_simulations(tmp_path, "glm", "")
     assert caught.value.where == str(tmp_path / "results.json")
 
@@ -99,9 +99,9 @@ def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation
 def test_a_run_is_compared_with_no_other_than_the_one_that_was_named(tmp_path: Path) -> None:
     """Of two servers of which only one was asked, its score was compared with itself."""
     file = run_of(tmp_path, "glm", "airline")
-    assert read_simulations(tmp_path, "glm", "", compared=True).outcome.score == 0.25
+    assert read_simulations(tmp_path, "glm", "", compared=True).result.score == 0.25
     for place in (tmp_path, file):
-        with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
+        with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
             read_simulations(place, "fp8", "", compared=True)
 
 
@@ -109,18 +109,18 @@ def test_a_simulation_that_stands_there_twice_is_no_other_task(tmp_path: Path) -
     data = json.loads(RECORDED.read_text())
     data["simulations"].append(data["simulations"][0])
     (tmp_path / "results.json").write_text(json.dumps(data))
-    with pytest.raises(BenchError, match="stands there twice: task `create_task_1`, trial 0"):
+    with pytest.raises(BenchError, match="duplicate tau2 simulation: task `create_task_1`, trial 0"):
         read_simulations(tmp_path, "glm", "")
 
 
 def test_a_reward_that_is_no_number_is_damage(tmp_path: Path) -> None:
     run_of(tmp_path, "glm", "airline", rewards=[1.0, float("nan"), 1.0, 1.0])
-    with pytest.raises(BenchError, match="no results of tau2, or damaged ones"):
+    with pytest.raises(BenchError, match="not valid tau2 results"):
         read_simulations(tmp_path, "glm", "")
 
 
 def test_an_empty_folder_names_the_command_that_fills_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no results of tau2 here") as caught:
+    with pytest.raises(UsageError, match="no tau2 results found") as caught:
         read_simulations(tmp_path, "glm", "")
     assert "`deploy eval glm --suite tau2`" in caught.value.hint
 

@@ -15,7 +15,7 @@ from orchestrator.bench.result import BenchResult
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError
 from orchestrator.core.text import first_control_char
-from orchestrator.evals.result_files import load_outcome
+from orchestrator.evals.result_files import load_eval_result
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
@@ -131,8 +131,8 @@ def test_what_is_no_file_or_too_long_is_an_error(tmp_path: Path) -> None:
         load_result(tmp_path)
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(BenchError, match="cannot read the outcome: File too large"):
-        load_outcome(tmp_path / "long")
+    with pytest.raises(BenchError, match="cannot read the eval result: File too large"):
+        load_eval_result(tmp_path / "long")
 
 
 HOSTILE = "<script>alert(1)</script> [a](javascript:b) ![c](d) `e` ``` | f *g* _h_ ~~i~~ &amp; \\\n# j\n\n| k |"

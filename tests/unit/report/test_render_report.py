@@ -216,7 +216,7 @@ def test_the_published_evaluations_cannot_tell() -> None:
     assert gsm8k is not None
     assert not gsm8k.significant
     assert rows["tau2, macro average"].judgment is None
-    assert render_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
+    assert render_html(report(tp4dp2())).count("not significant at this sample size") == 2
 
 
 def test_a_published_score_is_shown_with_its_plus_minus() -> None:
@@ -226,9 +226,9 @@ def test_a_published_score_is_shown_with_its_plus_minus() -> None:
 
 
 def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
-    items = tuple(AnsweredQuestion(id=str(index), right=index % 20 != 0) for index in range(1319))
+    items = tuple(AnsweredQuestion(id=str(index), correct=index % 20 != 0) for index in range(1319))
     outcome = EvalResult(
-        schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
+        schema_version=2, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
         command="deploy eval", items=items,
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
@@ -241,8 +241,8 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
 
 def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> None:
     outcome = EvalResult(
-        schema_version=1, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
-        command="deploy eval", items=(AnsweredQuestion(id="1", right=True, seed=0, group="airline"),),
+        schema_version=2, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
+        command="deploy eval", items=(AnsweredQuestion(id="1", correct=True, seed=0, group="airline"),),
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
     assert [(row.baseline, row.judgment) for row in rows] == [(0.819, None), (0.834, None)]

@@ -11,7 +11,7 @@ from orchestrator.cli.compare import command as compare
 from orchestrator.cli.report import command as report
 from orchestrator.cli.reproduce import command as reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, outcome_file, outcome_to_json
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, eval_result_file, eval_result_to_json
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -
 
 
 def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
-    items = tuple(AnsweredQuestion(id=str(index), right=index >= wrong) for index in range(40))
+    items = tuple(AnsweredQuestion(id=str(index), correct=index >= wrong) for index in range(40))
     outcome = EvalResult(
-        schema_version=1, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
+        schema_version=2, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
         command="deploy eval", items=items,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / outcome_file(suite)).write_text(outcome_to_json(outcome))
+    (folder / eval_result_file(suite)).write_text(eval_result_to_json(outcome))
 
 
 def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
