@@ -172,7 +172,7 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
         gpqa(tmp_path, seeds=3)
     with pytest.raises(UsageError, match="the previous run used no `--limit`"):
         gpqa(tmp_path, seeds=3, limit=2, resume=True)
-    with pytest.raises(UsageError, match="begun with `--max-tokens 32768`"):
+    with pytest.raises(UsageError, match="used `--max-tokens 32768`"):
         gpqa(tmp_path, seeds=3, max_tokens=64, resume=True)
     rest = Asked("", "+--", "+-+")
     monkeypatch.setattr("orchestrator.evals.run.run_eval", rest)
