@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from orchestrator.checkpoints.config import CONFIG, QUANT_CONFIG, CheckpointConfig
 from orchestrator.checkpoints.files import CheckpointFiles, LocalFiles
-from orchestrator.checkpoints.safetensors import BadShardError, Read, StoredTensor, tensor_dtypes, whole_header
+from orchestrator.checkpoints.safetensors import BadShardError, Read, StoredTensor, complete_header, tensor_dtypes
 from orchestrator.core.errors import CheckpointError, Problem
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, display
 from orchestrator.core.text import parse_json
@@ -32,7 +32,7 @@ class CheckpointIndex:
     problems: tuple[Problem, ...]
 
     @cached_property
-    def places(self) -> Mapping[str, CheckpointFile]:
+    def shard_by_tensor(self) -> Mapping[str, CheckpointFile]:
         """The shard of each tensor that the index names."""
         return {name: shard for shard, names in self.shards.items() for name in names}
 
@@ -56,16 +56,16 @@ class Checkpoint:
         return cls(LocalFiles(directory))
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """What messages call it."""
-        return self.files.where
+        return self.files.location
 
     @cached_property
     def config(self) -> CheckpointConfig:
         """Its config.json. Raises CheckpointError where there is none that can be read."""
         if (found := self._config(CONFIG)) is None:
             raise CheckpointError(
-                f"there is no `{CONFIG}`", where=self.where, hint="name the directory of a checkpoint"
+                f"there is no `{CONFIG}`", where=self.location, hint="name the directory of a checkpoint"
             )
         return found
 
@@ -78,30 +78,30 @@ class Checkpoint:
     def index(self) -> CheckpointIndex:
         """Where its tensors are. Raises CheckpointError for an index that cannot be read."""
         content = self.read(INDEX) if INDEX in self.files.sizes else None
-        return parse_index(content, single=SINGLE in self.files.sizes, where=self.where)
+        return parse_index(content, single=SINGLE in self.files.sizes, location=self.location)
 
     @property
     def shards(self) -> Mapping[CheckpointFile, set[str]]:
         """The shards with the tensors that the index names in them. Raises CheckpointError for a faulty index."""
         if self.index.problems:
-            raise CheckpointError(INCOMPLETE, where=self.where, problems=self.index.problems)
+            raise CheckpointError(INCOMPLETE, where=self.location, problems=self.index.problems)
         return self.index.shards
 
     def header(self, shard: CheckpointFile) -> Mapping[str, StoredTensor]:
         """The tensors of a shard, by name. Raises CheckpointError for one that is missing or not whole, HostError."""
         if shard not in self._headers:
-            found = self._parsed(shard, whole_header)
+            found = self._parse_shard(shard, complete_header)
             self._headers[shard] = {name: self._kinds.setdefault(tensor, tensor) for name, tensor in found.items()}
         return self._headers[shard]
 
     def dtypes(self, shard: CheckpointFile) -> Mapping[str, str]:
         """The dtype of each tensor of a shard, whole or not: in a fraction of the time. Raises as `header`."""
         if shard not in self._dtypes:
-            self._dtypes[shard] = self._parsed(shard, tensor_dtypes)
+            self._dtypes[shard] = self._parse_shard(shard, tensor_dtypes)
         return self._dtypes[shard]
 
-    def _parsed(self, shard: CheckpointFile, parse: Callable[[Read, int], T]) -> T:
-        where = f"{self.where}/{shard}"
+    def _parse_shard(self, shard: CheckpointFile, parse: Callable[[Read, int], T]) -> T:
+        where = f"{self.location}/{shard}"
         if shard not in self.files.sizes:
             raise CheckpointError(f"`{shard}` is missing", where=where)
         try:
@@ -116,7 +116,9 @@ class Checkpoint:
         try:
             return self.files.read(name, 0, _MAX_BYTES)
         except OSError as error:
-            raise CheckpointError(f"`{name}` cannot be read: {error.strerror}", where=f"{self.where}/{name}") from error
+            raise CheckpointError(
+                f"`{name}` cannot be read: {error.strerror}", where=f"{self.location}/{name}"
+            ) from error
 
     def _config(self, name: CheckpointFile) -> CheckpointConfig | None:
         if name not in self.files.sizes:
@@ -125,7 +127,7 @@ class Checkpoint:
             return CheckpointConfig.parse(self.read(name))
         except ValueError as error:
             message = f"`{name}` is not JSON: it was cut off or altered"
-            raise CheckpointError(message, where=f"{self.where}/{name}") from error
+            raise CheckpointError(message, where=f"{self.location}/{name}") from error
 
 
 def local_checkpoint(directory: Path) -> Checkpoint | None:
@@ -133,21 +135,21 @@ def local_checkpoint(directory: Path) -> Checkpoint | None:
     return Checkpoint.local(directory) if (directory / CONFIG).is_file() else None
 
 
-def parse_index(content: bytes | None, *, single: bool, where: str) -> CheckpointIndex:
+def parse_index(content: bytes | None, *, single: bool, location: str) -> CheckpointIndex:
     """An index of this `content`. Without one (None) there must be a `single` file. `where` is the checkpoint."""
     if content is None:
         if single:
             return CheckpointIndex({SINGLE: set()}, ())
-        return CheckpointIndex({}, (Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", where),))
-    where = f"{where}/{INDEX}"
+        return CheckpointIndex({}, (Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", location),))
+    location = f"{location}/{INDEX}"
     try:
         weights = parse_json(content)["weight_map"]
         places = [(str(name), shard) for name, shard in weights.items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"`{INDEX}` is not an index that can be read: it was cut off or altered"
-        return CheckpointIndex({}, (Problem(message, where),))
+        return CheckpointIndex({}, (Problem(message, location),))
     if not places:
-        return CheckpointIndex({}, (Problem(f"`{INDEX}` names no tensor", where),))
+        return CheckpointIndex({}, (Problem(f"`{INDEX}` names no tensor", location),))
     checked: dict[str, CheckpointFile] = {}  # each name once: an index repeats it for every tensor
     shards: dict[CheckpointFile, set[str]] = defaultdict(set)
     problems: dict[str, Problem] = {}
@@ -157,5 +159,5 @@ def parse_index(content: bytes | None, *, single: bool, where: str) -> Checkpoin
             shards[known or checked.setdefault(shard, CheckpointFile(shard))].add(name)
         except UnsafeValueError:
             outside = f"`{INDEX}` names a file outside the checkpoint: `{display(shard)}`"
-            problems.setdefault(display(shard), Problem(outside, where))
+            problems.setdefault(display(shard), Problem(outside, location))
     return CheckpointIndex(shards, tuple(problems.values()))

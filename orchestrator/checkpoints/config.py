@@ -36,7 +36,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_cache.index_head_dim": ("index_head_dim",),
     "kv_cache.sliding_window": ("sliding_window",),
 }  # fmt: skip
-_MOST: Final = 1 << 53  # of what is counted; a larger number is none
+_MAX_COUNT: Final = 1 << 53  # of what is counted; a larger number is none
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _QUARK: Final = {"fp4": "mxfp4"}  # its word for a weight: ours; the others are called as it calls them
 
@@ -46,7 +46,7 @@ class ConfigFact:
     """A value, and the name of what says so."""
 
     value: object
-    name: str
+    source: str
 
     @property
     def number(self) -> int:
@@ -89,8 +89,8 @@ class CheckpointConfig:
         """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""
         for name in names or NAMES[key]:
             value = self.text.get(name)
-            if type(value) is int and abs(value) < _MOST:
-                return ConfigFact(value=value, name=name)
+            if type(value) is int and abs(value) < _MAX_COUNT:
+                return ConfigFact(value=value, source=name)
         return None
 
     @property
@@ -100,7 +100,7 @@ class CheckpointConfig:
         return tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) else ()
 
     @property
-    def drafts(self) -> int | None:
+    def mtp_layers(self) -> int | None:
         """Layers that draft, None where the config does not say."""
         found = self.text.get(DRAFTS)
         return found if isinstance(found, int) else None
@@ -118,15 +118,15 @@ class CheckpointConfig:
         whole = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
         if found is None or whole or factor == 1:
             return found
-        if not isinstance(factor, int | float) or not 0 < factor < _MOST:
+        if not isinstance(factor, int | float) or not 0 < factor < _MAX_COUNT:
             return None
-        return ConfigFact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
+        return ConfigFact(value=int(factor * found.number), source=f"{found.source} x rope_scaling.factor")
 
     @property
     def method(self) -> ConfigFact | None:
         """Who quantized it."""
         said = self.quantized.get("quant_method")
-        return ConfigFact(value=str(said), name="quantization_config.quant_method") if said else None
+        return ConfigFact(value=str(said), source="quantization_config.quant_method") if said else None
 
     @property
     def quantized(self) -> Mapping[str, object]:
@@ -138,20 +138,20 @@ class CheckpointConfig:
         """In a model file's word: who quantized it and to what, or the type of weights that are not."""
         at, given, method = "quantization_config", self.quantized, self.method
         if algorithm := given.get("quant_algo"):
-            return ConfigFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
+            return ConfigFact(value=modelopt_label(algorithm), source=f"{at}.quant_algo")
         if method is not None and method.value == "quark":
             kind = _quark_weight(given)
             name = f"{at}.global_quant_config.weight.dtype"
-            return ConfigFact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
+            return ConfigFact(value=f"quark-{_QUARK.get(kind, kind)}", source=name) if kind else None
         if method is not None or given:
             return method if method is not None and method.value != "modelopt" else None
         for name in ("dtype", "torch_dtype"):
             if (kind := _DTYPES.get(str(self.text.get(name)))) is not None:
-                return ConfigFact(value=kind, name=name)
+                return ConfigFact(value=kind, source=name)
         return None
 
 
-def modelopt_word(algorithm: object) -> str:
+def modelopt_label(algorithm: object) -> str:
     """ModelOpt's `quant_algo` in a model file's word: NVFP4 is told by its name, others by ModelOpt's."""
     word = str(algorithm).lower().replace("_", "-")
     return word if word == "nvfp4" else f"modelopt-{word}"

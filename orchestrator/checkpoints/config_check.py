@@ -31,8 +31,8 @@ _LINEAR: Final = frozenset(
 )
 # Built without the config: routers, and the weights of the indexer's heads (sglang 0.5.14 to 0.5.23, deepseek_v2.py,
 # dsa_indexer.py, qwen2_moe.py).
-_NEVER_ASKED: Final = frozenset({"gate", "router", "shared_expert_gate", "weights_proj"})
-_OWN: Final = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # of the layer that drafts (deepseek_nextn.py)
+_UNQUANTIZED: Final = frozenset({"gate", "router", "shared_expert_gate", "weights_proj"})
+_MTP_MODULES: Final = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # of the layer that drafts (deepseek_nextn.py)
 _RENAMED_FROM: Final = ">=0.5.16"  # sglang renames a scheme of the MTP layer by its beginning (glm4_moe.py)
 _BLOCKS_ASKED: Final = "<0.5.17"  # sglang 0.5.14, deepseek_v2.py:767, `QuarkLinearMethod` without `quant_config`
 _FLAT_SCALES: Final = "<0.5.18"  # sglang 0.5.14 to 0.5.17, fp8_utils.py, channel_quant_to_tensor_quant
@@ -52,7 +52,7 @@ class Mismatch:
 class _Checkpoint:
     """What is compared: the outline of all headers, the schemes, and whether the MTP layer will be loaded."""
 
-    outline: CheckpointSummary
+    summary: CheckpointSummary
     schemes: Schemes
     drafts: bool
     experts: dict[int, dict[str, Counter[str]]] = field(default_factory=dict)  # layer -> projection -> how it is stored
@@ -60,35 +60,35 @@ class _Checkpoint:
     @cached_property
     def layers(self) -> int:
         """Layers of the model, those that draft not counted; 0 for not known."""
-        found = self.outline.config.count("layers")
+        found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @cached_property
-    def kind(self) -> Architecture | None:
+    def architecture(self) -> Architecture | None:
         """What is known of the architecture."""
-        return ARCHITECTURES.get(next(iter(self.outline.config.architectures), ""))
+        return ARCHITECTURES.get(next(iter(self.summary.config.architectures), ""))
 
     def loads(self, layer: int) -> bool:
         """Whether the server loads that layer."""
         return layer < self.layers or self.drafts
 
-    def is_sure(self, module: str) -> bool:
+    def is_certain(self, module: str) -> bool:
         """Whether it is known that sglang builds this module by the config."""
         match = LAYER.fullmatch(module)
-        known = self.kind is not None and match is not None and module.startswith("model.layers.")
+        known = self.architecture is not None and match is not None and module.startswith("model.layers.")
         return known and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
 
 
-def differences(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
+def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Everything in which the tensors differ from the config, those that are fatal first.
 
     `outline` has every header; `drafts` is whether the server will load the MTP layer. Tensors that are alike are
     named once, with their number.
     """
-    schemes = read_schemes(outline.config, outline.quantized)
+    schemes = read_schemes(summary.config, summary.quantized)
     if isinstance(schemes, str):
         return (Mismatch(message=f"how its tensors are stored is not checked: `{schemes}` is not known here"),)
-    checkpoint = _Checkpoint(outline=outline, schemes=schemes, drafts=drafts)
+    checkpoint = _Checkpoint(summary=summary, schemes=schemes, drafts=drafts)
     found = [
         *_stored_otherwise(checkpoint),
         *_split_modules(checkpoint),
@@ -98,7 +98,7 @@ def differences(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, 
         *_draft_schemes(checkpoint),
         *_flat_scales(checkpoint),
         *_shared_of_fp8(checkpoint),
-        *_kept_apart(checkpoint),
+        *_shared_unlike_routed(checkpoint),
     ]
     return tuple(sorted(found, key=lambda difference: not difference.fatal))
 
@@ -107,7 +107,7 @@ def _last(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def _named(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     """Names of tensors, those that differ in their numbers only as one."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
@@ -133,30 +133,30 @@ def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Each matrix, and the scale beside it, against what the config says of its module."""
     wrong: dict[tuple[str, bool], list[str]] = defaultdict(list)
     unjudged: dict[str, list[str]] = defaultdict(list)
-    for name, tensor in checkpoint.outline.tensors.items():
+    for name, tensor in checkpoint.summary.tensors.items():
         module, _, leaf = name.rpartition(".")
         if leaf not in _MATRICES or len(tensor.shape) < 2:
             continue
         storage = _storage_of(checkpoint, module)
         _note_expert(checkpoint, module, leaf, tensor)
         if storage is not None and not storage.dtypes:
-            unjudged[storage.word].append(name)
-        elif LAYER.match(module) and (fault := _fault(checkpoint.outline.tensors, module, leaf, tensor, storage)):
-            wrong[fault, checkpoint.is_sure(module)].append(name)
+            unjudged[storage.label].append(name)
+        elif LAYER.match(module) and (fault := _fault(checkpoint.summary.tensors, module, leaf, tensor, storage)):
+            wrong[fault, checkpoint.is_certain(module)].append(name)
     for (fault, sure), names in wrong.items():
         yield Mismatch(
-            message=f"{_count(names)} {fault}: {_named(names)}",
+            message=f"{_count(names)} {fault}: {_format_names(names)}",
             hint="take a revision of the checkpoint whose config and tensors agree, or quantize it anew",
             fatal=sure,
         )
     for word, names in unjudged.items():
-        yield Mismatch(message=f"{_count(names)} not checked, their scheme being `{word}`: {_named(names)}")
+        yield Mismatch(message=f"{_count(names)} not checked, their scheme being `{word}`: {_format_names(names)}")
 
 
 def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
     """What the config says of a module, by its name or without the part that holds the text's."""
     last, method = _last(module), checkpoint.schemes.method
-    if last in _NEVER_ASKED or (last == "eh_proj" and method != "quark"):
+    if last in _UNQUANTIZED or (last == "eh_proj" and method != "quark"):
         return None
     storage = checkpoint.schemes.storage_of(module)
     for inner in ("language_model.", "model.language_model."):
@@ -174,16 +174,16 @@ def _fault(
         right = leaf == "weight" and tensor.dtype in FLOATS
         return "" if right else f"stored as {tensor.dtype}, and {CONFIG_SAYS} leaves them unquantized"
     if leaf != storage.leaf or tensor.dtype not in storage.dtypes:
-        return f"stored as {tensor.dtype}, and {CONFIG_SAYS} says {storage.word}"
+        return f"stored as {tensor.dtype}, and {CONFIG_SAYS} says {storage.label}"
     scale = tensors.get(f"{module}.{storage.scale}")
     if scale is None:
-        return f"stored as {storage.word} without their `{storage.scale}`"
+        return f"stored as {storage.label} without their `{storage.scale}`"
     if scale.dtype not in storage.scale_dtypes:
-        return f"stored as {storage.word} with scales of {scale.dtype}"
+        return f"stored as {storage.label} with scales of {scale.dtype}"
     if storage.scale_shape is not None and len(tensor.shape) == 2:
         rows, columns = tensor.shape
         if _squeezed(scale.shape) != _squeezed(storage.scale_shape(rows, columns)):
-            return f"stored as {storage.word} with scales of another shape"
+            return f"stored as {storage.label} with scales of another shape"
     return ""
 
 
@@ -198,29 +198,29 @@ def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         f"{module}.{after}"
         for module, last in _linear_modules(checkpoint)
         for after in fused_siblings(last)
-        if _word(checkpoint, f"{module}.{last}") != _word(checkpoint, f"{module}.{after}")
-        and f"{module}.{after}.weight" in checkpoint.outline.tensors
+        if _label(checkpoint, f"{module}.{last}") != _label(checkpoint, f"{module}.{after}")
+        and f"{module}.{after}.weight" in checkpoint.summary.tensors
     ]
     if names:
         yield Mismatch(
             message=f"{_count(names)} quantized otherwise than the one they are built as one module with: "
-            f"{_named(names)}",
-            fatal=all(map(checkpoint.is_sure, names)),
+            f"{_format_names(names)}",
+            fatal=all(map(checkpoint.is_certain, names)),
         )
 
 
 def _linear_modules(checkpoint: _Checkpoint) -> Iterator[tuple[str, str]]:
     """The linear modules that are no routed expert's: what holds them, and their last name."""
-    for name in checkpoint.outline.tensors:
+    for name in checkpoint.summary.tensors:
         module, _, leaf = name.rpartition(".")
         if leaf in _MATRICES and ".experts." not in module:
             holder, _, last = module.rpartition(".")
             yield holder, last
 
 
-def _word(checkpoint: _Checkpoint, module: str) -> str:
+def _label(checkpoint: _Checkpoint, module: str) -> str:
     storage = _storage_of(checkpoint, module)
-    return storage.word if storage else ""
+    return storage.label if storage else ""
 
 
 # --- experts ----------------------------------------------------------------------------------------------------------
@@ -231,26 +231,26 @@ def _note_expert(checkpoint: _Checkpoint, module: str, leaf: str, tensor: Stored
     place = LAYER.fullmatch(module) if match else None
     if match and place:
         of_layer = checkpoint.experts.setdefault(int(place[1]), {})
-        of_layer.setdefault(match[3], Counter())[_how(leaf, tensor)] += 1
+        of_layer.setdefault(match[3], Counter())[_stored_as(leaf, tensor)] += 1
 
 
-def _how(leaf: str, tensor: StoredTensor) -> str:
+def _stored_as(leaf: str, tensor: StoredTensor) -> str:
     return tensor.dtype if leaf == "weight" else f"{tensor.dtype} ({leaf})"
 
 
 def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Layers whose experts are not all there: what is not loaded is what the memory held."""
-    wanted = checkpoint.outline.config.count("moe.routed_experts")
+    wanted = checkpoint.summary.config.count("moe.routed_experts")
     if wanted is None or wanted.number < 1:
         return
-    sure = bool(checkpoint.kind and checkpoint.kind.each_expert)
-    whole = [name for name in checkpoint.outline.tensors if _ALL_EXPERTS.fullmatch(name)]
+    sure = bool(checkpoint.architecture and checkpoint.architecture.each_expert)
+    whole = [name for name in checkpoint.summary.tensors if _ALL_EXPERTS.fullmatch(name)]
     if not sure:
         return
     if not checkpoint.experts and whole:
         yield Mismatch(
             message=f"{_count(whole)} of all routed experts together, of which sglang loads none and says nothing: "
-            f"{_named(whole)}",
+            f"{_format_names(whole)}",
             hint="save each expert by its own name, `…mlp.experts.0.gate_proj.weight`",
             fatal=True,
         )
@@ -265,14 +265,14 @@ def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         has = ", ".join(f"{count} of `{projection}`" for projection, count in counted.items()) or "none"
         others = f", and {len(short) - 1} more layers lack some" if len(short) > 1 else ""
         yield Mismatch(
-            message=f"layer {layer} has not the {wanted.number} experts of `{wanted.name}`: {has}{others}",
+            message=f"layer {layer} has not the {wanted.number} experts of `{wanted.source}`: {has}{others}",
             hint="`deploy stage PROFILE` fetches what is missing; else the checkpoint was not written whole",
             fatal=any(map(checkpoint.loads, short)),
         )
 
 
 def _with_router(checkpoint: _Checkpoint) -> Iterator[int]:
-    for name in checkpoint.outline.tensors:
+    for name in checkpoint.summary.tensors:
         match = LAYER.fullmatch(name)
         if match and match[2] == "mlp.gate.weight":
             yield int(match[1])
@@ -297,17 +297,17 @@ def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             message=f"the experts of {len(layers)} layers, {layers[0]} among them, are excluded one by one: sglang "
             f"asks for `model.layers.{layers[0]}.mlp.experts`, and builds them as quantized",
             hint="add that name to `exclude` in a copy of config.json",
-            fatal=bool(checkpoint.kind and checkpoint.kind.each_expert),
+            fatal=bool(checkpoint.architecture and checkpoint.architecture.each_expert),
         )
 
 
-def _kept_apart(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _shared_unlike_routed(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Shared experts that are stored otherwise than the routed ones: a server that fuses them cannot load them."""
     shared: dict[int, str] = {}
-    for name, tensor in checkpoint.outline.tensors.items():
+    for name, tensor in checkpoint.summary.tensors.items():
         match = LAYER.fullmatch(name)
         if match and match[2].startswith("mlp.shared_experts.") and _last(name) in _MATRICES and len(tensor.shape) == 2:
-            shared[int(match[1])] = _how(_last(name), tensor)
+            shared[int(match[1])] = _stored_as(_last(name), tensor)
     for layer, how in shared.items():
         routed = {one for counts in checkpoint.experts.get(layer, {}).values() for one in counts}
         if layer < checkpoint.layers and routed and routed != {how}:
@@ -324,33 +324,33 @@ def _kept_apart(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 def _draft_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """The MTP layer has all that the last layer has, but for its indexer, and the modules that are its own."""
-    if not (checkpoint.outline.config.drafts and checkpoint.kind and checkpoint.kind.each_expert):
+    if not (checkpoint.summary.config.mtp_layers and checkpoint.architecture and checkpoint.architecture.each_expert):
         return
     last, own = _modules_of(checkpoint, checkpoint.layers - 1), _modules_of(checkpoint, checkpoint.layers)
     if not own:
         yield Mismatch(
-            message=f"`{DRAFTS}` is {checkpoint.outline.config.drafts}, and no tensor is of the MTP layer "
+            message=f"`{DRAFTS}` is {checkpoint.summary.config.mtp_layers}, and no tensor is of the MTP layer "
             f"(`model.layers.{checkpoint.layers}.`): nothing can be drafted with it"
         )
         return
-    wanted = {module for module in last if not module.startswith("self_attn.indexer.")} | set(_OWN)
+    wanted = {module for module in last if not module.startswith("self_attn.indexer.")} | set(_MTP_MODULES)
     if lost := sorted(wanted - own):
         names = [f"model.layers.{checkpoint.layers}.{module}" for module in lost]
         yield Mismatch(
-            message=f"the MTP layer lacks {len(names):,} modules: {_named(names)}",
+            message=f"the MTP layer lacks {len(names):,} modules: {_format_names(names)}",
             hint="take a revision that has them, or serve without the `speculative-…` flags",
             fatal=checkpoint.drafts,
         )
 
 
 def _modules_of(checkpoint: _Checkpoint, layer: int) -> set[str]:
-    matches = (LAYER.fullmatch(name) for name in checkpoint.outline.tensors)
+    matches = (LAYER.fullmatch(name) for name in checkpoint.summary.tensors)
     return {match[2].rpartition(".")[0] for match in matches if match and int(match[1]) == layer}
 
 
 def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Quark: a scheme of the MTP layer by a pattern, which sglang does not ask under the layer's name."""
-    given = checkpoint.outline.config.quantized.get("layer_quant_config")
+    given = checkpoint.summary.config.quantized.get("layer_quant_config")
     layer = f"model.layers.{checkpoint.layers}."
     keys = [key for key in given if f"layers.{checkpoint.layers}" in key] if isinstance(given, dict) else []
     if checkpoint.schemes.method == "quark" and (keys := [key for key in keys if not key.startswith(layer)]):
@@ -367,16 +367,21 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Quark's FP8 for shared experts: built by themselves, they are asked for blocks that this method does not know."""
     names = [
         name
-        for name, tensor in checkpoint.outline.tensors.items()
+        for name, tensor in checkpoint.summary.tensors.items()
         if tensor.dtype == "F8_E4M3"
         and (match := LAYER.fullmatch(name))
         and checkpoint.loads(int(match[1]))
         and match[2].startswith("mlp.shared_experts.")
     ]
-    if names and checkpoint.schemes.method == "quark" and checkpoint.kind and checkpoint.kind.attention == "latent":
+    if (
+        names
+        and checkpoint.schemes.method == "quark"
+        and checkpoint.architecture
+        and checkpoint.architecture.attention == "latent"
+    ):
         yield Mismatch(
             message=f"{_count(names)} of shared experts that Quark made FP8, for which sglang before 0.5.17 builds no "
-            f"model: {_named(names)}",
+            f"model: {_format_names(names)}",
             hint="use sglang 0.5.17 or newer",
             fatal=True,
             sglang=_BLOCKS_ASKED,
@@ -385,15 +390,19 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 def _flat_scales(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Quark's FP8 by rows in latent attention: the scales have one dimension, and sglang multiplied by columns."""
-    if checkpoint.schemes.method != "quark" or checkpoint.kind is None or checkpoint.kind.attention != "latent":
+    if (
+        checkpoint.schemes.method != "quark"
+        or checkpoint.architecture is None
+        or checkpoint.architecture.attention != "latent"
+    ):
         return
-    tensors = checkpoint.outline.tensors
+    tensors = checkpoint.summary.tensors
     fp8 = (name for name, tensor in tensors.items() if name.endswith(_KEYS_VALUES) and tensor.dtype == "F8_E4M3")
     scales = ((name, tensors.get(f"{name}_scale")) for name in fp8)
     if names := [name for name, scale in scales if scale is not None and len(scale.shape) == 1 and scale.shape[0] > 1]:
         yield Mismatch(
             message=f"{_count(names)} stored as FP8 with a flat scale of each row, which sglang before 0.5.18 does not "
-            f"load: {_named(names)}",
+            f"load: {_format_names(names)}",
             hint="use sglang 0.5.18 or newer, or a checkpoint that keeps attention in bf16",
             fatal=True,
             sglang=_FLAT_SCALES,

@@ -14,7 +14,7 @@ from orchestrator.checkpoints.config import (
     QUANT_CONFIG,
     SPARSE,
     ConfigFact,
-    modelopt_word,
+    modelopt_label,
 )
 from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, CheckpointSummary
 from orchestrator.core.errors import CheckpointError, Problem
@@ -34,23 +34,23 @@ class Description:
     notes: tuple[str, ...]
 
 
-def describe(outline: CheckpointSummary, given: Sequence[str]) -> Description:
+def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Description:
     """The facts of a checkpoint, but for the keys that are `given`, which are neither read nor asked for.
 
     Raises WeightsError with every contradiction between its config and its tensors.
     """
-    reader = _FactReader(outline, tuple(given))
-    facts = {key: found for key, read in reader.all().items() if not reader.is_given(key) and (found := read())}
-    if problems := list(_contradictions(outline, reader, facts)):
-        raise CheckpointError("the checkpoint contradicts itself", where=outline.where, problems=problems)
+    reader = _FactReader(summary, tuple(overridden))
+    facts = {key: found for key, read in reader.all().items() if not reader.is_overridden(key) and (found := read())}
+    if problems := list(_contradictions(summary, reader, facts)):
+        raise CheckpointError("the checkpoint contradicts itself", where=summary.location, problems=problems)
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
 
-def contradictions(outline: CheckpointSummary) -> tuple[Problem, ...]:
+def contradictions(summary: CheckpointSummary) -> tuple[Problem, ...]:
     """Every contradiction between a checkpoint's config and its tensors."""
-    reader = _FactReader(outline, ())
+    reader = _FactReader(summary, ())
     facts = {key: found for key, read in reader.all().items() if (found := read())}
-    return tuple(_contradictions(outline, reader, facts))
+    return tuple(_contradictions(summary, reader, facts))
 
 
 class _FactReader:
@@ -64,7 +64,7 @@ class _FactReader:
         self.known = ARCHITECTURES.get(self.name)
         self.kind = self.known or Architecture(attention="other")
 
-    def is_given(self, key: str) -> bool:
+    def is_overridden(self, key: str) -> bool:
         """Whether the user says it, or the section that holds it."""
         return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
 
@@ -74,7 +74,7 @@ class _FactReader:
         readers: dict[str, Callable[[], ConfigFact | None]] = {
             "weights_size": self._weights,
             "quantization": self._quantization,
-            "context_length": lambda: self._asked("context_length", self.config.context()),
+            "context_length": lambda: self._required("context_length", self.config.context()),
             "layers": lambda: self._count("layers"),
             "attention_heads": lambda: self._count("attention_heads"),
             "kv_heads": self._kv_heads,
@@ -96,7 +96,7 @@ class _FactReader:
             readers |= {key: (lambda key=key: self._count(key)) for key in latent}  # type: ignore[misc]
         elif self.kind.attention == "heads":
             readers |= {
-                f"{cache}.head_dim": lambda: self._asked(f"{cache}.head_dim", self.width()),
+                f"{cache}.head_dim": lambda: self._required(f"{cache}.head_dim", self.head_dim()),
                 f"{cache}.v_head_dim": self._v_head_dim,
             }
             if self.kind.windows:
@@ -107,89 +107,93 @@ class _FactReader:
         return readers | self._parsers()
 
     def _count(self, key: str, *names: str) -> ConfigFact | None:
-        return self._asked(key, self.config.count(key, *names), *names)
+        return self._required(key, self.config.count(key, *names), *names)
 
-    def _asked(self, key: str, found: ConfigFact | None, *names: str) -> ConfigFact | None:
+    def _required(self, key: str, found: ConfigFact | None, *names: str) -> ConfigFact | None:
         if found is not None:
-            return replace(found, name=f"{CONFIG}: {found.name}")
+            return replace(found, source=f"{CONFIG}: {found.source}")
         said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
-        self._ask(key, f"`{key}` could not be read: {CONFIG} has no {said.replace(', ', ' and no ')}")
+        self._report_missing(key, f"`{key}` could not be read: {CONFIG} has no {said.replace(', ', ' and no ')}")
         return None
 
-    def _ask(self, key: str, message: str, example: str = "N") -> None:
-        self.missing[key] = Problem(message, self.outline.where, f"give it: `--set {key}={example}`")
+    def _report_missing(self, key: str, message: str, example: str = "N") -> None:
+        self.missing[key] = Problem(message, self.outline.location, f"give it: `--set {key}={example}`")
 
     def _weights(self) -> ConfigFact:
         shards = self.outline.shards
         of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
-        return ConfigFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
+        return ConfigFact(value=self.outline.weight_bytes, source=f"bytes of {of}")
 
     def _quantization(self) -> ConfigFact | None:
         if (found := self.config.quantization()) is not None:
-            return replace(found, name=f"{CONFIG}: {found.name}")
+            return replace(found, source=f"{CONFIG}: {found.source}")
         given = self.outline.quantized
         inner = given.data.get("quantization") if given is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
-            return ConfigFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
-        self._ask("quantization", f"`quantization` could not be read: {CONFIG} says it in no way known here", "WORD")
+            return ConfigFact(value=modelopt_label(algorithm), source=f"{QUANT_CONFIG}: quantization.quant_algo")
+        self._report_missing(
+            "quantization", f"`quantization` could not be read: {CONFIG} says it in no way known here", "WORD"
+        )
         return None
 
     def _kv_heads(self) -> ConfigFact | None:
         found = self.config.count("kv_heads")
         latent = self.kind.attention == "latent"  # which has no heads of keys and values
-        return None if latent or found is None else replace(found, name=f"{CONFIG}: {found.name}")
+        return None if latent or found is None else replace(found, source=f"{CONFIG}: {found.source}")
 
     @property
     def _is_sparse(self) -> bool:
         return self.kind.sparse and self.config.text.get(SPARSE) is not None
 
     def _sparse(self) -> ConfigFact | None:
-        return ConfigFact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
+        return ConfigFact(value=True, source=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
 
     @property
-    def _behind(self) -> int:
+    def _mtp_index(self) -> int:
         """The number of the layer behind the last."""
         found = self.config.count("layers")
         return found.number if found is not None else -1
 
     def _mtp_layer(self) -> ConfigFact | None:
-        drafts, behind = self.config.drafts or 0, self._behind
+        drafts, behind = self.config.mtp_layers or 0, self._mtp_index
         if drafts and self.outline.layers[behind]:
-            return ConfigFact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
+            return ConfigFact(value=behind, source=f"{CONFIG}: {DRAFTS}; its tensors are there")
         if drafts:
             self.notes.append(f"{CONFIG} names {drafts} layer that drafts, of which the checkpoint has no tensor")
         return None
 
     def _mtp_weights(self) -> ConfigFact | None:
-        there = (self.config.drafts or 0) == 1 and self.outline.layer_bytes[self._behind]
-        return ConfigFact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
+        there = (self.config.mtp_layers or 0) == 1 and self.outline.layer_bytes[self._mtp_index]
+        return (
+            ConfigFact(value=there, source=f"tensors of `layers.{self._mtp_index}.`, by {_HEADERS}") if there else None
+        )
 
     def _shared_experts(self) -> ConfigFact:
         found = self.config.count("moe.shared_experts")
         if found is None:
-            return ConfigFact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
-        return replace(found, name=f"{CONFIG}: {found.name}")
+            return ConfigFact(value=0, source=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
+        return replace(found, source=f"{CONFIG}: {found.source}")
 
-    def width(self) -> ConfigFact | None:
+    def head_dim(self) -> ConfigFact | None:
         """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
         if (found := self.config.count("kv_cache.head_dim")) is not None:
             return found
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
         if hidden is None or heads is None or heads.number < 1:
             return None
-        return ConfigFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
+        return ConfigFact(value=hidden.number // heads.number, source=f"{hidden.source} / {heads.source}")
 
     def _v_head_dim(self) -> ConfigFact | None:
-        found, keys = self.config.count("kv_cache.v_head_dim"), self.width()
+        found, keys = self.config.count("kv_cache.v_head_dim"), self.head_dim()
         if found is None or found.number == 0 or keys is None or found.value == keys.value:
             return None
-        return replace(found, name=f"{CONFIG}: {found.name}")
+        return replace(found, source=f"{CONFIG}: {found.source}")
 
     def _sliding_layers(self) -> ConfigFact | None:
         """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
         windows = self.config.windows
-        found = ConfigFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
-        return self._asked("kv_cache.sliding_layers", found, LAYER_TYPES)
+        found = ConfigFact(value=sum(windows), source=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
+        return self._required("kv_cache.sliding_layers", found, LAYER_TYPES)
 
     def _no_cache(self) -> None:
         """Nothing to write: it is known why, or the architecture is not known and the user has to say."""
@@ -209,28 +213,28 @@ class _FactReader:
             "`--set kv_cache.head_dim=N` for heads of keys and values, `--set kv_cache.kv_lora_rank=N --set "
             "kv_cache.qk_rope_head_dim=N` for a latent, `--set kv_cache=null` to do without capacity"
         )
-        self.missing["kv_cache"] = Problem(message, self.outline.where, hint)
+        self.missing["kv_cache"] = Problem(message, self.outline.location, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         found = parsers_of(self.name, self.config.model_type)
         for flag in PARSERS:
-            if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
+            if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
                 self.notes.append(
                     f"no `{flag}` is known for every checkpoint of this architecture: `--set flags.{flag}=NAME`"
                 )
-        if "auto_map" in self.config.data and not self.is_given(f"flags.{Meaning.CHECKPOINT_CODE}"):
+        if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
                 f"{CONFIG} names code of the checkpoint (`auto_map`); where sglang does not know the architecture "
                 f"itself, `--set flags.{Meaning.CHECKPOINT_CODE}=true` lets it run that code"
             )
         return {
-            f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, name=parser.source))  # type: ignore[misc]
+            f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, source=parser.source))  # type: ignore[misc]
             for parser in found
         }
 
 
 def _contradictions(outline: CheckpointSummary, reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterator[Problem]:
-    where = f"{outline.where}/{CONFIG}"
+    where = f"{outline.location}/{CONFIG}"
     yield from (Problem(message, where) for message in _impossible(facts))
     yield from (Problem(message, where) for message in (*_layers_differ(outline), *_windows_differ(reader)))
     for ending, expected, of in _rows(reader):
@@ -243,7 +247,7 @@ def _windows_differ(reader: _FactReader) -> Iterator[str]:
     """Layers that config.json counts, and those that it says the kind of."""
     found, windows = reader.config.count("layers"), reader.config.windows
     if reader.kind.windows and found is not None and windows and len(windows) != found.number:
-        yield f"`{found.name}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
+        yield f"`{found.source}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
 
 
 def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
@@ -256,11 +260,11 @@ def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
             many, few = facts[whole], facts[part]
             if few.number < 1 or few.number > many.number or (divides and many.number % few.number):
                 how = "does not divide" if divides else "is more than"
-                few_name, many_name = (fact.name.removeprefix(f"{CONFIG}: ") for fact in (few, many))
+                few_name, many_name = (fact.source.removeprefix(f"{CONFIG}: ") for fact in (few, many))
                 yield f"`{few_name}` {few.value} {how} `{many_name}` {many.value}"
     for key, fact in facts.items():
         if type(fact.value) is int and fact.value < (0 if key == "moe.shared_experts" else 1):
-            yield f"`{fact.name.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
+            yield f"`{fact.source.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
 
 
 def _layers_differ(outline: CheckpointSummary) -> Iterator[str]:
@@ -268,7 +272,7 @@ def _layers_differ(outline: CheckpointSummary) -> Iterator[str]:
     found = outline.config.count("layers")
     if found is None or not outline.layers:
         return
-    drafts = outline.config.drafts or 0
+    drafts = outline.config.mtp_layers or 0
     lost = next((number for number in range(found.number) if not outline.layers[number]), None)
     if lost is not None:
         yield f"`{LAYERS}` is {found.number}, and no tensor is of layer {lost}"
@@ -284,14 +288,14 @@ def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
     config, kind = reader.config, reader.kind
     if kind.attention == "heads":
         heads = config.count("kv_heads") or config.count("attention_heads")
-        if heads is not None and (width := reader.width()) is not None:
-            yield HEAD_ROWS, heads.number * width.number, f"`{heads.name}` x `head_dim`"
+        if heads is not None and (width := reader.head_dim()) is not None:
+            yield HEAD_ROWS, heads.number * width.number, f"`{heads.source}` x `head_dim`"
     if kind.attention == "latent":
         rank, rope = config.count("kv_cache.kv_lora_rank"), config.count("kv_cache.qk_rope_head_dim")
         if rank is not None and rope is not None:
-            yield LATENT_ROWS, rank.number + rope.number, f"`{rank.name}` + `{rope.name}`"
+            yield LATENT_ROWS, rank.number + rope.number, f"`{rank.source}` + `{rope.source}`"
         if (width := config.count("kv_cache.index_head_dim")) is not None:
-            yield INDEXER_ROWS, width.number, f"`{width.name}`"
+            yield INDEXER_ROWS, width.number, f"`{width.source}`"
     if (experts := config.count("moe.routed_experts")) is not None and experts.number:
         for ending in EXPERT_ROWS:
-            yield ending, experts.number, f"`{experts.name}`"
+            yield ending, experts.number, f"`{experts.source}`"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.hub import FULL, Hub, Listing, list_files
+from orchestrator.checkpoints.hub import DISK_FULL, Hub, Listing, list_files
 from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.remote_fetch import arrived_bytes
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_fresh
@@ -39,7 +39,7 @@ class DownloadProgress:
 
 
 def stage_checkpoint(
-    model: Model, directory: Path, asked: VerifyOptions, *, hub: Hub, progress: Callable[[DownloadProgress], None]
+    model: Model, directory: Path, options: VerifyOptions, *, hub: Hub, progress: Callable[[DownloadProgress], None]
 ) -> VerifiedCheckpoint:
     """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.
 
@@ -48,17 +48,17 @@ def stage_checkpoint(
     full disk, a download that broke off: what has arrived stays and the next call resumes.
     """
     if model.checkpoint.source != "hub":
-        return verify_fresh(directory, model, asked)
+        return verify_fresh(directory, model, options)
     listing = list_files(model.checkpoint.path, model.checkpoint.revision, hub)
     ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
-    _require_room(directory, listing)
-    _download(directory, listing, hub, lambda seen: _look(seen, directory, model, listing, progress))
+    _require_space(directory, listing)
+    _download(directory, listing, hub, lambda seen: _check_progress(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
-    return verify_fresh(directory, model, replace(asked, revision=listing.commit, sizes=sizes))
+    return verify_fresh(directory, model, replace(options, revision=listing.commit, sizes=sizes))
 
 
-def _look(
+def _check_progress(
     seen: DownloadProgress,
     directory: Path,
     model: Model,
@@ -73,16 +73,16 @@ def _look(
         require_profile_match(directory, model)
 
 
-def disk_full_error(where: str, *, missing: int, free: int) -> HostError:
+def disk_full_error(location: str, *, missing: int, free: int) -> HostError:
     """What is said of a disk that the rest of a checkpoint does not fit on."""
     return HostError(
         f"{missing / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
-        where=where,
+        where=location,
         hint="free some, or stage elsewhere: `--dir DIR`",
     )
 
 
-def _require_room(directory: Path, listing: Listing) -> None:
+def _require_space(directory: Path, listing: Listing) -> None:
     missing, free = listing.size - _arrived(directory, listing), shutil.disk_usage(directory).free
     if missing > free:
         raise disk_full_error(str(directory), missing=missing, free=free)
@@ -108,7 +108,7 @@ def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[D
         if code:
             log.seek(0)
             said = log.read().decode(errors="replace")
-            raise _broken(directory, listing, code, said)
+            raise _interrupted(directory, listing, code, said)
 
 
 def progress_from(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
@@ -123,20 +123,20 @@ def rate_window() -> deque[tuple[float, int]]:
     return deque(maxlen=_WINDOW)
 
 
-def download_interrupted(where: str, *, why: str, full: bool, done: int, total: int) -> HostError:
+def download_interrupted(location: str, *, reason: str, full: bool, done: int, total: int) -> HostError:
     """What is said of a download that ended before it was whole."""
     again = f"run the same again: {done / 1e9:.1f} of {total / 1e9:.1f} GB are here and are kept"
     if full:
-        return HostError("the disk is full", where=where, hint=f"free {(total - done) / 1e9:.1f} GB and {again}")
-    return HostError(f"the download broke off: {why}", where=where, hint=again)
+        return HostError("the disk is full", where=location, hint=f"free {(total - done) / 1e9:.1f} GB and {again}")
+    return HostError(f"the download broke off: {reason}", where=location, hint=again)
 
 
-def _broken(directory: Path, listing: Listing, code: int, log: str) -> HostError:
+def _interrupted(directory: Path, listing: Listing, code: int, log: str) -> HostError:
     lines = log.strip().splitlines()
     return download_interrupted(
         str(directory),
-        why=lines[-1] if lines else f"exit code {code}",
-        full=code == FULL,
+        reason=lines[-1] if lines else f"exit code {code}",
+        full=code == DISK_FULL,
         done=_arrived(directory, listing),
         total=listing.size,
     )

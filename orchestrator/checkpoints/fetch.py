@@ -17,7 +17,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no other public way to them
 
-from orchestrator.checkpoints.hub import FULL, Listing
+from orchestrator.checkpoints.hub import DISK_FULL, Listing
 from orchestrator.checkpoints.remote_fetch import fetch_all, is_full
 from orchestrator.core.safe_paths import CheckpointFile, open_to_append
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
@@ -43,10 +43,10 @@ def _fetch_one(listing: Listing, name: CheckpointFile, part: Path) -> None:
         if file.seek(0, os.SEEK_END) > size:
             file.truncate(0)
         start = file.seek(0, os.SEEK_END)
-        http_get(location, _AtMost(file, size), resume_size=start, headers=headers, expected_size=size)
+        http_get(location, _CappedFile(file, size), resume_size=start, headers=headers, expected_size=size)
 
 
-class _AtMost(io.BytesIO):
+class _CappedFile(io.BytesIO):
     """A file that takes no more bytes than the hub has announced: a body may have no end."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
@@ -66,7 +66,7 @@ def main(directory: Path, listing: str) -> int:
         fetch(Listing.from_json(listing), directory)
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
         write(sys.stderr, f"\n{' '.join(str(error).split()) or type(error).__name__}\n")
-        return FULL if is_full(error) else 1
+        return DISK_FULL if is_full(error) else 1
     return 0
 
 

@@ -13,9 +13,9 @@ from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 class CheckpointFiles(Protocol):
     """Files by name. Reading raises OSError, HostError or UnsafeValueError."""
 
-    where: str
+    location: str
     sizes: Mapping[CheckpointFile, int]  # bytes, by name
-    every_header: bool  # whether reading a header costs nothing
+    headers_are_cheap: bool  # whether reading a header costs nothing
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """So many bytes of a file, fewer at its end."""
@@ -24,11 +24,11 @@ class CheckpointFiles(Protocol):
 class LocalFiles:
     """A directory."""
 
-    every_header = True
+    headers_are_cheap = True
 
     def __init__(self, directory: Path) -> None:
         """Raise CheckpointNotFoundError where there is none, CheckpointError for one that cannot be read."""
-        self.where = str(directory)
+        self.location = str(directory)
         self._directory = directory
         sizes: dict[CheckpointFile, int] = {}
         self.sizes: Mapping[CheckpointFile, int] = sizes
@@ -38,9 +38,9 @@ class LocalFiles:
                     if entry.is_file():  # a link may lead to nothing
                         sizes[CheckpointFile(name)] = entry.stat().st_size
         except FileNotFoundError as error:
-            raise CheckpointNotFoundError("there is no such directory", where=self.where) from error
+            raise CheckpointNotFoundError("there is no such directory", where=self.location) from error
         except OSError as error:
-            raise CheckpointError(f"the checkpoint cannot be read: {error.strerror}", where=self.where) from error
+            raise CheckpointError(f"the checkpoint cannot be read: {error.strerror}", where=self.location) from error
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """As its protocol says."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
-FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
+DISK_FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # of a commit
-_WHOLE: Final = re.compile(r"[0-9a-f]{40}")
-_SECONDS: Final = 30.0  # for one answer, where headers are read
+_FULL_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S: Final = 30.0  # for one answer, where headers are read
 _MAX_FILES: Final = 100_000  # of a repository, which is what the hub recommends at most
 
 
@@ -101,10 +101,10 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         hint = "a repository is `org/name`, in a profile `model.checkpoint.path`; not its address in a browser"
         raise CheckpointError(str(error), hint=hint) from error
     try:
-        wanted = _in_full(api, name, revision)
+        wanted = _full_revision(api, name, revision)
         info = api.repo_info(name, revision=wanted)
         commit = CommitHash(info.sha)
-        if wanted is not None and _WHOLE.fullmatch(wanted) and commit != wanted:
+        if wanted is not None and _FULL_COMMIT.fullmatch(wanted) and commit != wanted:
             raise UnsafeValueError(f"asked for commit `{wanted}`, it answers with `{commit}`")
         files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
     except errors.GatedRepoError as error:
@@ -155,7 +155,7 @@ def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubF
     return files
 
 
-def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
+def _full_revision(api: "HfApi", repository: str, revision: str | None) -> str | None:
     """A commit given by its first digits in full, which the hub itself does not take; anything else as it is."""
     if revision is None or not _ABBREVIATED.fullmatch(revision):
         return revision
@@ -164,7 +164,7 @@ def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
     return next((commit for commit in commits if commit.startswith(revision)), revision)
 
 
-def file_address(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
+def download_url(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
     """Where a machine without the hub's client finds the files, `<address>/<path>`, and the headers to ask with."""
     from huggingface_hub import hf_hub_url  # noqa: PLC0415 - as above
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
@@ -176,13 +176,13 @@ def file_address(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
 class HubFiles:
     """One commit of a repository."""
 
-    every_header = False
+    headers_are_cheap = False
 
     def __init__(self, listing: Listing, hub: Hub) -> None:
         """Nothing is asked yet."""
-        self.where = f"{listing.repository}@{listing.commit[:8]}"
+        self.location = f"{listing.repository}@{listing.commit[:8]}"
         self.sizes: Mapping[CheckpointFile, int] = {name: file.size for name, file in listing.files.items()}
-        self._address, self._headers = file_address(listing, hub)
+        self._address, self._headers = download_url(listing, hub)
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """As its protocol says; a store that sends the whole file is left as soon as there is enough of it."""
@@ -192,7 +192,7 @@ class HubFiles:
         found = bytearray()
         try:
             with httpx.stream(
-                "GET", f"{self._address}/{name}", headers=asked, timeout=_SECONDS, follow_redirects=True
+                "GET", f"{self._address}/{name}", headers=asked, timeout=_TIMEOUT_S, follow_redirects=True
             ) as answer:
                 answer.raise_for_status()
                 left = begin if answer.status_code == httpx.codes.OK else 0  # bytes before those that were asked for
@@ -203,5 +203,5 @@ class HubFiles:
                         break
         except httpx.HTTPError as error:
             hint = "try again; `HF_ENDPOINT` names a mirror"
-            raise HostError(f"`{name}` cannot be fetched: {error}", where=self.where, hint=hint) from error
+            raise HostError(f"`{name}` cannot be fetched: {error}", where=self.location, hint=hint) from error
         return bytes(found[:length])

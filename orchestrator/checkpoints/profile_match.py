@@ -52,12 +52,12 @@ def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
             continue
         said = getattr(model.moe if section else model, name, None)
         if said is not None and (found := config.count(key)) is not None:
-            yield key, said, found.name, found.value
+            yield key, said, found.source, found.value
 
 
 def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
-    if model.mtp_layer is not None and config.drafts is not None:
-        if config.drafts == 0:
+    if model.mtp_layer is not None and config.mtp_layers is not None:
+        if config.mtp_layers == 0:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0
         else:  # the layer behind the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
             yield "mtp_layer", model.mtp_layer, LAYERS, config.text.get(LAYERS, model.mtp_layer)
@@ -66,7 +66,7 @@ def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     if (method := config.method) is not None:
         named = method.value in _SAYS_ITS_NAME and not model.quantization.startswith(str(method.value))
         if named or model.quantization in _PLAIN:
-            yield "quantization", model.quantization, method.name, method.value
+            yield "quantization", model.quantization, method.source, method.value
 
 
 def _show(value: object) -> str:

@@ -39,8 +39,8 @@ class CheckpointReceipt:
     shards: int
     tensors: int
     files: Stamps
-    differences: tuple[Mismatch, ...]
-    accepted: bool
+    mismatches: tuple[Mismatch, ...]
+    allow_mismatch: bool
 
     def is_for(self, model: Model) -> bool:
         """Whether it speaks of this model's checkpoint."""
@@ -57,12 +57,12 @@ def receipt_path(directory: Path) -> Path:
 def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """The receipt of a checkpoint; None where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return _form().validate_json(receipt_path(directory).read_bytes(), strict=True)
+        return _adapter().validate_json(receipt_path(directory).read_bytes(), strict=True)
     return None
 
 
 @cache
-def _form() -> TypeAdapter[CheckpointReceipt]:
+def _adapter() -> TypeAdapter[CheckpointReceipt]:
     """Made when the first receipt is read."""
     return TypeAdapter(CheckpointReceipt)
 
@@ -73,7 +73,7 @@ def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
         write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 
 
-def commit_of(directory: Path) -> CommitHash | None:
+def known_commit(directory: Path) -> CommitHash | None:
     """The hub's commit that a checkpoint is of, by its receipt or by huggingface_hub's notes; None for not known."""
     receipt = read_receipt(directory)
     if receipt is not None and receipt.revision:

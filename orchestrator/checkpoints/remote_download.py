@@ -22,7 +22,7 @@ from orchestrator.checkpoints.download import (
     progress_from,
     rate_window,
 )
-from orchestrator.checkpoints.hub import Hub, Listing, file_address, list_files
+from orchestrator.checkpoints.hub import Hub, Listing, download_url, list_files
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_checkpoint, verify_fresh
 from orchestrator.core import safe_paths
@@ -54,15 +54,15 @@ def remote_program() -> list[str]:
 class RemoteDownload:
     """A checkpoint that is to be on a far machine; `directory` is absolute, or relative to the tool's home there."""
 
-    machine: str  # as the user named it
+    host: str  # as the user named it
     directory: str
     model: Model
-    asked: VerifyOptions
+    options: VerifyOptions
     hub: Hub | None  # None: nothing is fetched, what is there is verified
     progress: Callable[[DownloadProgress], None]
     mirror: Path | None = None  # where the mirror is kept once the checkpoint is verified; None: nowhere
 
-    def run(self, program: Program, complaints: Callable[[], str]) -> VerifiedCheckpoint:
+    def run(self, program: Program, read_stderr: Callable[[], str]) -> VerifiedCheckpoint:
         """Talk to the program that was started there; `complaints` is what it and ssh said besides.
 
         Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
@@ -70,11 +70,11 @@ class RemoteDownload:
         """
         source, hub = self.model.checkpoint, self.hub
         listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
-        program.feed(json.dumps(self._asked(listing, hub)) + "\n")
-        with self._folder() as folder:
+        program.feed(json.dumps(self._request(listing, hub)) + "\n")
+        with self._temporary_dir() as folder:
             mirror = Path(folder) / "checkpoint"
             mirror.mkdir()
-            there = self._listen(program, mirror, listing, complaints)
+            there = self._receive(program, mirror, listing, read_stderr)
             verified = self._verify(mirror, there, listing)
             program.feed(json.dumps(json.loads(receipt_path(mirror).read_text())) + "\n")
             program.wait()
@@ -82,17 +82,17 @@ class RemoteDownload:
                 replace_folder(mirror, self.mirror)
         return replace(verified, directory=Path(there))
 
-    def _folder(self) -> "TemporaryDirectory[str]":
+    def _temporary_dir(self) -> "TemporaryDirectory[str]":
         """Where the mirror is made: where it is kept, or else it would be copied, and its holes with it."""
         if self.mirror is None:
             return TemporaryDirectory(prefix="deploy-far-")
         self.mirror.parent.mkdir(parents=True, exist_ok=True)
         return TemporaryDirectory(prefix=".deploy-far-", dir=self.mirror.parent)
 
-    def _asked(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
+    def _request(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
         if listing is None or hub is None:
             return {"directory": self.directory, "files": {}}
-        address, headers = file_address(listing, hub)
+        address, headers = download_url(listing, hub)
         return {
             "directory": self.directory,
             "files": listing.contents,
@@ -101,10 +101,10 @@ class RemoteDownload:
             "headers": headers,
         }
 
-    def _listen(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
+    def _receive(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
         """Take what it tells until the end; the directory's full path there."""
         done, total, seen = 0, listing.size if listing else 0, rate_window()
-        for told in _told(program):
+        for told in _messages(program):
             if "done" in told:
                 done = _number(told["done"])
                 self.progress(progress_from(seen, done, total))
@@ -114,49 +114,49 @@ class RemoteDownload:
                 _write(mirror, told)
             elif "error" in told:
                 why, full = str(told["error"]), bool(told.get("full"))
-                raise download_interrupted(self._where, why=why, full=full, done=done, total=total)
+                raise download_interrupted(self._where, reason=why, full=full, done=done, total=total)
             elif isinstance(room := told.get("room"), dict):
                 raise disk_full_error(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
             elif "nothing" in told:
                 message = f"there is no checkpoint of `{self.model.name}`"
-                raise CheckpointNotFoundError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
+                raise CheckpointNotFoundError(message, where=f"{self.host}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
                 return self._absolute(told.get("directory"))
-        raise self._gone(program.wait(), complaints().strip(), done, total)
+        raise self._exit_error(program.wait(), complaints().strip(), done, total)
 
     def _absolute(self, directory: object) -> str:
         """The full path of what was asked for; a remote host may not name another directory."""
         if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
-            raise HostError(f"`{display(directory)}` on {self.machine} is not an absolute directory")
+            raise HostError(f"`{display(directory)}` on {self.host} is not an absolute directory")
         if not f"{directory}/".endswith(f"/{self.directory.lstrip('/').rstrip('/')}/"):
-            raise HostError(f"{self.machine} answers for `{display(directory)}` instead of `{self.directory}`")
+            raise HostError(f"{self.host} answers for `{display(directory)}` instead of `{self.directory}`")
         return directory
 
-    def _gone(self, code: int, said: str, done: int, total: int) -> HostError:
+    def _exit_error(self, code: int, said: str, done: int, total: int) -> HostError:
         """It ended without a word: no Python, no connection, killed."""
         if code == _NO_PROGRAM:
             return HostError(
-                f"there is no `python3` on {self.machine}",
+                f"there is no `python3` on {self.host}",
                 hint="`apt-get install python3` there: 3.8 or newer, and nothing else, is what staging needs",
             )
         if done == 0:
             hint = (
                 "ssh has to reach it without a question (key, agent, known host), and `python3 --version` to run there"
             )
-            return HostError(f"nothing can be staged on {self.machine}", details=said[-2000:], hint=hint)
+            return HostError(f"nothing can be staged on {self.host}", details=said[-2000:], hint=hint)
         why = said.splitlines()[-1] if said else f"exit code {code}"
-        return download_interrupted(self._where, why=why, full=False, done=done, total=total)
+        return download_interrupted(self._where, reason=why, full=False, done=done, total=total)
 
     def _verify(self, mirror: Path, there: str, listing: Listing | None) -> VerifiedCheckpoint:
         try:
             if self.hub is None:
-                drafts = self.asked.layer is not None
-                return verify_checkpoint(mirror, self.model, speculative=drafts, sglang=self.asked.sglang)
+                drafts = self.options.layer is not None
+                return verify_checkpoint(mirror, self.model, speculative=drafts, sglang=self.options.sglang)
             sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
             revision = listing.commit if listing else None
-            return verify_fresh(mirror, self.model, replace(self.asked, revision=revision, sizes=sizes))
+            return verify_fresh(mirror, self.model, replace(self.options, revision=revision, sizes=sizes))
         except CheckpointError as error:
-            place, known = f"{self.machine}: {there}", read_receipt(mirror)
+            place, known = f"{self.host}: {there}", read_receipt(mirror)
             kind, hint = CheckpointModifiedError if self.hub is None and known else CheckpointError, self._hint
             if isinstance(error, CheckpointMismatchError):  # nothing that is fetched changes what the profile says
                 kind, hint = CheckpointMismatchError, error.hint
@@ -171,14 +171,14 @@ class RemoteDownload:
 
     @property
     def _hint(self) -> str:
-        return f"`deploy stage PROFILE --host {self.machine}` fetches what is missing"
+        return f"`deploy stage PROFILE --host {self.host}` fetches what is missing"
 
     @property
     def _where(self) -> str:
-        return f"{self.machine}: {self.directory}"
+        return f"{self.host}: {self.directory}"
 
 
-def _told(program: Program) -> Iterator[Mapping[str, object]]:
+def _messages(program: Program) -> Iterator[Mapping[str, object]]:
     """What it tells; lines of login scripts pass by."""
     for line in program.lines():
         try:

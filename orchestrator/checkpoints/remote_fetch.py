@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 PARTS = RelativePath(".parts")  # below a checkpoint: files on their way, and a record of those that arrived
 _RECORD = RelativePath(".parts/fetched")  # a line for each file that was fetched, see `_line`
 _WORKERS = 8
-_PIECE = 1 << 20
-_TRIES = 3  # without a byte in between
-_SMALL = 64 << 20  # bytes of a file that is told whole; a tokenizer has 20 MB
+_CHUNK_BYTES = 1 << 20
+_MAX_FAILURES = 3  # without a byte in between
+_MAX_SENT_BYTES = 64 << 20  # bytes of a file that is told whole; a tokenizer has 20 MB
 _TICK = 1.0
-_AGAIN = (408, 425, 429)  # answers that blame the moment, beside those of 500 and more
-_TELLING = threading.Lock()
+_RETRYABLE = (408, 425, 429)  # answers that blame the moment, beside those of 500 and more
+_OUTPUT_LOCK = threading.Lock()
 
 
 def fetch_all(
@@ -84,7 +84,7 @@ def fetch_all(
             raise RuntimeError("another `deploy stage` is at work in this directory") from error
         record.seek(0)
         fetched = frozenset(record.read().decode(errors="replace").split("\n"))
-        missing = [name for name in files if not _is_here(files[name], directory, name, fetched)]
+        missing = [name for name in files if not _is_complete(files[name], directory, name, fetched)]
         pool = ThreadPoolExecutor(_WORKERS)
         jobs = {pool.submit(_fetch, name, commit, directory, fetch_one): name for name in missing}
         for job in as_completed(jobs):
@@ -125,7 +125,7 @@ def _fetch(
     move(part, target)
 
 
-def _is_here(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
+def _is_complete(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
     """Whether a file is the hub's: one that was not fetched, or changed since, is hashed; a size proves little."""
     path, (size, identity) = join(directory, name), file
     if not path.is_file() or path.stat().st_size != size:
@@ -137,7 +137,7 @@ def _identity(path: Path, size: int, *, large: bool) -> str:
     """What the hub knows a file by: the sha256 of a large one (git-lfs), git's own sha1 of any other."""
     digest = hashlib.sha256() if large else hashlib.sha1(f"blob {size}\0".encode())  # noqa: S324 - git's
     with path.open("rb") as content:
-        for piece in iter(lambda: content.read(_PIECE), b""):
+        for piece in iter(lambda: content.read(_CHUNK_BYTES), b""):
             digest.update(piece)
     return digest.hexdigest()
 
@@ -172,7 +172,7 @@ def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> No
             _append(url, headers, part, size)
         except (OSError, http.client.HTTPException) as error:
             failures = 0 if _size(part) > before else failures + 1
-            if failures == _TRIES or is_full(error) or _blames_us(error):
+            if failures == _MAX_FAILURES or is_full(error) or _is_permanent(error):
                 raise
             time.sleep(failures)
         else:
@@ -192,17 +192,17 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
             if start and answer.status != 206:  # it begins anew
                 file.truncate(0)
                 start = 0
-            while piece := answer.read(min(_PIECE, size + 1 - start)):  # no more than a byte too many is taken
+            while piece := answer.read(min(_CHUNK_BYTES, size + 1 - start)):  # no more than a byte too many is taken
                 start += file.write(piece)
     if _size(part) != size:
         raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
 
 
-def _blames_us(error: BaseException) -> bool:
-    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _AGAIN
+def _is_permanent(error: BaseException) -> bool:
+    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _RETRYABLE
 
 
-def _found(directory: Path) -> Iterator[dict[str, object]]:
+def _file_records(directory: Path) -> Iterator[dict[str, object]]:
     """Every file with what tells whether it is whole: a small one itself, of weights the header."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         try:
@@ -212,7 +212,7 @@ def _found(directory: Path) -> Iterator[dict[str, object]]:
         status = path.stat()
         with path.open("rb") as file:
             first = file.read(8)
-            data = first + file.read(_told(path, status.st_size, first) - 8)
+            data = first + file.read(_sent_bytes(path, status.st_size, first) - 8)
         yield {
             "file": name,
             "size": status.st_size,
@@ -221,17 +221,17 @@ def _found(directory: Path) -> Iterator[dict[str, object]]:
         }
 
 
-def _told(path: Path, size: int, first: bytes) -> int:
+def _sent_bytes(path: Path, size: int, first: bytes) -> int:
     """How many bytes of a file are told, 8 at least."""
     if path.suffix == ".safetensors":
-        return 8 + min(int.from_bytes(first, "little"), _SMALL)
-    return max(size, 8) if size <= _SMALL else 8
+        return 8 + min(int.from_bytes(first, "little"), _MAX_SENT_BYTES)
+    return max(size, 8) if size <= _MAX_SENT_BYTES else 8
 
 
-def _say(**told: object) -> None:
+def _send(**told: object) -> None:
     """A line for whoever asked; where nobody listens any more, that is the end."""
     try:
-        with _TELLING:
+        with _OUTPUT_LOCK:
             sys.stdout.write(json.dumps(told) + "\n")
             sys.stdout.flush()
     except OSError:
@@ -256,13 +256,13 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
     missing = sum(size for size, _ in files.values()) - arrived_bytes(files, commit, directory)
     free = shutil.disk_usage(directory).free
     if missing > free:
-        _say(room={"missing": missing, "free": free})
+        _send(room={"missing": missing, "free": free})
         os._exit(0)
     ended = threading.Event()
 
     def tell_progress() -> None:
         while not ended.wait(_TICK):
-            _say(done=arrived_bytes(files, commit, directory))
+            _send(done=arrived_bytes(files, commit, directory))
 
     def fetch_one(name: CheckpointFile, part: Path) -> None:
         _download(f"{asked['address']}/{urllib.parse.quote(name)}", asked["headers"], part, files[name][0])
@@ -270,7 +270,7 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
     threading.Thread(target=tell_progress, daemon=True).start()
     fetch_all(files, commit, directory, fetch_one)
     ended.set()
-    _say(done=arrived_bytes(files, commit, directory))
+    _send(done=arrived_bytes(files, commit, directory))
 
 
 def main() -> None:
@@ -281,17 +281,17 @@ def main() -> None:
         if asked["files"]:
             _stage(asked, directory)
         elif not directory.is_dir():
-            _say(nothing=str(directory))
+            _send(nothing=str(directory))
             os._exit(0)
         elif (kept := _receipt(directory)).is_file():
-            _say(receipt=kept.read_text())
-        for told in _found(directory):
-            _say(**told)
-        _say(end=True, directory=str(directory))
+            _send(receipt=kept.read_text())
+        for told in _file_records(directory):
+            _send(**told)
+        _send(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
             atomic_write(_receipt(directory), receipt)
     except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
-        _say(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
+        _send(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
     sys.stdout.flush()
     os._exit(0)  # without waiting for the downloads that are still under way
 

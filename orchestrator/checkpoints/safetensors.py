@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 from orchestrator.core.text import parse_json
 
 Read: TypeAlias = Callable[[int, int], bytes]  # the first byte, and how many
-_MOST = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 _LFS = b"version https://git-lfs"
 
 
@@ -33,7 +33,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
     """
     with path.open("rb") as file:
-        return whole_header(_reader(file), path.stat().st_size)
+        return complete_header(_reader(file), path.stat().st_size)
 
 
 def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
@@ -42,7 +42,7 @@ def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
     return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
 
 
-def whole_header(read: Read, size: int) -> dict[str, StoredTensor]:
+def complete_header(read: Read, size: int) -> dict[str, StoredTensor]:
     """The entry of each tensor of a file of `size` bytes, for which they account to the byte. Raises BadShardError."""
     header, begin = _read(read, size)
     end = begin + _data_end(header)
@@ -74,7 +74,7 @@ def _read(read: Read, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(start, "little")
     if _LFS.startswith(start) and len(start) == 8:
         raise BadShardError("is a git-lfs pointer, not the file it points to (`git lfs pull`)")
-    if len(start) < 8 or not 2 <= length <= _MOST:
+    if len(start) < 8 or not 2 <= length <= _MAX_HEADER_BYTES:
         raise BadShardError("has no safetensors header")
     if size < 8 + length:
         raise BadShardError(f"is cut off inside its header, at {size} bytes")

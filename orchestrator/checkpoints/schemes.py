@@ -31,7 +31,7 @@ class StorageScheme:
     Without `dtypes` it is a kind that is not known here, and is not judged.
     """
 
-    word: str
+    label: str
     dtypes: frozenset[str] = frozenset()
     leaf: str = "weight"
     scale: str = "weight_scale"
@@ -76,11 +76,11 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _whole(_rows: int, _columns: int) -> tuple[int, ...]:
+def _per_tensor(_rows: int, _columns: int) -> tuple[int, ...]:
     return ()
 
 
-def _each_row(rows: int, _columns: int) -> tuple[int, ...]:
+def _per_row(rows: int, _columns: int) -> tuple[int, ...]:
     return (rows,)
 
 
@@ -89,7 +89,7 @@ def _blocks(high: int, wide: int, packed: int = 1) -> ScaleShape:
     return lambda rows, columns: (ceil(rows / high), ceil(columns * packed / wide))
 
 
-class _Named:
+class _ModuleNames:
     """Modules by name, and by `re:` patterns, which match the beginning."""
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class _Named:
 
 
 def _quark(given: Config) -> Callable[[str], StorageScheme | None]:
-    excluded = _Named(_words(given.get("exclude")))
+    excluded = _ModuleNames(_words(given.get("exclude")))
     schemes = cast("Mapping[str, Config]", given.get("layer_quant_config") or {})
     by_pattern = [(re.compile(fnmatch.translate(key)), _quark_storage(scheme)) for key, scheme in schemes.items()]
     other = _quark_storage(cast("Config", given["global_quant_config"]))
@@ -123,16 +123,16 @@ def _quark_storage(scheme: Config) -> StorageScheme | None:
     if weight is None:
         return None
     if not isinstance(weight, dict):
-        return StorageScheme(word="a scheme of several steps")
+        return StorageScheme(label="a scheme of several steps")
     kind, how = str(weight.get("dtype")), str(weight.get("qscheme"))
     if kind == "fp4" and how == "per_group":
         group = _number(weight.get("group_size")) or 32
-        return StorageScheme(word="MXFP4", dtypes=frozenset({"U8"}), scale_shape=_blocks(1, group, packed=2))
+        return StorageScheme(label="MXFP4", dtypes=frozenset({"U8"}), scale_shape=_blocks(1, group, packed=2))
     if kind == "fp8_e4m3" and how in {"per_channel", "per_tensor"}:
         rows = how == "per_channel"
         word = "FP8 with a scale for each row" if rows else "FP8"
-        return StorageScheme(word=word, dtypes=_FP8, scale_shape=_each_row if rows else _whole)
-    return StorageScheme(word=f"{kind} {how}")
+        return StorageScheme(label=word, dtypes=_FP8, scale_shape=_per_row if rows else _per_tensor)
+    return StorageScheme(label=f"{kind} {how}")
 
 
 # --- FP8 --------------------------------------------------------------------------------------------------------------
@@ -144,23 +144,23 @@ def _fp8(given: Config) -> Callable[[str], StorageScheme | None]:
         for name in _words(given.get("ignored_layers") or given.get("modules_to_not_convert"))
     }
     block = given.get("weight_block_size")
-    storage = StorageScheme(word="FP8", dtypes=_FP8, scale_shape=None)
+    storage = StorageScheme(label="FP8", dtypes=_FP8, scale_shape=None)
     if isinstance(block, list):
         high, wide = block
         storage = StorageScheme(
-            word=f"FP8 in blocks of {high} x {wide}",
+            label=f"FP8 in blocks of {high} x {wide}",
             dtypes=_FP8,
             scale="weight_scale_inv",
             scale_shape=_blocks(int(high), int(wide)),
         )
 
     def storage_of(module: str) -> StorageScheme | None:
-        return None if ignored and any(run in ignored for run in _runs(module)) else storage
+        return None if ignored and any(run in ignored for run in _name_spans(module)) else storage
 
     return storage_of
 
 
-def _runs(module: str) -> Iterable[str]:
+def _name_spans(module: str) -> Iterable[str]:
     """Every run of parts of a dotted name: an entry names a module by any of them."""
     parts = module.split(".")
     return (".".join(parts[begin:end]) for begin in range(len(parts)) for end in range(begin + 1, len(parts) + 1))
@@ -171,14 +171,14 @@ def _runs(module: str) -> Iterable[str]:
 
 def _compressed(given: Config) -> Callable[[str], StorageScheme | None]:
     ignored = _words(given.get("ignore"))
-    named, within = _Named(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
+    named, within = _ModuleNames(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
     groups = cast("Mapping[str, Config]", given["config_groups"])
     form = str(given.get("format"))
     targets = [
         (_words(group.get("targets")), _compressed_storage(cast("Config", group["weights"]), group, form))
         for group in groups.values()
     ]
-    by_name = [(_Named(names), storage) for names, storage in targets]
+    by_name = [(_ModuleNames(names), storage) for names, storage in targets]
     linear = next((storage for names, storage in targets if "Linear" in names), None)
 
     def storage_of(module: str) -> StorageScheme | None:
@@ -196,23 +196,23 @@ def _compressed_storage(weights: Config, group: Config, form: str) -> StorageSch
     size = _number(weights.get("group_size"))
     word = f"{form}, {bits} bits"
     if form == "pack-quantized" and kind == "int" and bits in {4, 8}:
-        scale = _blocks(1, size, packed=32 // bits) if size > 0 else _each_row
-        return StorageScheme(word=word, dtypes=_INT4, leaf="weight_packed", scale_shape=scale)
+        scale = _blocks(1, size, packed=32 // bits) if size > 0 else _per_row
+        return StorageScheme(label=word, dtypes=_INT4, leaf="weight_packed", scale_shape=scale)
     if form == "nvfp4-pack-quantized":
         return StorageScheme(
-            word="NVFP4",
+            label="NVFP4",
             dtypes=frozenset({"U8"}),
             leaf="weight_packed",
             scale_dtypes=_FP8,
             scale_shape=_blocks(1, _NVFP4_GROUP, packed=2),
         )
-    shapes: dict[object, ScaleShape] = {"tensor": _whole, "channel": _each_row}
+    shapes: dict[object, ScaleShape] = {"tensor": _per_tensor, "channel": _per_row}
     block = weights.get("block_structure")
     if how == "block" and isinstance(block, list) and len(block) == 2:
         shapes["block"] = _blocks(int(block[0]), int(block[1]))
     dtypes = {("float", 8): _FP8, ("int", 8): frozenset({"I8"})}.get((str(kind), bits), frozenset())
     known = form in {"float-quantized", "int-quantized", "naive-quantized"} and how in shapes
-    return StorageScheme(word=word, dtypes=dtypes, scale_shape=shapes[how]) if known else StorageScheme(word=word)
+    return StorageScheme(label=word, dtypes=dtypes, scale_shape=shapes[how]) if known else StorageScheme(label=word)
 
 
 # --- ModelOpt ---------------------------------------------------------------------------------------------------------
@@ -224,13 +224,13 @@ def _modelopt(given: Config) -> Callable[[str], StorageScheme | None] | None:
     algorithm = str(given.get("quant_algo")).upper()
     if algorithm == "NVFP4":
         storage = StorageScheme(
-            word="NVFP4",
+            label="NVFP4",
             dtypes=frozenset({"U8"}),
             scale_dtypes=_FP8,
             scale_shape=_blocks(1, _number(given.get("group_size")) or _NVFP4_GROUP, packed=2),
         )
     elif algorithm == "FP8":
-        storage = StorageScheme(word="FP8", dtypes=_FP8, scale_shape=_whole)
+        storage = StorageScheme(label="FP8", dtypes=_FP8, scale_shape=_per_tensor)
     else:
         return None
     entries = _words(given.get("ignore") or given.get("exclude_modules"))
@@ -265,7 +265,7 @@ def _awq(given: Config) -> Callable[[str], StorageScheme | None] | None:
     if bits != 4 or str(given.get("version", "gemm")).lower() != "gemm":
         return None
     storage = StorageScheme(
-        word="AWQ",
+        label="AWQ",
         dtypes=_INT4,
         leaf="qweight",
         scale="scales",
@@ -281,7 +281,7 @@ def _gptq(given: Config) -> Callable[[str], StorageScheme | None] | None:
     if bits not in {2, 3, 4, 8}:
         return None
     storage = StorageScheme(
-        word="GPTQ",
+        label="GPTQ",
         dtypes=_INT4,
         leaf="qweight",
         scale="scales",
@@ -291,7 +291,7 @@ def _gptq(given: Config) -> Callable[[str], StorageScheme | None] | None:
     dynamic = cast("Mapping[str, object]", given.get("dynamic") or {})
     left_out = [re.compile(key[2:]) for key in dynamic if key.startswith("-:")]
     special = [re.compile(key.removeprefix("+:")) for key in dynamic if not key.startswith("-:")]
-    other = StorageScheme(word="GPTQ of its own kind")
+    other = StorageScheme(label="GPTQ of its own kind")
 
     def storage_of(module: str) -> StorageScheme | None:
         if any(pattern.match(module) for pattern in left_out):

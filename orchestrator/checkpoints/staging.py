@@ -26,7 +26,7 @@ from orchestrator.plan.plan import Plan
 
 
 def download(
-    plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, accept: bool = False
+    plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, allow_mismatch: bool = False
 ) -> VerifiedCheckpoint:
     """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
 
@@ -37,23 +37,25 @@ def download(
         verified = stage_checkpoint(
             plan.model,
             directory,
-            _asked(plan, accept=accept),
+            _verify_options(plan, allow_mismatch=allow_mismatch),
             hub=hub_of(environ),
             progress=lambda arrived: _show(progress, arrived),
         )
     finally:
         progress.done()
-    return _told(verified)
+    return _warn_mismatches(verified)
 
 
-def _asked(plan: Plan, *, accept: bool = False) -> VerifyOptions:
+def _verify_options(plan: Plan, *, allow_mismatch: bool = False) -> VerifyOptions:
     layer = plan.model.mtp_layer if needs_mtp(plan) else None
-    return VerifyOptions(layer=layer, revision=None, sizes={}, sglang=plan.engine.version, accept=accept)
+    return VerifyOptions(
+        layer=layer, revision=None, sizes={}, sglang=plan.engine.version, allow_mismatch=allow_mismatch
+    )
 
 
-def _told(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
+def _warn_mismatches(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
     """Say in what its tensors, its config and the profile differ."""
-    for difference in verified.differences:
+    for difference in verified.mismatches:
         warn(difference.message, hint=difference.hint)
     return verified
 
@@ -61,10 +63,10 @@ def _told(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
 def stage_remote(
     plan: Plan,
     directory: str,
-    machine: str,
+    host: str,
     environ: Mapping[str, str] = os.environ,
     *,
-    accept: bool = False,
+    allow_mismatch: bool = False,
     mirror: Path | None = None,
 ) -> VerifiedCheckpoint:
     """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
@@ -75,19 +77,19 @@ def stage_remote(
     """
     if plan.model.checkpoint.source == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
-    return _far(plan, directory, machine, hub_of(environ), accept=accept, mirror=mirror)
+    return _verify_remote(plan, directory, host, hub_of(environ), allow_mismatch=allow_mismatch, mirror=mirror)
 
 
-def _far(
-    plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False, mirror: Path | None = None
+def _verify_remote(
+    plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool = False, mirror: Path | None = None
 ) -> VerifiedCheckpoint:
     """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
     progress = Progress()
     far = RemoteDownload(
-        machine=machine,
+        host=host,
         directory=directory,
         model=plan.model,
-        asked=_asked(plan, accept=accept),
+        options=_verify_options(plan, allow_mismatch=allow_mismatch),
         hub=hub,
         progress=lambda arrived: _show(progress, arrived),
         mirror=mirror,
@@ -95,11 +97,11 @@ def _far(
     if hub is not None:
         ignore_sigpipe()
     try:
-        with TemporaryFile() as said, ssh_start(machine, remote_program(), said) as program:
-            verified = far.run(program, lambda: _text(said))
+        with TemporaryFile() as said, ssh_start(host, remote_program(), said) as program:
+            verified = far.run(program, lambda: _read_text(said))
     finally:
         progress.done()
-    return _told(verified)
+    return _warn_mismatches(verified)
 
 
 def hub_of(environ: Mapping[str, str]) -> Hub:
@@ -107,7 +109,7 @@ def hub_of(environ: Mapping[str, str]) -> Hub:
     return Hub(endpoint=environ.get("HF_ENDPOINT"), token=hub_token(environ))
 
 
-def _text(file: IO[bytes]) -> str:
+def _read_text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
 
@@ -118,7 +120,9 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
     One that was whole once and has changed since is not fetched over. Raises WeightsError, HostError.
     """
     try:
-        return _told(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version))
+        return _warn_mismatches(
+            verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version)
+        )
     except CheckpointMismatchError:
         raise
     except CheckpointError as error:
@@ -128,10 +132,10 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
     return download(plan, directory)
 
 
-def stage_missing_there(
+def ensure_staged_remote(
     plan: Plan,
     directory: str,
-    machine: str,
+    host: str,
     *,
     allowed: bool,
     mirror: Path | None = None,
@@ -139,13 +143,13 @@ def stage_missing_there(
 ) -> VerifiedCheckpoint:
     """The same on a far machine. Raises as `stage_remote`."""
     try:
-        return _far(plan, directory, machine, None, mirror=mirror)
+        return _verify_remote(plan, directory, host, None, mirror=mirror)
     except (CheckpointModifiedError, CheckpointMismatchError):
         raise
     except CheckpointError:
         if plan.model.checkpoint.source != "hub" or not allowed:
             raise
-    return stage_remote(plan, directory, machine, environ, mirror=mirror)
+    return stage_remote(plan, directory, host, environ, mirror=mirror)
 
 
 def _show(progress: Progress, arrived: DownloadProgress) -> None:

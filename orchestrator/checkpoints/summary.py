@@ -26,14 +26,14 @@ HEAD_ROWS: Final = "self_attn.k_proj.weight"
 LATENT_ROWS: Final = "self_attn.kv_a_proj_with_mqa.weight"
 INDEXER_ROWS: Final = "self_attn.indexer.wk.weight"
 EXPERT_ROWS: Final = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
-_TOLD_BY_ROWS: Final = frozenset({HEAD_ROWS, LATENT_ROWS, INDEXER_ROWS, *EXPERT_ROWS})
+_CHECKED_ROWS: Final = frozenset({HEAD_ROWS, LATENT_ROWS, INDEXER_ROWS, *EXPERT_ROWS})
 
 
 @dataclass(kw_only=True)
 class CheckpointSummary:
     """A checkpoint without its tensors. Layers are counted by the numbers in the names of tensors."""
 
-    where: str
+    location: str
     config: CheckpointConfig
     quantized: CheckpointConfig | None  # ModelOpt's own file
     shards: int
@@ -47,7 +47,7 @@ class CheckpointSummary:
         """Count the layers that tensors of these names are of."""
         self.layers.update(int(match[1]) for name in names if (match := LAYER.fullmatch(name)) is not None)
 
-    def take(self, header: Mapping[str, StoredTensor]) -> None:
+    def add_header(self, header: Mapping[str, StoredTensor]) -> None:
         """Take note of what a header says."""
         for name, tensor in header.items():
             self.tensors[name] = tensor
@@ -55,19 +55,19 @@ class CheckpointSummary:
                 continue
             self.layer_bytes[int(match[1])] += tensor.size
             shape = tensor.shape
-            if match[2] in _TOLD_BY_ROWS and len(shape) == 2 and shape[1] != 1:
+            if match[2] in _CHECKED_ROWS and len(shape) == 2 and shape[1] != 1:
                 self.rows.setdefault(match[2], (name, shape[0]))
 
 
-def local_outline(directory: Path) -> CheckpointSummary:
+def local_summary(directory: Path) -> CheckpointSummary:
     """The outline of a checkpoint in a directory.
 
     Raises CheckpointNotFoundError where there is none, CheckpointError with everything that is wrong with it.
     """
-    return outline_of(Checkpoint.local(directory))
+    return summarize(Checkpoint.local(directory))
 
 
-def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[CheckpointSummary, Listing]:
+def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[CheckpointSummary, Listing]:
     """The outline of a checkpoint on the hub, and its commit. Raises as `list_files`, CheckpointError as above."""
     try:
         listing = list_files(repository, revision, hub)
@@ -76,14 +76,14 @@ def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Checkp
     except HostError as error:
         hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory that holds the checkpoint"
         raise HostError(error.message, where=error.where, hint=hint) from error
-    return outline_of(Checkpoint(HubFiles(listing, hub))), listing
+    return summarize(Checkpoint(HubFiles(listing, hub))), listing
 
 
-def outline_of(checkpoint: Checkpoint) -> CheckpointSummary:
+def summarize(checkpoint: Checkpoint) -> CheckpointSummary:
     """The outline of a checkpoint. Raises CheckpointError with everything that is wrong with it, HostError."""
     config, index, sizes = checkpoint.config, checkpoint.index, checkpoint.files.sizes
     outline = CheckpointSummary(
-        where=checkpoint.where,
+        location=checkpoint.location,
         config=config,
         quantized=checkpoint.quant_config,
         shards=len(index.shards),
@@ -91,22 +91,22 @@ def outline_of(checkpoint: Checkpoint) -> CheckpointSummary:
     )
     for names in index.shards.values():
         outline.count_layers(names)
-    every = checkpoint.files.every_header or not outline.layers
-    wanted = {*index.shards} if every else _telling_shards(index, config)
+    every = checkpoint.files.headers_are_cheap or not outline.layers
+    wanted = {*index.shards} if every else _needed_shards(index, config)
     problems = list(index.problems)
     for shard, names in sorted(index.shards.items()):
         if shard in wanted or shard not in sizes:
-            problems += _take(checkpoint, shard, names, outline)
+            problems += _add_shard(checkpoint, shard, names, outline)
     if problems:
-        raise CheckpointError(INCOMPLETE, where=checkpoint.where, problems=problems)
+        raise CheckpointError(INCOMPLETE, where=checkpoint.location, problems=problems)
     return outline
 
 
-def _telling_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[CheckpointFile]:
+def _needed_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[CheckpointFile]:
     """The shards with the layers behind the last, and with one tensor of each kind that tells rows."""
     layers = config.count("layers")
     wanted: set[CheckpointFile] = set()
-    missing = set(_TOLD_BY_ROWS)
+    missing = set(_CHECKED_ROWS)
     for shard, names in sorted(index.shards.items()):
         for match in filter(None, map(LAYER.fullmatch, names)):
             if match[2] in missing or (layers is not None and int(match[1]) >= layers.number):
@@ -115,7 +115,7 @@ def _telling_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[Che
     return wanted
 
 
-def _take(
+def _add_shard(
     checkpoint: Checkpoint, shard: CheckpointFile, named: set[str], outline: CheckpointSummary
 ) -> tuple[Problem, ...]:
     """Take note of a header, and say what is wrong with it."""
@@ -123,16 +123,16 @@ def _take(
         header = checkpoint.header(shard)
     except CheckpointError as error:
         return error.each()
-    outline.take(header)
+    outline.add_header(header)
     if not named:  # there is no index
         outline.count_layers(header)
-    return tuple(lost_tensors(checkpoint, shard, named))
+    return tuple(missing_tensors(checkpoint, shard, named))
 
 
-def lost_tensors(checkpoint: Checkpoint, shard: CheckpointFile, named: set[str]) -> Iterator[Problem]:
+def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, named: set[str]) -> Iterator[Problem]:
     """The tensors that the index names in a shard and its header does not."""
     if lost := sorted(named - checkpoint.header(shard).keys()):
         more = f", … ({len(lost) - _SHOWN} more)" if len(lost) > _SHOWN else ""
         names = ", ".join(f"`{name}`" for name in lost[:_SHOWN]) + more
-        where = f"{checkpoint.where}/{shard}"
+        where = f"{checkpoint.location}/{shard}"
         yield Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {names}", where)

@@ -10,13 +10,13 @@ from packaging.specifiers import SpecifierSet
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.config_check import Mismatch, differences
+from orchestrator.checkpoints.config_check import Mismatch, find_mismatches
 from orchestrator.checkpoints.describe import contradictions
 from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.integrity import IntegrityReport, IntegritySpec, check_integrity
 from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, write_receipt
-from orchestrator.checkpoints.summary import CheckpointSummary, local_outline, outline_of
+from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, summarize
 from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
@@ -24,7 +24,7 @@ from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
 FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
-_SIZES_AGREE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
+_SIZE_TOLERANCE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class VerifiedCheckpoint:
     shards: int
     tensors: int
     from_receipt: bool
-    differences: tuple[Mismatch, ...]
+    mismatches: tuple[Mismatch, ...]
 
     def __str__(self) -> str:
         known = FROM_RECEIPT if self.from_receipt else ""
@@ -72,7 +72,7 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglan
     if receipt is None or not receipt.is_for(model):
         return verify_fresh(directory, model, VerifyOptions(layer=layer, revision=None, sizes={}, sglang=sglang))
     if layer in {None, receipt.mtp_layer} and _stamps(directory, model) == receipt.files:
-        _refuse(directory, model, receipt, sglang)
+        _require_loadable(directory, model, receipt, sglang)
         return _verified(directory, model, receipt, from_receipt=True)
     sizes = {CheckpointFile(name): size for name, (size, _) in receipt.files.items()}
     asked = VerifyOptions(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
@@ -87,10 +87,10 @@ class VerifyOptions:
     revision: CommitHash | None
     sizes: Mapping[CheckpointFile, int]
     sglang: str = ""  # empty where it does not matter yet
-    accept: bool = False  # take it although its tensors differ from its config
+    allow_mismatch: bool = False  # take it although its tensors differ from its config
 
 
-def verify_fresh(directory: Path, model: Model, asked: VerifyOptions) -> VerifiedCheckpoint:
+def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> VerifiedCheckpoint:
     """Verify a checkpoint without its receipt, and write a new one.
 
     Raises WeightsError with everything that is wrong, FactsError where its tensors are not what its config says; the
@@ -98,35 +98,35 @@ def verify_fresh(directory: Path, model: Model, asked: VerifyOptions) -> Verifie
     """
     files = _stamps(directory, model)
     require_profile_match(directory, model)
-    found, differ = _look(directory, asked.sizes, asked.layer)
+    found, differ = _inspect(directory, options.sizes, options.layer)
     if found.problems:
         raise CheckpointError(
             f"the checkpoint of `{model.name}` is incomplete or altered",
             where=str(directory),
-            hint=_stage(model),
+            hint=_repair_hint(model),
             problems=found.problems,
         )
     receipt = CheckpointReceipt(
         location=model.checkpoint.path,
-        revision=asked.revision,
-        mtp_layer=asked.layer,
+        revision=options.revision,
+        mtp_layer=options.layer,
         shards=found.shards,
         tensors=found.tensors,
         files=files,
-        differences=differ,
-        accepted=asked.accept,
+        mismatches=differ,
+        allow_mismatch=options.allow_mismatch,
     )
-    _refuse(directory, model, receipt, asked.sglang)
+    _require_loadable(directory, model, receipt, options.sglang)
     write_receipt(directory, receipt)
     return _verified(directory, model, receipt, from_receipt=False)
 
 
-def verify_made(directory: Path, target: Path, *, layer: int | None) -> CheckpointReceipt:
+def verify_created(directory: Path, target: Path, *, layer: int | None) -> CheckpointReceipt:
     """Verify a checkpoint that was made here, before it becomes `target`; the receipt is for a model of that directory.
 
     Raises WeightsError with everything that is wrong, FactsError where no sglang would load what it holds, or rightly.
     """
-    found, differ = _look(directory, {}, layer)
+    found, differ = _inspect(directory, {}, layer)
     if found.problems:
         raise CheckpointError("what was made is not whole", where=str(directory), problems=found.problems)
     if fatal := [each for each in differ if is_fatal(each, "")]:
@@ -139,30 +139,30 @@ def verify_made(directory: Path, target: Path, *, layer: int | None) -> Checkpoi
         shards=found.shards,
         tensors=found.tensors,
         files=file_stamps(directory),
-        differences=differ,
-        accepted=False,
+        mismatches=differ,
+        allow_mismatch=False,
     )
 
 
-def _look(
+def _inspect(
     directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
 ) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
     """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
     checkpoint = Checkpoint.local(directory)
     found = check_integrity(checkpoint, IntegritySpec(sizes=sizes, mtp_layer=layer))
-    return found, () if found.problems else compared(outline_of(checkpoint), drafts=layer is not None)
+    return found, () if found.problems else compare_with_config(summarize(checkpoint), drafts=layer is not None)
 
 
-def compared(outline: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
+def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Everything in which the tensors of an outline, with every header, differ from its config.
 
     What a config and the rows of a tensor contradict each other in is fatal where the architecture is known.
     """
-    outline.layers.clear()
-    outline.count_layers(outline.tensors)
-    sure = any(name in ARCHITECTURES for name in outline.config.architectures)
-    against = (Mismatch(message=problem.message, fatal=sure) for problem in contradictions(outline))
-    return (*against, *differences(outline, drafts=drafts))
+    summary.layers.clear()
+    summary.count_layers(summary.tensors)
+    sure = any(name in ARCHITECTURES for name in summary.config.architectures)
+    against = (Mismatch(message=problem.message, fatal=sure) for problem in contradictions(summary))
+    return (*against, *find_mismatches(summary, drafts=drafts))
 
 
 def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
@@ -170,18 +170,18 @@ def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
     receipt = read_receipt(directory)
     with suppress(OSError):
         if receipt is not None and file_stamps(directory) == receipt.files:
-            return receipt.differences
+            return receipt.mismatches
     try:
-        outline = local_outline(directory)
+        outline = local_summary(directory)
     except CheckpointError:
         return ()
-    return compared(outline, drafts=bool(outline.config.drafts))
+    return compare_with_config(outline, drafts=bool(outline.config.mtp_layers))
 
 
-def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:
+def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:
     """Raise FactsError with every difference that is fatal to this version, unless they are accepted."""
-    fatal = [difference for difference in receipt.differences if is_fatal(difference, sglang)]
-    if fatal and not receipt.accepted:
+    fatal = [difference for difference in receipt.mismatches if is_fatal(difference, sglang)]
+    if fatal and not receipt.allow_mismatch:
         where = str(directory / CONFIG)
         raise CheckpointMismatchError(
             f"the tensors of `{model.name}` are not what its config says",
@@ -190,17 +190,17 @@ def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: s
         )
 
 
-def is_fatal(difference: Mismatch, sglang: str) -> bool:
+def is_fatal(mismatch: Mismatch, sglang: str) -> bool:
     """Whether a difference is fatal to this version of sglang; one that is to some is not to an empty version."""
-    if not difference.sglang:
-        return difference.fatal
-    return difference.fatal and bool(sglang) and SpecifierSet(difference.sglang).contains(sglang, prereleases=True)
+    if not mismatch.sglang:
+        return mismatch.fatal
+    return mismatch.fatal and bool(sglang) and SpecifierSet(mismatch.sglang).contains(sglang, prereleases=True)
 
 
 def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
     """The bytes of its weights against the profile's, by which it is reckoned what fits."""
     found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
-    if abs(found - model.weight_bytes) > _SIZES_AGREE * found:
+    if abs(found - model.weight_bytes) > _SIZE_TOLERANCE * found:
         yield Mismatch(
             message=f"`model.weights_size` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint {found / 1e9:.1f} GB",
             hint=f"`--set model.weights_size={found}`: capacity is reckoned with it",
@@ -216,7 +216,7 @@ def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from
         shards=receipt.shards,
         tensors=receipt.tensors,
         from_receipt=from_receipt,
-        differences=(*_size_differs(model, receipt.files), *receipt.differences),
+        mismatches=(*_size_differs(model, receipt.files), *receipt.mismatches),
     )
 
 
@@ -227,13 +227,13 @@ def _stamps(directory: Path, model: Model) -> Stamps:
         if not directory.exists():
             message = f"there is no checkpoint of `{model.name}`"
             elsewhere = "correct `model.checkpoint.path`, or put the checkpoint there"
-            hint = elsewhere if model.checkpoint.source == "local" else _stage(model)
+            hint = elsewhere if model.checkpoint.source == "local" else _repair_hint(model)
             raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
         message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
         raise CheckpointError(message, where=str(error.filename)) from error
 
 
-def _stage(model: Model) -> str:
+def _repair_hint(model: Model) -> str:
     if model.checkpoint.source == "generated":
         return "`deploy up PROFILE` makes it"
     if model.checkpoint.source == "local":

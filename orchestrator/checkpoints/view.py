@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.checkpoints.config_check import Mismatch
-from orchestrator.checkpoints.summary import local_outline
-from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.checkpoints.summary import local_summary
+from orchestrator.checkpoints.verify import compare_with_config, is_fatal
 from orchestrator.core.console import table
 from orchestrator.core.errors import CheckpointMismatchError, Problem
 
@@ -22,7 +22,7 @@ class CheckpointView:
     weights: int
     tensors: int
     matrices: dict[str, dict[str, int]]
-    differences: tuple[Mismatch, ...]
+    mismatches: tuple[Mismatch, ...]
 
     def to_dict(self) -> dict[str, object]:
         """As JSON-able data."""
@@ -39,7 +39,7 @@ class CheckpointView:
 
     def require(self) -> None:
         """Raise FactsError where it holds what no version of sglang loads, or loads rightly."""
-        if fatal := [difference for difference in self.differences if is_fatal(difference, "")]:
+        if fatal := [difference for difference in self.mismatches if is_fatal(difference, "")]:
             raise CheckpointMismatchError(
                 "the tensors of this checkpoint are not what its config says",
                 problems=tuple(Problem(each.message, self.directory, each.hint) for each in fatal),
@@ -48,7 +48,7 @@ class CheckpointView:
 
 def view_checkpoint(directory: Path) -> CheckpointView:
     """Read config and headers. Raises NoWeightsError where there is none, WeightsError for one that is not whole."""
-    outline = local_outline(directory)
+    outline = local_summary(directory)
     matrices: dict[str, Counter[str]] = {}
     for name, tensor in outline.tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -63,7 +63,7 @@ def view_checkpoint(directory: Path) -> CheckpointView:
         weights=outline.weight_bytes,
         tensors=len(outline.tensors),
         matrices={kind: dict(stored) for kind, stored in matrices.items()},
-        differences=compared(outline, drafts=bool(outline.config.drafts)),
+        mismatches=compare_with_config(outline, drafts=bool(outline.config.mtp_layers)),
     )
 
 

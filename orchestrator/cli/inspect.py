@@ -61,7 +61,7 @@ def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
         print_json(view.to_dict())
     else:
         print_data(view.to_text(width=terminal_width()))
-    for difference in view.differences:
+    for difference in view.mismatches:
         if not difference.fatal or difference.sglang:
             warn(difference.message, hint=difference.hint)
     view.require()

@@ -40,10 +40,10 @@ def command(
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := host_ref(plan.runtime, home, host).remote) is not None:
-        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, accept=allow_mismatch)
+        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, allow_mismatch=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
-        verified = staging.download(plan, target, accept=allow_mismatch)
+        verified = staging.download(plan, target, allow_mismatch=allow_mismatch)
     if json:
         print_json({**asdict(verified), "directory": str(verified.directory)})
         return

@@ -21,10 +21,10 @@ from orchestrator.checkpoints.quantize.work_dir import QuantizationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import (
     QuantizationProgress,
     WorkerPool,
+    available_memory,
     container_command,
-    image_quark,
     local_command,
-    memory_free,
+    quark_version,
     run_workers,
 )
 from orchestrator.checkpoints.receipt import read_receipt
@@ -77,7 +77,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
 
     Raises as `forecast`, UsageError where there is no recipe for it.
     """
-    kind = source.outline.config.model_type
+    kind = source.summary.config.model_type
     recipes = recipes_for(kind, Catalog.of(home))
     if not recipes:
         raise UsageError(
@@ -120,13 +120,13 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     folder = WorkDir(request.target)
     _require_room(request.target, foreseen, copied_size(request.source), folder)
     progress = Progress()
-    with folder.held(progress):
+    with folder.lock(progress):
         _require_new(request.target)  # another command may have made it while this one waited
         folder.begin(_job(request, source, recipe))
         _make(request, source, foreseen, folder, home)
         note(f"verifying {len(foreseen.shards)} shards")
-        folder.require_whole(foreseen)
-        of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
+        folder.require_complete(foreseen)
+        of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, forecast=foreseen)
         receipt = assemble(folder, request.target, of)
     return QuantizedCheckpoint(
         target=request.target,
@@ -139,7 +139,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
 
 def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
     """Let workers do what is left, and say what is kept where they do not come to its end."""
-    done = folder.take_up(foreseen)
+    done = folder.resume(foreseen)
     if done:
         note(f"{len(done)} of {len(foreseen.shards)} shards are done already")
     left = len(foreseen.shards) - len(done)
@@ -162,14 +162,14 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
 
     def show(seen: QuantizationProgress) -> None:
         left = f"about {format_duration(seen.eta)} to go" if seen.eta else ""
-        text = f"quantizing: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
+        text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
         progress.update(text, stage="quantizing", transient=left)
 
     try:
         yield show
     except BaseException:
         progress.done()
-        kept = f"{len(folder.done([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and kept"
+        kept = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and kept"
         note(f"{kept} in `{folder.root}`: run the same again to go on")
         raise
     progress.done()
@@ -184,7 +184,7 @@ def _job(request: QuantizationRequest, source: Source, recipe: Recipe) -> Quanti
         source=str(source.directory),
         files={name: (*stamp,) for name, stamp in file_stamps(source.directory).items()},
         shards=tuple(source.shards),
-        model_type=source.outline.config.model_type,
+        model_type=source.summary.config.model_type,
         scheme=recipe.scheme,
         exclude=recipe.excluded(source.layers),
         layers=recipe.schemes(source.layers),
@@ -207,7 +207,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
     program = Catalog.of(home).path(EntryKind.IMAGE_FILE, PROGRAM)
     if request.plan is not None:
         needs, image = request.plan.hardware.container, _image(request)
-        note(f"amd-quark {image_quark(image)} of `{image}`")
+        note(f"amd-quark {quark_version(image)} of `{image}`")
         return container_command(
             image, program, folder, source=source.directory, needs=needs,
             workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
@@ -224,7 +224,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
 
 def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: int) -> int:
     """How many workers: what the user says, else one a core, as far as the memory goes. Raises HostError."""
-    one, free = worker_memory(source), memory_free()
+    one, free = worker_memory(source), available_memory()
     fit = math.inf if free is None else free // one
     said = f"a worker takes about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
     if request.workers is not None:
@@ -259,7 +259,7 @@ def _require_new(target: Path) -> None:
 
 
 def _hint_of_what_exists(target: Path) -> str:
-    if target.name and read_receipt(target) and (left := WorkDir(target)).is_begun():
+    if target.name and read_receipt(target) and (left := WorkDir(target)).in_progress():
         folder = shlex.quote(str(left.root))
         return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
     return "name a new one: nothing is written over"
@@ -267,7 +267,7 @@ def _hint_of_what_exists(target: Path) -> str:
 
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
     """Raise HostError where the disk does not hold what is to come."""
-    done = sum(map(foreseen.size_of, folder.done([*foreseen.shards])))
+    done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
     missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
     if missing > free:
         raise HostError(

@@ -17,8 +17,8 @@ from quark_samples import CHECKPOINTS, write_tiny
 from typer.testing import CliRunner
 
 from orchestrator.checkpoints.quantize.recipe import recipes_for
-from orchestrator.checkpoints.summary import local_outline
-from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.checkpoints.summary import local_summary
+from orchestrator.checkpoints.verify import compare_with_config, is_fatal
 from orchestrator.cli.main import app
 from orchestrator.core import errors
 from orchestrator.core.catalog import Catalog
@@ -118,7 +118,7 @@ def checkpoints() -> str:
 def _checkpoints() -> Iterator[tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, make) in enumerate(CHECKPOINTS.items()):
-            found = compared(local_outline(write_tiny(Path(folder) / str(number), *make())), drafts=True)
+            found = compare_with_config(local_summary(write_tiny(Path(folder) / str(number), *make())), drafts=True)
             refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
             told = dict.fromkeys(each.message.partition(": `")[0] for each in found)
             yield name, ", ".join(refused) or "-", "; ".join(told) or "-"

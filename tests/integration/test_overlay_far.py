@@ -72,7 +72,7 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(mirror: Path, _model: Model, **_: object) -> VerifiedCheckpoint:
         receipt_path(mirror).write_text("{}")
         return VerifiedCheckpoint(
-            directory=mirror, revision=None, files=0, size=0, shards=0, tensors=0, from_receipt=False, differences=()
+            directory=mirror, revision=None, files=0, size=0, shards=0, tensors=0, from_receipt=False, mismatches=()
         )
 
     monkeypatch.setattr(remote_download, "verify_checkpoint", verify)

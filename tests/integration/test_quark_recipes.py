@@ -16,8 +16,8 @@ from wheels import read, unpacked
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.overlay import write_overlay
-from orchestrator.checkpoints.summary import local_outline
-from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.checkpoints.summary import local_summary
+from orchestrator.checkpoints.verify import compare_with_config, is_fatal
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.plan.fusion import decide_fusion
@@ -87,7 +87,9 @@ def test_the_target_and_what_is_said_of_it_beforehand(
 ) -> None:
     fused, apart = (loaded[version, kind][recipe] for kind in ("on", "off"))
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
-    fatal = any(is_fatal(each, version) for each in compared(local_outline(checkpoints / recipe), drafts=False))
+    fatal = any(
+        is_fatal(each, version) for each in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
+    )
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
     fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
     if not fatal:
@@ -112,7 +114,7 @@ def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_re
     ordinary: Path, loaded: Mapping[tuple[str, str], Loaded]
 ) -> None:
     assert loaded["0.5.14", "off"]["ordinary"]["loaded"] == "GlmMoeDsaForCausalLM"
-    assert any(each.fatal for each in compared(local_outline(ordinary), drafts=False))
+    assert any(each.fatal for each in compare_with_config(local_summary(ordinary), drafts=False))
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.19", "0.5.23"])

@@ -146,7 +146,7 @@ def test_what_is_not_whole_is_refused_by_the_name_it_has_there(
 
 def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoint:
     """As an `up` does on its way."""
-    return staging.stage_missing_there(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
+    return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
 
 
 def test_an_up_fetches_what_is_missing_over_there_and_only_that(

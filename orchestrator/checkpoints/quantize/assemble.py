@@ -14,7 +14,7 @@ from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
 from orchestrator.checkpoints.quantize.work_dir import ShardResult, WorkDir
 from orchestrator.checkpoints.receipt import CheckpointReceipt, write_receipt
-from orchestrator.checkpoints.verify import verify_made
+from orchestrator.checkpoints.verify import verify_created
 from orchestrator.core.errors import BuildError
 from orchestrator.core.files import atomic_write, copy_file, copy_tree, move
 from orchestrator.core.safe_paths import CheckpointFile
@@ -31,24 +31,24 @@ class QuantizationInputs:
     source: Source
     recipe_name: str
     recipe: Recipe
-    foreseen: Forecast
+    forecast: Forecast
 
 
-def assemble(folder: WorkDir, target: Path, of: QuantizationInputs) -> CheckpointReceipt:
+def assemble(folder: WorkDir, target: Path, inputs: QuantizationInputs) -> CheckpointReceipt:
     """Make the target of shards that are all there. It appears whole, with its receipt beside it.
 
     Raises BuildError where Quark's own words of the shards do not agree, WeightsError where what was made is not whole,
     FactsError where it is not what its config says.
     """
-    notes = {shard: folder.note(shard) for shard in of.foreseen.shards}
-    config = _config(notes, of.foreseen)
-    _copy_others(of.source.directory, folder.checkpoint)
+    notes = {shard: folder.result(shard) for shard in inputs.forecast.shards}
+    config = _config(notes, inputs.forecast)
+    _copy_others(inputs.source.directory, folder.checkpoint)
     # As Quark itself writes them (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
     atomic_write(folder.checkpoint / CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
-    atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, of.foreseen), ensure_ascii=False, indent=4))
-    atomic_write(folder.checkpoint / _CARD, card(of, notes, size=_size(folder, of.foreseen)))
-    layer = of.source.layers if of.source.drafts else None
-    receipt = verify_made(folder.checkpoint, target, layer=layer)
+    atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, inputs.forecast), ensure_ascii=False, indent=4))
+    atomic_write(folder.checkpoint / _CARD, card(inputs, notes, size=_size(folder, inputs.forecast)))
+    layer = inputs.source.layers if inputs.source.drafts else None
+    receipt = verify_created(folder.checkpoint, target, layer=layer)
     with defer_signals():
         write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
         move(folder.checkpoint, target)
@@ -106,9 +106,9 @@ def _copy_others(source: Path, made: Path) -> None:
             copy_file(entry, made / entry.name)
 
 
-def card(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], *, size: int) -> str:
+def card(inputs: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], *, size: int) -> str:
     """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
-    return "\n".join(_card_lines(of, notes, size)) + "\n"
+    return "\n".join(_card_lines(inputs, notes, size)) + "\n"
 
 
 def _card_lines(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], size: int) -> Iterator[str]:
@@ -126,8 +126,8 @@ def _card_lines(of: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResu
         "scheme": f"`{of.recipe.scheme}`",
         "excluded": ", ".join(f"`{pattern}`" for pattern in of.recipe.excluded(source.layers)) or "nothing",
         "other schemes": ", ".join(f"`{key}`: {word}" for key, word in of.recipe.schemes(source.layers).items()),
-        "modules left as they were": f"{len(of.foreseen.exclude):,}",
-        "tensors": _dtypes(of.foreseen),
+        "modules left as they were": f"{len(of.forecast.exclude):,}",
+        "tensors": _dtypes(of.forecast),
         "size": f"{size:,} bytes in {len(notes)} shards, from {source.size:,}",
         "made with": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "on": f"{', '.join(sorted({note.device.partition(':')[0] for note in notes.values()}))}, "

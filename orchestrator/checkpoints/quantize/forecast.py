@@ -18,15 +18,15 @@ from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
 from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.checkpoints.summary import CheckpointSummary
-from orchestrator.checkpoints.verify import compared, is_fatal
+from orchestrator.checkpoints.verify import compare_with_config, is_fatal
 from orchestrator.core.errors import CheckpointMismatchError, Problem, UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
 _GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
 _MXFP4: Final = "mxfp4"
-_MOST_SHOWN: Final = 3
+_MAX_SHOWN: Final = 3
 # As Quark writes a scheme into config.json, as far as it says how tensors are stored.
-_WRITTEN: Final[Mapping[str, Mapping[str, object]]] = {
+_QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
     "mxfp4": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": _GROUP}},
     "ptpc_fp8": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}},
 }
@@ -55,7 +55,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
     Raises UsageError where it is for other models or a matrix cannot be packed, FactsError where sglang would not load
     what comes of it.
     """
-    kind = source.outline.config.model_type
+    kind = source.summary.config.model_type
     if kind not in recipe.model_types:
         raise UsageError(
             f"the recipe is for {' and '.join(f'`{each}`' for each in recipe.model_types)}, this model is `{kind}`",
@@ -125,9 +125,9 @@ def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, S
         if made[shard][name].dtype == "U8" and tensor.shape[-1] % _GROUP
     ]
     if odd:
-        more = f", and {len(odd) - _MOST_SHOWN} more" if len(odd) > _MOST_SHOWN else ""
+        more = f", and {len(odd) - _MAX_SHOWN} more" if len(odd) > _MAX_SHOWN else ""
         raise UsageError(
-            f"MXFP4 has groups of {_GROUP} columns: {', '.join(odd[:_MOST_SHOWN])}{more}",
+            f"MXFP4 has groups of {_GROUP} columns: {', '.join(odd[:_MAX_SHOWN])}{more}",
             where=str(source.directory),
             hint="exclude them in a recipe of your own, below `$DEPLOY_HOME/profiles/recipes`",
         )
@@ -137,20 +137,20 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
     """Raise FactsError with what no version of sglang would load of it, or load wrongly without a word."""
     given = {
         "quant_method": "quark",
-        "global_quant_config": _WRITTEN[recipe.scheme],
-        "layer_quant_config": {key: _WRITTEN[scheme] for key, scheme in recipe.schemes(source.layers).items()},
+        "global_quant_config": _QUARK_CONFIG[recipe.scheme],
+        "layer_quant_config": {key: _QUARK_CONFIG[scheme] for key, scheme in recipe.schemes(source.layers).items()},
         "exclude": list(found.exclude),
     }
     outline = CheckpointSummary(
-        where=source.outline.where,
-        config=CheckpointConfig({**source.outline.config.data, "quantization_config": given}),
+        location=source.summary.location,
+        config=CheckpointConfig({**source.summary.config.data, "quantization_config": given}),
         quantized=None,
         shards=len(found.shards),
         weight_bytes=found.size,
     )
     for tensors in found.shards.values():
-        outline.take(tensors)
-    fatal = [each for each in compared(outline, drafts=source.drafts) if is_fatal(each, "")]
+        outline.add_header(tensors)
+    fatal = [each for each in compare_with_config(outline, drafts=source.drafts) if is_fatal(each, "")]
     if fatal:
         raise CheckpointMismatchError(
             "what comes of it would not be loaded by sglang, or wrongly without a word",

@@ -8,9 +8,9 @@ from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.receipt import commit_of
+from orchestrator.checkpoints.receipt import known_commit
 from orchestrator.checkpoints.safetensors import StoredTensor
-from orchestrator.checkpoints.summary import CheckpointSummary, outline_of
+from orchestrator.checkpoints.summary import CheckpointSummary, summarize
 from orchestrator.core.errors import CheckpointError, UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
@@ -22,20 +22,20 @@ class Source:
     """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the files' bytes."""
 
     directory: Path
-    outline: CheckpointSummary
+    summary: CheckpointSummary
     shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
     sizes: Mapping[CheckpointFile, int]
 
     @property
     def layers(self) -> int:
         """Layers of the model, those that draft not counted; they are numbered behind these."""
-        found = self.outline.config.count("layers")
+        found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @property
     def drafts(self) -> bool:
         """Whether it has layers that draft."""
-        return bool(self.outline.config.drafts)
+        return bool(self.summary.config.mtp_layers)
 
     @property
     def size(self) -> int:
@@ -45,7 +45,7 @@ class Source:
     @cached_property
     def commit(self) -> str:
         """The hub's commit that its config is of, where a download has noted it; else empty."""
-        return commit_of(self.directory) or ""
+        return known_commit(self.directory) or ""
 
 
 def read_source(directory: Path) -> Source:
@@ -55,7 +55,7 @@ def read_source(directory: Path) -> Source:
     is quantized already.
     """
     checkpoint = Checkpoint.local(directory)
-    outline = outline_of(checkpoint)
+    outline = summarize(checkpoint)
     shards = {name: checkpoint.header(name) for name in sorted(checkpoint.shards)}
     if inside := [name for name in shards if "/" in name]:
         raise UsageError("Quark reads no shards in folders of their own", where=str(directory / inside[0]))
@@ -64,7 +64,7 @@ def read_source(directory: Path) -> Source:
         message = "its config says neither what kind of model it is nor how many layers it has"
         raise CheckpointError(message, where=str(directory / CONFIG))
     sizes = {name: checkpoint.files.sizes[name] for name in shards}
-    return Source(directory=directory, outline=outline, shards=shards, sizes=sizes)
+    return Source(directory=directory, summary=outline, shards=shards, sizes=sizes)
 
 
 def _require_floats(

@@ -71,9 +71,9 @@ class WorkDir:
         return self.root / "checkpoint"
 
     @contextmanager
-    def held(self, progress: Progress) -> Iterator[None]:
+    def lock(self, progress: Progress) -> Iterator[None]:
         """Be the only command that works here, waiting for another one and saying so."""
-        self._require_own()  # before a lock is laid into it
+        self._require_owned()  # before a lock is laid into it
         with file_lock(self.root / _LOCK, progress):
             yield
 
@@ -81,7 +81,7 @@ class WorkDir:
         """Make it ready for workers. Raises UsageError where what lies here is of another job."""
         path = self.root / _JOB
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
-        self._require_own()
+        self._require_owned()
         with suppress(FileNotFoundError):
             if (differ := _differences(read_private(path).decode(errors="replace"), text)) is not None:
                 raise UsageError(
@@ -96,11 +96,11 @@ class WorkDir:
         for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
-    def is_begun(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether a quantization works here, or did when it was killed."""
         return (self.root / _JOB).is_file()
 
-    def _require_own(self) -> None:
+    def _require_owned(self) -> None:
         """Raise UsageError for a folder that somebody else has made, or that is a link: it is emptied in the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
         left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
@@ -111,7 +111,7 @@ class WorkDir:
                 hint="name another target: this folder would be worked in, and then removed",
             )
 
-    def take_up(self, foreseen: Forecast) -> set[CheckpointFile]:
+    def resume(self, foreseen: Forecast) -> set[CheckpointFile]:
         """The shards that are done; one that is not what was foreseen is removed, and made again."""
         done = set()
         for shard, tensors in foreseen.shards.items():
@@ -121,18 +121,18 @@ class WorkDir:
                 done.add(shard)
         return done
 
-    def done(self, shards: Sequence[CheckpointFile]) -> list[CheckpointFile]:
+    def finished(self, shards: Sequence[CheckpointFile]) -> list[CheckpointFile]:
         """The shards that lie here, by their names alone."""
         return [shard for shard in shards if (self.checkpoint / shard).exists()]
 
-    def require_whole(self, foreseen: Forecast) -> None:
+    def require_complete(self, foreseen: Forecast) -> None:
         """Raise BuildError with every shard that is not what was foreseen."""
         faults = {shard: self._fault(shard, tensors) for shard, tensors in foreseen.shards.items()}
         problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
         if problems:
             raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
 
-    def note(self, shard: CheckpointFile) -> ShardResult:
+    def result(self, shard: CheckpointFile) -> ShardResult:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
         match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
@@ -148,7 +148,7 @@ class WorkDir:
         """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""
         try:
             found = stored_tensors(self.checkpoint / shard)
-            self.note(shard)
+            self.result(shard)
         except BadShardError as error:
             return str(error)
         except (OSError, ValueError, TypeError):
@@ -158,7 +158,7 @@ class WorkDir:
 
     def remove(self) -> None:
         """Remove the folder. Raises UsageError where this tool did not make it."""
-        self._require_own()
+        self._require_owned()
         remove_tree(self.root, within=self.target.parent)
 
 

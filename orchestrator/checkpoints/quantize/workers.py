@@ -26,8 +26,8 @@ from orchestrator.render.artifacts import needs_options
 
 _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
-_TOLD: Final = 64 << 10  # bytes at the end of a worker's log
-_OF_DOCKER: Final = (124, 125, 127)  # the exit codes of a daemon that fails, and of no docker or no end
+_LOG_TAIL_BYTES: Final = 64 << 10  # bytes at the end of a worker's log
+_DOCKER_ERRORS: Final = (124, 125, 127)  # the exit codes of a daemon that fails, and of no docker or no end
 _PROGRAM: Final = "/quantize_shards.py"
 
 
@@ -36,7 +36,7 @@ class QuantizationProgress:
     """How far it is: shards, bytes of the source, and seconds to go at the pace of this run (None: unknown)."""
 
     shards: int
-    of_shards: int
+    total_shards: int
     done: int
     total: int
     eta: float | None
@@ -80,12 +80,12 @@ def container_command(
     return WorkerPool(commands=commands, env={}, containers=names)
 
 
-def image_quark(image: str) -> str:
+def quark_version(image: str) -> str:
     """The version of amd-quark in an image. Raises HostError without docker, without the image, and without Quark."""
     told = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
     argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", told]
     done = subprocesses.run_or_127(argv, timeout=600)
-    if done.code in _OF_DOCKER:
+    if done.code in _DOCKER_ERRORS:
         said = next((line for line in done.stderr.splitlines() if line.startswith("docker: ")), done.stderr.strip())
         raise HostError(f"`{image}` cannot be run: {said}", hint="name an image that is here, or can be pulled")
     if not done.ok:
@@ -97,7 +97,7 @@ def image_quark(image: str) -> str:
     return done.stdout.strip()
 
 
-def memory_free() -> int | None:
+def available_memory() -> int | None:
     """Bytes of memory that a program can be given without swapping; None where the kernel does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
@@ -117,7 +117,7 @@ def run_workers(
     Raises BuildError with the last lines of a worker that failed, OSError for a full disk; what is done stays. However
     this is left, no worker is left running.
     """
-    before, began = set(folder.done([*sizes])), time.monotonic()
+    before, began = set(folder.finished([*sizes])), time.monotonic()
     with ExitStack() as held:
         for name in pool.containers:
             held.callback(subprocesses.run_or_127, ["docker", "rm", "--force", name], timeout=60)
@@ -127,24 +127,24 @@ def run_workers(
             program = subprocesses.start(argv, env=pool.env, stdin=subprocesses.PIPE, output=log, tied=True)
             programs.append(held.enter_context(program))
         while any(program.code is None for program in programs):
-            progress(_measured(folder, sizes, before, time.monotonic() - began))
+            progress(_progress(folder, sizes, before, time.monotonic() - began))
             for number, program in enumerate(programs):
                 if program.wait_for(_TICK / len(programs)):
-                    raise _broken(folder, number, program.code or 0, shard=max(sizes.values()))
-    progress(_measured(folder, sizes, before, time.monotonic() - began))
+                    raise _worker_error(folder, number, program.code or 0, shard=max(sizes.values()))
+    progress(_progress(folder, sizes, before, time.monotonic() - began))
 
 
-def _measured(
+def _progress(
     folder: WorkDir, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
 ) -> QuantizationProgress:
-    done = folder.done([*sizes])
+    done = folder.finished([*sizes])
     here, total = sum(sizes[shard] for shard in done), sum(sizes.values())
     now = sum(sizes[shard] for shard in done if shard not in before)
     eta = (total - here) * seconds / now if now else None
-    return QuantizationProgress(shards=len(done), of_shards=len(sizes), done=here, total=total, eta=eta)
+    return QuantizationProgress(shards=len(done), total_shards=len(sizes), done=here, total=total, eta=eta)
 
 
-def _broken(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:
+def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:
     """The error of a worker; on a full disk it may have logged nothing. `shard` is the size of the largest one."""
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
@@ -161,5 +161,5 @@ def _broken(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildErro
 
 def _last_lines(log: Path) -> Sequence[str]:
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TOLD))
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
         return file.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]

@@ -18,7 +18,7 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
     sizes = {name: fact.number for name in _FIELDS if (fact := config.count(name, name)) is not None}
     if missing := [name for name in _FIELDS if name not in sizes]:
         names = ", ".join(f"`{name}`" for name in missing)
-        raise CheckpointError(f"no routed experts found: {names} missing", where=f"{checkpoint.where}/{CONFIG}")
+        raise CheckpointError(f"no routed experts found: {names} missing", where=f"{checkpoint.location}/{CONFIG}")
     shared, exclude = config.count("moe.shared_experts"), config.quantized.get("exclude")
     shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["num_hidden_layers"])
     return MoeCheckpoint(
@@ -30,7 +30,7 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
             experts_per_token=sizes["num_experts_per_tok"],
         ),
         layers=sizes["num_hidden_layers"],
-        draft_layers=config.drafts or 0,
+        draft_layers=config.mtp_layers or 0,
         exclude=tuple(map(str, exclude)) if isinstance(exclude, list) else (),
         shared_dtype=shared_dtype,
         routed_dtype=routed_dtype,
@@ -60,5 +60,5 @@ def _pairs(checkpoint: Checkpoint, layers: int) -> Iterator[tuple[str | None, st
 def _dtype(checkpoint: Checkpoint, tensor: str) -> str | None:
     """Return the dtype of a tensor; None if its shard is missing or unreadable."""
     with suppress(CheckpointError, KeyError):
-        return checkpoint.dtypes(checkpoint.index.places.get(tensor, SINGLE))[tensor]
+        return checkpoint.dtypes(checkpoint.index.shard_by_tensor.get(tensor, SINGLE))[tensor]
     return None

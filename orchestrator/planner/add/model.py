@@ -8,8 +8,8 @@ from typing import Final
 
 from orchestrator.checkpoints.describe import Description, describe
 from orchestrator.checkpoints.staging import hub_of
-from orchestrator.checkpoints.summary import hub_outline, local_outline
-from orchestrator.checkpoints.verify import compared
+from orchestrator.checkpoints.summary import hub_summary, local_summary
+from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.core.catalog import EntryKind
 from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
@@ -48,12 +48,12 @@ def add_model(
     free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
-        outline, checkpoint = local_outline(directory), {"source": "local", "path": str(directory)}
+        outline, checkpoint = local_summary(directory), {"source": "local", "path": str(directory)}
         found, gated = describe(outline, keys), False
-        for difference in compared(outline, drafts=bool(outline.config.drafts)):
+        for difference in compare_with_config(outline, drafts=bool(outline.config.mtp_layers)):
             warn(difference.message, hint=difference.hint)
     else:
-        outline, listing = hub_outline(where, revision, hub_of(environ))
+        outline, listing = hub_summary(where, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated
         checkpoint = {"source": "hub", "path": where, "revision": listing.commit}
     lines = _lines(name, checkpoint, found, given, gated=gated)
@@ -90,8 +90,8 @@ def _lines(
     for key, fact in found.facts.items():
         path = tuple(key.split(".", 1))
         if path[0] == "flags":
-            setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.name}
+            setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.source}
             lines[path] = YamlLine(path=path, value=setting)
         elif isinstance(fact.value, bool | int | str):
-            lines[path] = YamlLine(path=path, value=fact.value, comment=fact.name)
+            lines[path] = YamlLine(path=path, value=fact.value, comment=fact.source)
     return part_lines(lines, given, ModelFile)

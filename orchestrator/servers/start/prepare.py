@@ -8,7 +8,7 @@ from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
 from orchestrator.checkpoints.generate import generate_model
 from orchestrator.checkpoints.overlay import overlay_path, write_overlay
 from orchestrator.checkpoints.profile_match import require_profile_match
-from orchestrator.checkpoints.staging import ensure_staged, stage_missing_there
+from orchestrator.checkpoints.staging import ensure_staged, ensure_staged_remote
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, note, warn
@@ -55,7 +55,7 @@ def _bring_far(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
         warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
         return
     mirror = mirror_path(plan.model, place)
-    verified = stage_missing_there(plan, far_directory(plan), far, allowed=stage, mirror=mirror)
+    verified = ensure_staged_remote(plan, far_directory(plan), far, allowed=stage, mirror=mirror)
     note(f"checkpoint {far}: {verified.directory}: {verified}")
 
 

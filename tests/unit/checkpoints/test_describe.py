@@ -21,7 +21,7 @@ from config_samples import (
 )
 
 from orchestrator.checkpoints.describe import Description, describe
-from orchestrator.checkpoints.summary import local_outline
+from orchestrator.checkpoints.summary import local_summary
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, DeployError
 
 LATENT = {"kv_cache.kv_lora_rank": 512, "kv_cache.qk_rope_head_dim": 64}
@@ -82,7 +82,7 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def described(directory: Path, *given: str) -> Description:
-    return describe(local_outline(directory), given)
+    return describe(local_summary(directory), given)
 
 
 def values(found: Description) -> dict[str, object]:
@@ -103,17 +103,17 @@ def test_a_public_checkpoint_is_read_whole(name: str, public: Path) -> None:
     assert facts == {"weights_size": PUBLIC[name].weights, **EXPECTED[name]}
     assert (drafting is not None) == ("mtp_layer" in facts)
     assert found.missing == {}
-    assert all(fact.name for fact in found.facts.values())
+    assert all(fact.source for fact in found.facts.values())
 
 
 def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
     facts = described(public / "GLM-5.2-FP8").facts
-    assert facts["layers"].name == "config.json: num_hidden_layers"
-    assert facts["sparse_attention"].name == "config.json: index_topk"
-    assert facts["weights_size"].name == f"bytes of 4 files that {INDEX} names"
-    assert facts["flags.tool-call-parser"].name == "sglang cookbook GLM-5.2.mdx"
+    assert facts["layers"].source == "config.json: num_hidden_layers"
+    assert facts["sparse_attention"].source == "config.json: index_topk"
+    assert facts["weights_size"].source == f"bytes of 4 files that {INDEX} names"
+    assert facts["flags.tool-call-parser"].source == "sglang cookbook GLM-5.2.mdx"
     llama = described(public / "Llama-3.3-70B-Instruct").facts
-    assert llama["kv_cache.head_dim"].name == "config.json: hidden_size / num_attention_heads"
+    assert llama["kv_cache.head_dim"].source == "config.json: hidden_size / num_attention_heads"
 
 
 def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
@@ -154,7 +154,7 @@ def test_modelopts_own_file_is_read_where_the_config_says_nothing(tmp_path: Path
     assert "quantization" in described(folder).missing
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     found = described(folder).facts["quantization"]
-    assert (found.value, found.name) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
+    assert (found.value, found.source) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(
 
 def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="there is no such directory"):
-        local_outline(tmp_path / "gone")
+        local_summary(tmp_path / "gone")
 
 
 def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     (folder / INDEX).unlink()
     (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
     facts = described(folder).facts
-    assert (facts["layers"].value, facts["weights_size"].name) == (80, "bytes of one file")
+    assert (facts["layers"].value, facts["weights_size"].source) == (80, "bytes of one file")
 
 
 def test_any_config_ends_in_facts_or_in_words(tmp_path: Path) -> None:

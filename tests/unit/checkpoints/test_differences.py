@@ -30,8 +30,8 @@ from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.download import stage_checkpoint
 from orchestrator.checkpoints.hub import Hub
 from orchestrator.checkpoints.receipt import read_receipt
-from orchestrator.checkpoints.summary import local_outline
-from orchestrator.checkpoints.verify import VerifyOptions, compared, is_fatal, verify_checkpoint
+from orchestrator.checkpoints.summary import local_summary
+from orchestrator.checkpoints.verify import VerifyOptions, compare_with_config, is_fatal, verify_checkpoint
 from orchestrator.checkpoints.view import view_checkpoint
 from orchestrator.cli.main import app
 from orchestrator.core.errors import CheckpointMismatchError
@@ -42,7 +42,7 @@ EXPERT = "model.layers.1.mlp.experts.0.gate_proj.weight"
 
 
 def look(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool = True) -> tuple[Mismatch, ...]:
-    return compared(local_outline(write_tiny(folder, config, header)), drafts=drafts)
+    return compare_with_config(local_summary(write_tiny(folder, config, header)), drafts=drafts)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -272,9 +272,9 @@ def unlike(tmp_path: Path) -> tuple[Path, Model]:
 
 
 def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
-    asked = VerifyOptions(layer=4, revision=None, sizes={}, sglang="0.5.14", accept=accept)
+    asked = VerifyOptions(layer=4, revision=None, sizes={}, sglang="0.5.14", allow_mismatch=accept)
     nowhere = Hub(endpoint=None, token=None)
-    return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).differences
+    return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).mismatches
 
 
 def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: tuple[Path, Model]) -> None:
@@ -289,7 +289,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
     assert any(each.fatal for each in staged(folder, of, accept=True))
     again = verify_checkpoint(folder, of, speculative=True)
     assert again.from_receipt
-    assert any(each.fatal for each in again.differences), "what was accepted is told each time"
+    assert any(each.fatal for each in again.mismatches), "what was accepted is told each time"
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointMismatchError):
         verify_checkpoint(folder, of, speculative=True)
@@ -309,10 +309,10 @@ def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("amd52"))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
-    (found,) = verify_checkpoint(folder, of, speculative=True).differences
+    (found,) = verify_checkpoint(folder, of, speculative=True).mismatches
     assert found.hint.startswith(f"`--set model.weights_size={size}`")
     for again in (replace(of, weight_bytes=size), replace(of, weight_bytes=int(size * 1.01))):
-        assert verify_checkpoint(folder, again, speculative=True).differences == ()
+        assert verify_checkpoint(folder, again, speculative=True).mismatches == ()
 
 
 def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
@@ -347,4 +347,4 @@ def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> N
     found = verify_checkpoint(folder, of, speculative=True)
     assert time.process_time() - begin < 5
     assert (found.shards, found.tensors > 117_000, found.size > 437 * 10**9) == (files, True, True)
-    assert len(found.differences) == 1, "the size alone, which the sample's profile does not say"
+    assert len(found.mismatches) == 1, "the size alone, which the sample's profile does not say"

@@ -11,7 +11,7 @@ from plan_samples import model
 
 from orchestrator.checkpoints.hub import Hub
 from orchestrator.checkpoints.remote_download import RemoteDownload
-from orchestrator.checkpoints.remote_fetch import _found
+from orchestrator.checkpoints.remote_fetch import _file_records
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError
 
@@ -39,10 +39,10 @@ class Scripted:
 def staged(program: Scripted, said: str = "") -> VerifiedCheckpoint:
     own = model("/share/glm")
     far = RemoteDownload(
-        machine=MACHINE,
+        host=MACHINE,
         directory="/share/glm",
         model=own,
-        asked=VerifyOptions(layer=3, revision=None, sizes={}),
+        options=VerifyOptions(layer=3, revision=None, sizes={}),
         hub=Hub(endpoint=None, token=None),
         progress=lambda _: None,
     )
@@ -55,7 +55,7 @@ def end() -> dict[str, object]:
 
 def test_a_whole_one_is_verified_by_headers_and_sizes_and_its_receipt_goes_back(tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "there", size=5 * 10**9)
-    program = Scripted(*_found(there), end())
+    program = Scripted(*_file_records(there), end())
     found = staged(program)
     assert (found.shards, found.directory) == (3, Path("/share/glm"))
     assert found.size > 15 * 10**9
@@ -68,7 +68,7 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
     shard = there / "model-00001-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CheckpointError) as caught:
-        staged(Scripted(*_found(there), end()))
+        staged(Scripted(*_file_records(there), end()))
     assert caught.value.where == "ssh://node: /share/glm"
     assert [problem.where for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
 

@@ -59,8 +59,8 @@ def done(tmp_path: Path) -> WorkDir:
 
 def test_what_is_as_foreseen_is_done(tmp_path: Path, foreseen: Forecast) -> None:
     folder = done(tmp_path)
-    assert folder.take_up(foreseen) == {*JOB.shards}
-    folder.require_whole(foreseen)
+    assert folder.resume(foreseen) == {*JOB.shards}
+    folder.require_complete(foreseen)
 
 
 @pytest.mark.parametrize("how", ["cut", "other", "without a note"])
@@ -74,8 +74,8 @@ def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast)
     else:
         (folder.root / "made" / f"{shard}.json").write_text("{")
     with pytest.raises(BuildError, match="otherwise than its recipe says"):
-        folder.require_whole(foreseen)
-    assert folder.take_up(foreseen) == {"model-mtp.safetensors"}
+        folder.require_complete(foreseen)
+    assert folder.resume(foreseen) == {"model-mtp.safetensors"}
     assert not (folder.checkpoint / shard).exists()
 
 
@@ -92,7 +92,7 @@ def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: st
     folder.begin(JOB)
     with pytest.raises(UsageError, match=f"begun with another {word}"):
         folder.begin(replace(JOB, **changed))  # type: ignore[arg-type]
-    assert len(folder.done(JOB.shards)) == 2, "nothing was removed"
+    assert len(folder.finished(JOB.shards)) == 2, "nothing was removed"
 
 
 def test_workers_share_the_cores(tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: 
 def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: Forecast, note: object) -> None:
     folder = done(tmp_path)
     (folder.root / "made" / f"{JOB.shards[0]}.json").write_text(json.dumps(note))
-    assert folder.take_up(foreseen) == {JOB.shards[1]}
+    assert folder.resume(foreseen) == {JOB.shards[1]}
 
 
 def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="no `deploy quantize` has made"), folder.held(Progress()):
+    with pytest.raises(UsageError, match="no `deploy quantize` has made"), folder.lock(Progress()):
         pass
     assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
 
@@ -197,12 +197,12 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
         shards=2,
         tensors=1,
         files={},
-        differences=(),
-        accepted=False,
+        mismatches=(),
+        allow_mismatch=False,
     )
     monkeypatch.setattr(sys.modules[assemble.__module__], "verify_made", lambda *_, **__: receipt)
     recipe = load_recipe("glm-5.2-amd", Catalog.shipped())
-    of = QuantizationInputs(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
+    of = QuantizationInputs(source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=foreseen)
     of_finish, remove = sys.modules[assemble.__module__], WorkDir.remove
 
     def killed(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
     with pytest.raises(KeyboardInterrupt):
         assemble(folder, target, of)
     assert not target.exists()
-    assert folder.take_up(foreseen) == {*JOB.shards}
+    assert folder.resume(foreseen) == {*JOB.shards}
 
     monkeypatch.setattr(of_finish, "move", move)
     monkeypatch.setattr(WorkDir, "remove", killed)

@@ -31,7 +31,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             shards=0,
             tensors=0,
             from_receipt=False,
-            differences=(),
+            mismatches=(),
         )
 
     monkeypatch.setattr(staging, "download", stage)

@@ -14,7 +14,7 @@ from hostile_values import COMMITS, NAMES, SIZES
 from pydantic import ValidationError
 
 from orchestrator.checkpoints.checkpoint import Checkpoint, parse_index
-from orchestrator.checkpoints.receipt import commit_of, read_receipt, receipt_path
+from orchestrator.checkpoints.receipt import known_commit, read_receipt, receipt_path
 from orchestrator.checkpoints.verify import verify_checkpoint
 from orchestrator.core.errors import BuildError, CheckpointError
 from orchestrator.core.files import unpack, write_sparse
@@ -51,7 +51,7 @@ def short(value: object) -> str:
 @pytest.mark.parametrize("name", NAMES, ids=short)
 def test_an_index_names_no_file_that_is_none(name: object) -> None:
     content = json.dumps({"weight_map": {"model.layers.0.mlp.experts.0.gate_proj.weight": name}}).encode()
-    index = parse_index(content, single=False, where="glm")
+    index = parse_index(content, single=False, location="glm")
     assert not index.shards
     assert len(index.problems) == 1
     assert "names a file outside the checkpoint" in index.problems[0].message
@@ -112,7 +112,7 @@ def test_a_note_of_a_download_names_no_commit_that_is_none(commit: str, tmp_path
     note = tmp_path / ".cache/huggingface/download/config.json.metadata"
     note.parent.mkdir(parents=True)
     note.write_bytes(commit.encode("utf-8", "surrogatepass"))
-    assert commit_of(tmp_path) is None
+    assert known_commit(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)

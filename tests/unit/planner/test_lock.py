@@ -231,8 +231,8 @@ def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home:
         shards=1,
         tensors=1,
         files=file_stamps(directory),
-        differences=(),
-        accepted=False,
+        mismatches=(),
+        allow_mismatch=False,
     )
     write_receipt(directory, receipt)
     with pytest.raises(CheckpointError) as caught:
