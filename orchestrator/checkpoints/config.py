@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says: the one reading of it, for a new model's file and for a profile's facts."""
+"""Reader of a checkpoint's config.json, for new model files and for the check against a profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.text import parse_json
 
 CONFIG: Final = CheckpointFile("config.json")
-QUANT_CONFIG: Final = CheckpointFile("hf_quant_config.json")  # ModelOpt's, where config.json itself says nothing
-_TEXT: Final = ("text_config", "llm_config", "language_config")  # where models of several kinds of input keep these
+QUANT_CONFIG: Final = CheckpointFile("hf_quant_config.json")  # ModelOpt's, if config.json has no quantization
+_TEXT: Final = ("text_config", "llm_config", "language_config")  # of multimodal models
 LAYERS: Final = "num_hidden_layers"
 LAYER_TYPES: Final = "layer_types"
 DRAFTS: Final = "num_nextn_predict_layers"
 SPARSE: Final = "index_topk"  # sglang 0.5.14, srt/configs/model_config.py, is_deepseek_dsa
-# A model's fact, and the names that config.json has for it, the first that is there. The context's: sglang 0.5.14 to
+# The names in config.json of each key of a model's file; the first present one counts. Context: sglang 0.5.14 to
 # 0.5.23, srt/utils/hf_transformers/common.py, CONTEXT_LENGTH_KEYS, in this order.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": (LAYERS,),
@@ -36,57 +36,57 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_cache.index_head_dim": ("index_head_dim",),
     "kv_cache.sliding_window": ("sliding_window",),
 }  # fmt: skip
-_MAX_COUNT: Final = 1 << 53  # of what is counted; a larger number is none
+_MAX_COUNT: Final = 1 << 53  # larger numbers are invalid
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_QUARK: Final = {"fp4": "mxfp4"}  # its word for a weight: ours; the others are called as it calls them
+_QUARK: Final = {"fp4": "mxfp4"}  # Quark's dtype: ours; other names are equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFact:
-    """A value, and the name of what says so."""
+    """A value from a checkpoint, and its source."""
 
     value: object
     source: str
 
     @property
     def number(self) -> int:
-        """The value of a fact that counts."""
+        """The value as a number; 0 if it is none."""
         return self.value if isinstance(self.value, int) else 0
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """A config.json; what stands in its part for text goes first."""
+    """A config.json; its section for text takes precedence."""
 
     data: Mapping[str, object]
 
     @classmethod
     def parse(cls, content: bytes) -> "CheckpointConfig":
-        """Read a file. Raises ValueError for one that is no JSON object."""
+        """Parse a file. Raises ValueError if it is not a JSON object."""
         data = parse_json(content)
         if not isinstance(data, dict):
-            raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for whoever reads a file
+            raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for every caller
         return cls(data)
 
     @cached_property
     def text(self) -> Mapping[str, object]:
-        """All keys."""
+        """All keys, those of the text section first."""
         inner = next((inner for name in _TEXT if isinstance(inner := self.data.get(name), dict)), {})
         return {**self.data, **inner}
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Whole, as sglang is given them: the outermost first."""
+        """The architectures, as sglang reads them: the top level first."""
         said = self.data.get("architectures", self.text.get("architectures"))
         return tuple(word for word in said if isinstance(word, str)) if isinstance(said, list) else ()
 
     @property
     def model_type(self) -> str:
-        """Of the whole."""
+        """The top-level `model_type`."""
         return str(self.data.get("model_type", ""))
 
     def count(self, key: str, *names: str) -> ConfigFact | None:
-        """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""
+        """Return an integer by the first present of `names` (default: `NAMES[key]`); None if there is none."""
         for name in names or NAMES[key]:
             value = self.text.get(name)
             if type(value) is int and abs(value) < _MAX_COUNT:
@@ -95,24 +95,24 @@ class CheckpointConfig:
 
     @property
     def windows(self) -> tuple[bool, ...]:
-        """Whether each layer has a sliding window; nothing where the config does not say it layer by layer."""
+        """Whether each layer has a sliding window; empty if the config has no list of layers."""
         kinds = self.text.get(LAYER_TYPES)
         return tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) else ()
 
     @property
     def mtp_layers(self) -> int | None:
-        """Layers that draft, None where the config does not say."""
+        """The number of MTP layers; None if the config has no such key."""
         found = self.text.get(DRAFTS)
         return found if isinstance(found, int) else None
 
     @property
     def rope(self) -> Mapping[str, object]:
-        """How positions are scaled."""
+        """The scaling of positions."""
         given = self.text.get("rope_scaling") or self.text.get("rope_parameters")
         return given if isinstance(given, dict) else {}
 
     def context(self) -> ConfigFact | None:
-        """The longest context, as sglang 0.5.14 to 0.5.23 reckons it (common.py, get_context_length)."""
+        """Return the maximum context length, as sglang 0.5.14 to 0.5.23 computes it (common.py, get_context_length)."""
         found = self.count("context_length")
         factor = self.rope.get("factor", 1)
         whole = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
@@ -124,18 +124,18 @@ class CheckpointConfig:
 
     @property
     def method(self) -> ConfigFact | None:
-        """Who quantized it."""
+        """The quantization method."""
         said = self.quantized.get("quant_method")
         return ConfigFact(value=str(said), source="quantization_config.quant_method") if said else None
 
     @property
     def quantized(self) -> Mapping[str, object]:
-        """What it says of quantization; empty for nothing."""
+        """The quantization config; empty if there is none."""
         given = self.text.get("quantization_config") or self.data.get("quantization_config")
         return given if isinstance(given, dict) else {}
 
     def quantization(self) -> ConfigFact | None:
-        """In a model file's word: who quantized it and to what, or the type of weights that are not."""
+        """Return the `quantization` of a model's file: the method and format, or the dtype of unquantized weights."""
         at, given, method = "quantization_config", self.quantized, self.method
         if algorithm := given.get("quant_algo"):
             return ConfigFact(value=modelopt_label(algorithm), source=f"{at}.quant_algo")
@@ -152,13 +152,13 @@ class CheckpointConfig:
 
 
 def modelopt_label(algorithm: object) -> str:
-    """ModelOpt's `quant_algo` in a model file's word: NVFP4 is told by its name, others by ModelOpt's."""
+    """Return the `quantization` of a model's file for ModelOpt's `quant_algo`."""
     word = str(algorithm).lower().replace("_", "-")
     return word if word == "nvfp4" else f"modelopt-{word}"
 
 
 def _quark_weight(given: Mapping[str, object]) -> str | None:
-    """The type that Quark's global scheme gives weights, the first where it gives several."""
+    """Return the dtype of weights in Quark's global scheme, the first of several."""
     scheme = given.get("global_quant_config")
     weight = scheme.get("weight") if isinstance(scheme, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight

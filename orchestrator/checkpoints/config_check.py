@@ -1,7 +1,7 @@
-"""Does a checkpoint hold what its config says? Its headers against its quantization config; no tensor is read.
+"""Check of a checkpoint's headers against its quantization config; tensors are not read.
 
-What sglang would not load, or load wrongly without a word, is fatal; so is nothing of which it is not known how it is
-built: modules and architectures that are unknown here are told and not refused.
+A mismatch is fatal if sglang cannot load the tensors, or loads them wrongly without an error. Mismatches of unknown
+modules and architectures are never fatal.
 """
 
 import re
@@ -40,32 +40,32 @@ _FLAT_SCALES: Final = "<0.5.18"  # sglang 0.5.14 to 0.5.17, fp8_utils.py, channe
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """What a checkpoint holds otherwise than its config says."""
+    """A mismatch between a checkpoint's tensors and its config."""
 
     message: str
     hint: str = ""
-    fatal: bool = False  # it does not load, or answers wrongly without a word
-    sglang: str = ""  # the versions in which it is fatal, a PEP 440 range; empty for every one
+    fatal: bool = False  # does not load, or loads wrongly without an error
+    sglang: str = ""  # versions in which it is fatal, a PEP 440 range; empty: all
 
 
 @dataclass(kw_only=True)
 class _Checkpoint:
-    """What is compared: the outline of all headers, the schemes, and whether the MTP layer will be loaded."""
+    """The checked checkpoint: all headers, the schemes, and whether the MTP layer is loaded."""
 
     summary: CheckpointSummary
     schemes: Schemes
     drafts: bool
-    experts: dict[int, dict[str, Counter[str]]] = field(default_factory=dict)  # layer -> projection -> how it is stored
+    experts: dict[int, dict[str, Counter[str]]] = field(default_factory=dict)  # layer -> projection -> storage
 
     @cached_property
     def layers(self) -> int:
-        """Layers of the model, those that draft not counted; 0 for not known."""
+        """The number of layers without MTP layers; 0 if unknown."""
         found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """What is known of the architecture."""
+        """The architecture, None if unknown."""
         return ARCHITECTURES.get(next(iter(self.summary.config.architectures), ""))
 
     def loads(self, layer: int) -> bool:
@@ -73,21 +73,20 @@ class _Checkpoint:
         return layer < self.layers or self.drafts
 
     def is_certain(self, module: str) -> bool:
-        """Whether it is known that sglang builds this module by the config."""
+        """Whether sglang builds this module by the config for certain."""
         match = LAYER.fullmatch(module)
         known = self.architecture is not None and match is not None and module.startswith("model.layers.")
         return known and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
 
 
 def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
-    """Everything in which the tensors differ from the config, those that are fatal first.
+    """Find the mismatches between the tensors and the config, fatal ones first.
 
-    `outline` has every header; `drafts` is whether the server will load the MTP layer. Tensors that are alike are
-    named once, with their number.
+    `summary` has every header; `drafts` is whether the server loads the MTP layer. Similar tensors are named once.
     """
     schemes = read_schemes(summary.config, summary.quantized)
     if isinstance(schemes, str):
-        return (Mismatch(message=f"how its tensors are stored is not checked: `{schemes}` is not known here"),)
+        return (Mismatch(message=f"the storage of tensors is not checked: unknown quantization method `{schemes}`"),)
     checkpoint = _Checkpoint(summary=summary, schemes=schemes, drafts=drafts)
     found = [
         *_stored_otherwise(checkpoint),
@@ -100,7 +99,7 @@ def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismat
         *_shared_of_fp8(checkpoint),
         *_shared_unlike_routed(checkpoint),
     ]
-    return tuple(sorted(found, key=lambda difference: not difference.fatal))
+    return tuple(sorted(found, key=lambda mismatch: not mismatch.fatal))
 
 
 def _last(module: str) -> str:
@@ -108,7 +107,7 @@ def _last(module: str) -> str:
 
 
 def _format_names(names: Iterable[str]) -> str:
-    """Names of tensors, those that differ in their numbers only as one."""
+    """Format names of tensors; names that differ in numbers only are named once."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for name in names:
@@ -130,7 +129,7 @@ def _count(names: list[str]) -> str:
 
 
 def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Each matrix, and the scale beside it, against what the config says of its module."""
+    """Check each matrix and its scale against the scheme of its module."""
     wrong: dict[tuple[str, bool], list[str]] = defaultdict(list)
     unjudged: dict[str, list[str]] = defaultdict(list)
     for name, tensor in checkpoint.summary.tensors.items():
@@ -146,15 +145,15 @@ def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     for (fault, sure), names in wrong.items():
         yield Mismatch(
             message=f"{_count(names)} {fault}: {_format_names(names)}",
-            hint="take a revision of the checkpoint whose config and tensors agree, or quantize it anew",
+            hint="use a revision of the checkpoint with matching config and tensors, or quantize it again",
             fatal=sure,
         )
     for word, names in unjudged.items():
-        yield Mismatch(message=f"{_count(names)} not checked, their scheme being `{word}`: {_format_names(names)}")
+        yield Mismatch(message=f"{_count(names)} not checked, with the unknown scheme `{word}`: {_format_names(names)}")
 
 
 def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
-    """What the config says of a module, by its name or without the part that holds the text's."""
+    """Return the scheme of a module, by its full name or without the prefix of the text model."""
     last, method = _last(module), checkpoint.schemes.method
     if last in _UNQUANTIZED or (last == "eh_proj" and method != "quark"):
         return None
@@ -169,31 +168,31 @@ def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
 def _fault(
     tensors: Mapping[str, StoredTensor], module: str, leaf: str, tensor: StoredTensor, storage: StorageScheme | None
 ) -> str:
-    """What is wrong with a matrix and its scale, as the rest of a sentence; nothing where both are right."""
+    """Return the fault of a matrix or its scale, as the end of a sentence; empty without one."""
     if storage is None:
         right = leaf == "weight" and tensor.dtype in FLOATS
-        return "" if right else f"stored as {tensor.dtype}, and {CONFIG_SAYS} leaves them unquantized"
+        return "" if right else f"stored as {tensor.dtype}, but unquantized in {CONFIG_SAYS}"
     if leaf != storage.leaf or tensor.dtype not in storage.dtypes:
-        return f"stored as {tensor.dtype}, and {CONFIG_SAYS} says {storage.label}"
+        return f"stored as {tensor.dtype}, but {storage.label} in {CONFIG_SAYS}"
     scale = tensors.get(f"{module}.{storage.scale}")
     if scale is None:
-        return f"stored as {storage.label} without their `{storage.scale}`"
+        return f"stored as {storage.label} without `{storage.scale}`"
     if scale.dtype not in storage.scale_dtypes:
         return f"stored as {storage.label} with scales of {scale.dtype}"
     if storage.scale_shape is not None and len(tensor.shape) == 2:
         rows, columns = tensor.shape
         if _squeezed(scale.shape) != _squeezed(storage.scale_shape(rows, columns)):
-            return f"stored as {storage.label} with scales of another shape"
+            return f"stored as {storage.label} with scales of the wrong shape"
     return ""
 
 
 def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
-    """A shape without the dimensions that are 1: they are written or left out."""
+    """Return a shape without dimensions of 1, which are optional."""
     return tuple(length for length in shape if length != 1)
 
 
 def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Projections that are built as one module, and are stored in two ways."""
+    """Find projections of one fused module with different schemes."""
     names = [
         f"{module}.{after}"
         for module, last in _linear_modules(checkpoint)
@@ -203,14 +202,14 @@ def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     ]
     if names:
         yield Mismatch(
-            message=f"{_count(names)} quantized otherwise than the one they are built as one module with: "
+            message=f"{_count(names)} quantized unlike the projection that sglang fuses them with: "
             f"{_format_names(names)}",
             fatal=all(map(checkpoint.is_certain, names)),
         )
 
 
 def _linear_modules(checkpoint: _Checkpoint) -> Iterator[tuple[str, str]]:
-    """The linear modules that are no routed expert's: what holds them, and their last name."""
+    """Yield the linear modules outside routed experts, as (parent, name)."""
     for name in checkpoint.summary.tensors:
         module, _, leaf = name.rpartition(".")
         if leaf in _MATRICES and ".experts." not in module:
@@ -228,10 +227,10 @@ def _label(checkpoint: _Checkpoint, module: str) -> str:
 
 def _note_expert(checkpoint: _Checkpoint, module: str, leaf: str, tensor: StoredTensor) -> None:
     match = _EXPERT.fullmatch(module)
-    place = LAYER.fullmatch(module) if match else None
-    if match and place:
-        of_layer = checkpoint.experts.setdefault(int(place[1]), {})
-        of_layer.setdefault(match[3], Counter())[_stored_as(leaf, tensor)] += 1
+    layer = LAYER.fullmatch(module) if match else None
+    if match and layer:
+        projections = checkpoint.experts.setdefault(int(layer[1]), {})
+        projections.setdefault(match[3], Counter())[_stored_as(leaf, tensor)] += 1
 
 
 def _stored_as(leaf: str, tensor: StoredTensor) -> str:
@@ -239,7 +238,7 @@ def _stored_as(leaf: str, tensor: StoredTensor) -> str:
 
 
 def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Layers whose experts are not all there: what is not loaded is what the memory held."""
+    """Find layers with missing experts; sglang leaves their memory uninitialized."""
     wanted = checkpoint.summary.config.count("moe.routed_experts")
     if wanted is None or wanted.number < 1:
         return
@@ -249,9 +248,9 @@ def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         return
     if not checkpoint.experts and whole:
         yield Mismatch(
-            message=f"{_count(whole)} of all routed experts together, of which sglang loads none and says nothing: "
+            message=f"{_count(whole)} of all routed experts combined, which sglang skips without an error: "
             f"{_format_names(whole)}",
-            hint="save each expert by its own name, `…mlp.experts.0.gate_proj.weight`",
+            hint="save each expert under its own name, `…mlp.experts.0.gate_proj.weight`",
             fatal=True,
         )
         return
@@ -263,10 +262,10 @@ def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     short |= {layer: {} for layer in _with_router(checkpoint) if layer not in checkpoint.experts}
     for layer, counted in sorted(short.items())[:1]:
         has = ", ".join(f"{count} of `{projection}`" for projection, count in counted.items()) or "none"
-        others = f", and {len(short) - 1} more layers lack some" if len(short) > 1 else ""
+        others = f"; {len(short) - 1} more layers lack some" if len(short) > 1 else ""
         yield Mismatch(
-            message=f"layer {layer} has not the {wanted.number} experts of `{wanted.source}`: {has}{others}",
-            hint="`deploy stage PROFILE` fetches what is missing; else the checkpoint was not written whole",
+            message=f"layer {layer} lacks some of {wanted.number} experts of `{wanted.source}`: found {has}{others}",
+            hint="`deploy stage PROFILE` downloads missing files; otherwise the checkpoint was not saved completely",
             fatal=any(map(checkpoint.loads, short)),
         )
 
@@ -279,9 +278,9 @@ def _with_router(checkpoint: _Checkpoint) -> Iterator[int]:
 
 
 def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Quark: sglang asks for a layer's experts under one name, which entries of single ones do not match.
+    """Find layers with excludes of single experts (Quark), which do not match sglang's name for all experts.
 
-    The MTP layer's are named by the overlay, or by newer versions themselves (`patches/transforms.py`).
+    The overlay, or newer versions of sglang, handle the MTP layer (`patches/transforms.py`).
     """
     if checkpoint.schemes.method != "quark":
         return
@@ -294,15 +293,15 @@ def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             layers.append(layer)
     if layers:
         yield Mismatch(
-            message=f"the experts of {len(layers)} layers, {layers[0]} among them, are excluded one by one: sglang "
-            f"asks for `model.layers.{layers[0]}.mlp.experts`, and builds them as quantized",
+            message=f"the experts of {len(layers)} layers, e.g. {layers[0]}, are excluded one by one: sglang looks "
+            f"up `model.layers.{layers[0]}.mlp.experts` and builds them quantized",
             hint="add that name to `exclude` in a copy of config.json",
             fatal=bool(checkpoint.architecture and checkpoint.architecture.each_expert),
         )
 
 
 def _shared_unlike_routed(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Shared experts that are stored otherwise than the routed ones: a server that fuses them cannot load them."""
+    """Find shared experts with a storage unlike the routed ones: a server that fuses them cannot load them."""
     shared: dict[int, str] = {}
     for name, tensor in checkpoint.summary.tensors.items():
         match = LAYER.fullmatch(name)
@@ -313,32 +312,32 @@ def _shared_unlike_routed(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         if layer < checkpoint.layers and routed and routed != {how}:
             yield Mismatch(
                 message=f"shared experts are stored as {how}, routed ones as {', '.join(sorted(routed))} "
-                f"(layer {layer}): they are served side by side, not fused",
-                hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` where the engine would fuse them anyway",
+                f"(layer {layer}): they cannot be fused",
+                hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` if the engine would fuse them",
             )
             return
 
 
-# --- the layer that drafts --------------------------------------------------------------------------------------------
+# --- the MTP layer ----------------------------------------------------------------------------------------------------
 
 
 def _draft_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """The MTP layer has all that the last layer has, but for its indexer, and the modules that are its own."""
+    """Find missing modules of the MTP layer: those of the last layer without its indexer, and its own."""
     if not (checkpoint.summary.config.mtp_layers and checkpoint.architecture and checkpoint.architecture.each_expert):
         return
-    last, own = _modules_of(checkpoint, checkpoint.layers - 1), _modules_of(checkpoint, checkpoint.layers)
-    if not own:
+    last, mtp = _modules_of(checkpoint, checkpoint.layers - 1), _modules_of(checkpoint, checkpoint.layers)
+    if not mtp:
         yield Mismatch(
-            message=f"`{DRAFTS}` is {checkpoint.summary.config.mtp_layers}, and no tensor is of the MTP layer "
-            f"(`model.layers.{checkpoint.layers}.`): nothing can be drafted with it"
+            message=f"`{DRAFTS}` is {checkpoint.summary.config.mtp_layers}, but the checkpoint has no tensor of the "
+            f"MTP layer (`model.layers.{checkpoint.layers}.`): speculative decoding with it is impossible"
         )
         return
     wanted = {module for module in last if not module.startswith("self_attn.indexer.")} | set(_MTP_MODULES)
-    if lost := sorted(wanted - own):
+    if lost := sorted(wanted - mtp):
         names = [f"model.layers.{checkpoint.layers}.{module}" for module in lost]
         yield Mismatch(
             message=f"the MTP layer lacks {len(names):,} modules: {_format_names(names)}",
-            hint="take a revision that has them, or serve without the `speculative-…` flags",
+            hint="use a revision with these modules, or serve without the `speculative-…` flags",
             fatal=checkpoint.drafts,
         )
 
@@ -349,22 +348,22 @@ def _modules_of(checkpoint: _Checkpoint, layer: int) -> set[str]:
 
 
 def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Quark: a scheme of the MTP layer by a pattern, which sglang does not ask under the layer's name."""
+    """Find schemes of the MTP layer (Quark) by patterns that do not match sglang's names."""
     given = checkpoint.summary.config.quantized.get("layer_quant_config")
     layer = f"model.layers.{checkpoint.layers}."
     keys = [key for key in given if f"layers.{checkpoint.layers}" in key] if isinstance(given, dict) else []
     if checkpoint.schemes.method == "quark" and (keys := [key for key in keys if not key.startswith(layer)]):
         yield Mismatch(
             message=f"`layer_quant_config` names the MTP layer as {', '.join(f'`{key}`' for key in keys)}: sglang "
-            "builds it under other names",
-            hint="before sglang 0.5.16 the overlay of `up` mends it; else name its modules, or serve without drafts",
+            "uses other names",
+            hint="before sglang 0.5.16 the overlay of `up` fixes it; otherwise name its modules, or serve without MTP",
             fatal=checkpoint.drafts,
             sglang=_RENAMED_FROM,
         )
 
 
 def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Quark's FP8 for shared experts: built by themselves, they are asked for blocks that this method does not know."""
+    """Find shared experts in Quark's FP8, which sglang before 0.5.17 cannot build outside fusion."""
     names = [
         name
         for name, tensor in checkpoint.summary.tensors.items()
@@ -380,8 +379,8 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         and checkpoint.architecture.attention == "latent"
     ):
         yield Mismatch(
-            message=f"{_count(names)} of shared experts that Quark made FP8, for which sglang before 0.5.17 builds no "
-            f"model: {_format_names(names)}",
+            message=f"{_count(names)} of shared experts in Quark's FP8, which sglang before 0.5.17 cannot "
+            f"build: {_format_names(names)}",
             hint="use sglang 0.5.17 or newer",
             fatal=True,
             sglang=_BLOCKS_ASKED,
@@ -389,7 +388,7 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 
 def _flat_scales(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Quark's FP8 by rows in latent attention: the scales have one dimension, and sglang multiplied by columns."""
+    """Find one-dimensional scales of Quark's FP8 in latent attention, which sglang multiplied by columns."""
     if (
         checkpoint.schemes.method != "quark"
         or checkpoint.architecture is None
@@ -401,9 +400,9 @@ def _flat_scales(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     scales = ((name, tensors.get(f"{name}_scale")) for name in fp8)
     if names := [name for name, scale in scales if scale is not None and len(scale.shape) == 1 and scale.shape[0] > 1]:
         yield Mismatch(
-            message=f"{_count(names)} stored as FP8 with a flat scale of each row, which sglang before 0.5.18 does not "
+            message=f"{_count(names)} stored as FP8 with a one-dimensional scale, which sglang before 0.5.18 cannot "
             f"load: {_format_names(names)}",
-            hint="use sglang 0.5.18 or newer, or a checkpoint that keeps attention in bf16",
+            hint="use sglang 0.5.18 or newer, or a checkpoint with attention in bf16",
             fatal=True,
             sglang=_FLAT_SCALES,
         )

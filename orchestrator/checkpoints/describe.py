@@ -1,4 +1,4 @@
-"""From the outline of a checkpoint to the facts of a model's file: each with what says so, and what nothing says."""
+"""Description of a checkpoint for a model's file: each fact with its source, and the missing facts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,34 +27,36 @@ _HEADERS: Final = "the headers of the safetensors files"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Facts by the key of a model's file, in its order; keys that are asked for; and what is worth saying of them."""
+    """Facts by the key of a model's file, in its order; missing keys; notes."""
 
     facts: dict[str, ConfigFact]
-    missing: dict[str, Problem]  # by key, with how to give it
+    missing: dict[str, Problem]  # by key, with the option that sets it
     notes: tuple[str, ...]
 
 
 def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Description:
-    """The facts of a checkpoint, but for the keys that are `given`, which are neither read nor asked for.
+    """Read the facts of a checkpoint, except `overridden` keys.
 
-    Raises WeightsError with every contradiction between its config and its tensors.
+    Raises CheckpointError with every contradiction between its config and its tensors.
     """
     reader = _FactReader(summary, tuple(overridden))
     facts = {key: found for key, read in reader.all().items() if not reader.is_overridden(key) and (found := read())}
     if problems := list(_contradictions(summary, reader, facts)):
-        raise CheckpointError("the checkpoint contradicts itself", where=summary.location, problems=problems)
+        raise CheckpointError(
+            "the config and the tensors of the checkpoint disagree", where=summary.location, problems=problems
+        )
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
 
 def contradictions(summary: CheckpointSummary) -> tuple[Problem, ...]:
-    """Every contradiction between a checkpoint's config and its tensors."""
+    """Return every contradiction between a checkpoint's config and its tensors."""
     reader = _FactReader(summary, ())
     facts = {key: found for key, read in reader.all().items() if (found := read())}
     return tuple(_contradictions(summary, reader, facts))
 
 
 class _FactReader:
-    """Reads one fact after the other; what it cannot read is noted."""
+    """Reader of the facts; collects missing keys and notes."""
 
     def __init__(self, outline: CheckpointSummary, given: tuple[str, ...]) -> None:
         self.outline, self.config, self._given = outline, outline.config, given
@@ -65,11 +67,11 @@ class _FactReader:
         self.kind = self.known or Architecture(attention="other")
 
     def is_overridden(self, key: str) -> bool:
-        """Whether the user says it, or the section that holds it."""
+        """Whether the user sets the key, or a section that contains it."""
         return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
 
     def all(self) -> dict[str, Callable[[], ConfigFact | None]]:
-        """How each fact is read, in the order of a model's file."""
+        """Return the reader of each fact, in the order of a model's file."""
         experts, cache = self.config.count("moe.routed_experts"), "kv_cache"
         readers: dict[str, Callable[[], ConfigFact | None]] = {
             "weights_size": self._weights,
@@ -113,11 +115,11 @@ class _FactReader:
         if found is not None:
             return replace(found, source=f"{CONFIG}: {found.source}")
         said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
-        self._report_missing(key, f"`{key}` could not be read: {CONFIG} has no {said.replace(', ', ' and no ')}")
+        self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {said.replace(', ', ' and no ')}")
         return None
 
     def _report_missing(self, key: str, message: str, example: str = "N") -> None:
-        self.missing[key] = Problem(message, self.outline.location, f"give it: `--set {key}={example}`")
+        self.missing[key] = Problem(message, self.outline.location, f"`--set {key}={example}`")
 
     def _weights(self) -> ConfigFact:
         shards = self.outline.shards
@@ -131,14 +133,12 @@ class _FactReader:
         inner = given.data.get("quantization") if given is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
             return ConfigFact(value=modelopt_label(algorithm), source=f"{QUANT_CONFIG}: quantization.quant_algo")
-        self._report_missing(
-            "quantization", f"`quantization` could not be read: {CONFIG} says it in no way known here", "WORD"
-        )
+        self._report_missing("quantization", f"cannot read `quantization`: unknown format in {CONFIG}", "NAME")
         return None
 
     def _kv_heads(self) -> ConfigFact | None:
         found = self.config.count("kv_heads")
-        latent = self.kind.attention == "latent"  # which has no heads of keys and values
+        latent = self.kind.attention == "latent"  # has no KV heads
         return None if latent or found is None else replace(found, source=f"{CONFIG}: {found.source}")
 
     @property
@@ -150,16 +150,16 @@ class _FactReader:
 
     @property
     def _mtp_index(self) -> int:
-        """The number of the layer behind the last."""
+        """The index of the MTP layer: the one after the last."""
         found = self.config.count("layers")
         return found.number if found is not None else -1
 
     def _mtp_layer(self) -> ConfigFact | None:
         drafts, behind = self.config.mtp_layers or 0, self._mtp_index
         if drafts and self.outline.layers[behind]:
-            return ConfigFact(value=behind, source=f"{CONFIG}: {DRAFTS}; its tensors are there")
+            return ConfigFact(value=behind, source=f"{CONFIG}: {DRAFTS}; tensors found")
         if drafts:
-            self.notes.append(f"{CONFIG} names {drafts} layer that drafts, of which the checkpoint has no tensor")
+            self.notes.append(f"the checkpoint has no tensor of the {drafts} MTP layer in {CONFIG}")
         return None
 
     def _mtp_weights(self) -> ConfigFact | None:
@@ -175,7 +175,7 @@ class _FactReader:
         return replace(found, source=f"{CONFIG}: {found.source}")
 
     def head_dim(self) -> ConfigFact | None:
-        """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
+        """Return the width of a key head, as sglang 0.5.16 computes it (model_config.py:765)."""
         if (found := self.config.count("kv_cache.head_dim")) is not None:
             return found
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
@@ -190,13 +190,13 @@ class _FactReader:
         return replace(found, source=f"{CONFIG}: {found.source}")
 
     def _sliding_layers(self) -> ConfigFact | None:
-        """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
+        """Count sliding layers as sglang 0.5.16 does (configs/model_config.py, `get_hybrid_layer_ids`)."""
         windows = self.config.windows
         found = ConfigFact(value=sum(windows), source=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
         return self._required("kv_cache.sliding_layers", found, LAYER_TYPES)
 
     def _no_cache(self) -> None:
-        """Nothing to write: it is known why, or the architecture is not known and the user has to say."""
+        """Note an architecture without a supported KV cache, or report an unknown one as missing."""
         if self.known is not None:
             self.notes.append(
                 f"`{self.name}` has {self.known.why}: what a token takes of the cache is not reckoned with here, "
@@ -219,13 +219,11 @@ class _FactReader:
         found = parsers_of(self.name, self.config.model_type)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
-                self.notes.append(
-                    f"no `{flag}` is known for every checkpoint of this architecture: `--set flags.{flag}=NAME`"
-                )
+                self.notes.append(f"no default `{flag}` for this architecture: `--set flags.{flag}=NAME`")
         if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
-                f"{CONFIG} names code of the checkpoint (`auto_map`); where sglang does not know the architecture "
-                f"itself, `--set flags.{Meaning.CHECKPOINT_CODE}=true` lets it run that code"
+                f"{CONFIG} names code of the checkpoint (`auto_map`); if sglang does not support the architecture, "
+                f"`--set flags.{Meaning.CHECKPOINT_CODE}=true` runs that code"
             )
         return {
             f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, source=parser.source))  # type: ignore[misc]
@@ -244,14 +242,14 @@ def _contradictions(outline: CheckpointSummary, reader: _FactReader, facts: dict
 
 
 def _windows_differ(reader: _FactReader) -> Iterator[str]:
-    """Layers that config.json counts, and those that it says the kind of."""
+    """Compare the number of layers with the number of layer types."""
     found, windows = reader.config.count("layers"), reader.config.windows
     if reader.kind.windows and found is not None and windows and len(windows) != found.number:
-        yield f"`{found.source}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
+        yield f"`{found.source}` is {found.number}, but `{LAYER_TYPES}` has {len(windows)} entries"
 
 
 def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
-    """Numbers of config.json that cannot stand beside each other."""
+    """Find numbers of config.json that exclude each other."""
     for whole, part, divides in (
         ("attention_heads", "kv_heads", True),
         ("moe.routed_experts", "moe.experts_per_token", False),
@@ -268,23 +266,23 @@ def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
 
 
 def _layers_differ(outline: CheckpointSummary) -> Iterator[str]:
-    """Layers that config.json counts and no tensor has, and the other way round."""
+    """Compare the number of layers with the layers of tensors."""
     found = outline.config.count("layers")
     if found is None or not outline.layers:
         return
     drafts = outline.config.mtp_layers or 0
     lost = next((number for number in range(found.number) if not outline.layers[number]), None)
     if lost is not None:
-        yield f"`{LAYERS}` is {found.number}, and no tensor is of layer {lost}"
+        yield f"`{LAYERS}` is {found.number}, but layer {lost} has no tensor"
     if beyond := [number for number in outline.layers if number >= found.number + drafts]:
         yield (
-            f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, and there are tensors of "
-            f"layer {min(beyond)}"
+            f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, but layer "
+            f"{min(beyond)} has tensors"
         )
 
 
 def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
-    """What the rows of a tensor have to be by config.json."""
+    """Yield tensor names with their number of rows by config.json."""
     config, kind = reader.config, reader.kind
     if kind.attention == "heads":
         heads = config.count("kv_heads") or config.count("attention_heads")

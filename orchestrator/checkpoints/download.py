@@ -1,4 +1,4 @@
-"""Staging: a checkpoint from the hub onto this machine, resumable at any byte, then verified."""
+"""Staging: download of a checkpoint from the hub, resumable at any byte, then verification."""
 
 import shutil
 import tempfile
@@ -21,12 +21,12 @@ from orchestrator.plan.plan import Model
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _TICK = 1.0
-_WINDOW = 30  # ticks over which the rate is taken
+_WINDOW = 30  # ticks of the rate's moving average
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadProgress:
-    """How far a download is: bytes, bytes per second over the last half minute, and seconds to go (None: unknown)."""
+    """Progress of a download: bytes, and bytes per second over the last half minute."""
 
     done: int
     total: int
@@ -34,14 +34,14 @@ class DownloadProgress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to go at this rate."""
+        """Seconds left at this rate; None if unknown."""
         return (self.total - self.done) / self.rate if self.rate > 0 else None
 
 
 def stage_checkpoint(
     model: Model, directory: Path, options: VerifyOptions, *, hub: Hub, progress: Callable[[DownloadProgress], None]
 ) -> VerifiedCheckpoint:
-    """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.
+    """Download missing files of a model's checkpoint and verify all files against the hub's sizes.
 
     What is `asked` of it is completed by what the hub says. A checkpoint that does not come from a hub is verified
     where it lies. Raises WeightsError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
@@ -65,7 +65,7 @@ def _check_progress(
     listing: Listing,
     progress: Callable[[DownloadProgress], None],
 ) -> None:
-    """Show how far the download is, and end it where the config that has arrived contradicts the profile."""
+    """Show the progress; abort if the downloaded config does not match the profile."""
     progress(seen)
     config = listing.files.get(CONFIG)
     path = directory / CONFIG
@@ -74,11 +74,11 @@ def _check_progress(
 
 
 def disk_full_error(location: str, *, missing: int, free: int) -> HostError:
-    """What is said of a disk that the rest of a checkpoint does not fit on."""
+    """Return the error for a disk without space for the rest of a checkpoint."""
     return HostError(
-        f"{missing / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
+        f"not enough disk space: {missing / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
         where=location,
-        hint="free some, or stage elsewhere: `--dir DIR`",
+        hint="free up space, or use another directory: `--dir DIR`",
     )
 
 
@@ -112,23 +112,23 @@ def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[D
 
 
 def progress_from(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
-    """How far a download is, where `seen` keeps the looks of the last half minute."""
+    """Compute the progress of a download; `seen` holds the samples of the last half minute."""
     seen.append((time.monotonic(), done))
     (start, before), (now, _) = seen[0], seen[-1]
     return DownloadProgress(done=done, total=total, rate=(done - before) / (now - start) if now > start else 0.0)
 
 
 def rate_window() -> deque[tuple[float, int]]:
-    """Where `progress_from` keeps them."""
+    """Return an empty window of samples for `progress_from`."""
     return deque(maxlen=_WINDOW)
 
 
 def download_interrupted(location: str, *, reason: str, full: bool, done: int, total: int) -> HostError:
-    """What is said of a download that ended before it was whole."""
-    again = f"run the same again: {done / 1e9:.1f} of {total / 1e9:.1f} GB are here and are kept"
+    """Return the error for an interrupted download."""
+    again = f"run the same command again: it resumes at {done / 1e9:.1f} of {total / 1e9:.1f} GB"
     if full:
-        return HostError("the disk is full", where=location, hint=f"free {(total - done) / 1e9:.1f} GB and {again}")
-    return HostError(f"the download broke off: {reason}", where=location, hint=again)
+        return HostError("the disk is full", where=location, hint=f"free {(total - done) / 1e9:.1f} GB, then {again}")
+    return HostError(f"the download failed: {reason}", where=location, hint=again)
 
 
 def _interrupted(directory: Path, listing: Listing, code: int, log: str) -> HostError:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint from which an engine learns the shape of its model: a few kilobytes, before the weights."""
+"""The small files of a checkpoint that define the shape of its model for an engine."""
 
 from typing import Final
 
@@ -7,12 +7,12 @@ from orchestrator.checkpoints.config import CONFIG, QUANT_CONFIG
 from orchestrator.core.safe_paths import CheckpointFile
 
 _NAMES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.json"))
-_MAX_BYTES: Final = 16 << 20  # of one file; Quark lists each layer that it leaves out
-_MAX_MODULES: Final = 32  # of a model that brings its own code
+_MAX_BYTES: Final = 16 << 20  # of one file; Quark lists each excluded layer
+_MAX_MODULES: Final = 32  # of a model with its own code
 
 
 def read_engine_files(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """The texts by name; None for a checkpoint without config.json. Raises CheckpointError, HostError."""
+    """Read the files by name; None without a config.json. Raises CheckpointError, HostError."""
     sizes = checkpoint.files.sizes
     if CONFIG not in sizes:
         return None

@@ -1,8 +1,8 @@
-"""The download itself, a program of its own: `python -m orchestrator.checkpoints.fetch`, with the listing on stdin.
+"""Download program: `python -m orchestrator.checkpoints.fetch`, with the listing on stdin.
 
-A process can be ended at any byte, and what has arrived is kept: every file grows as a part below `.parts/<commit>` and
-takes its place when it is whole. (huggingface_hub's own `snapshot_download` begins a file anew since its PR 4228; its
-`http_get`, used here, resumes.) The last line on stderr says what went wrong; exit code 28 is a full disk.
+The process can be killed at any byte and resumes: every file grows as a part below `.parts/<commit>` and is moved when
+it is complete. (huggingface_hub's `snapshot_download` restarts a file since its PR 4228; its `http_get`, used here,
+resumes.) The last line on stderr is the error; exit code 28 is a full disk.
 """
 
 import io
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def fetch(listing: Listing, directory: Path) -> None:
-    """Fetch every file that is not here yet. Raises OSError and what huggingface_hub raises."""
+    """Download every missing file. Raises OSError and the errors of huggingface_hub."""
     fetch_all(listing.contents, listing.commit, directory, lambda name, part: _fetch_one(listing, name, part))
 
 
@@ -37,7 +37,7 @@ def _fetch_one(listing: Listing, name: CheckpointFile, part: Path) -> None:
     location = get_hf_file_metadata(url, token=token, retry_on_errors=True).location
     headers = build_hf_headers(token=token)
     if urlsplit(location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # a store that is not the hub has its own signature in the address
+        headers.pop("authorization", None)  # another store has its own signature in the URL
     size = listing.files[name].size
     with open_to_append(part) as file:
         if file.seek(0, os.SEEK_END) > size:
@@ -47,21 +47,21 @@ def _fetch_one(listing: Listing, name: CheckpointFile, part: Path) -> None:
 
 
 class _CappedFile(io.BytesIO):
-    """A file that takes no more bytes than the hub has announced: a body may have no end."""
+    """A file that accepts only the announced number of bytes: a response body may be endless."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._size = file, size
         self.tell, self.seek, self.truncate = file.tell, file.seek, file.truncate  # type: ignore[method-assign]
 
     def write(self, piece: "ReadableBuffer") -> int:
-        """Write to the end of the file. Raises OSError where it would become too long."""
+        """Append to the file. Raises OSError beyond the announced size."""
         if self._file.tell() + len(memoryview(piece)) > self._size:
-            raise OSError(f"the hub sends more than the {self._size} bytes it has announced")
+            raise OSError(f"the hub sent more than the announced {self._size} bytes")
         return self._file.write(piece)
 
 
 def main(directory: Path, listing: str) -> int:
-    """Fetch what a listing, as JSON, names; the exit code."""
+    """Download the files of a listing (JSON); return the exit code."""
     try:
         fetch(Listing.from_json(listing), directory)
     except (OSError, HTTPError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Checkpoints that are made rather than fetched: a small model with random weights, for a CPU."""
+"""Generated checkpoints: small models with random weights, for a CPU."""
 
 import errno
 import hashlib
@@ -18,14 +18,14 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import Model
 
 _SHOWN_LINES: Final = 15
-_MARKER: Final = ".generator"  # tells what was made here, and from what
+_MARKER: Final = ".generator"  # the digest of the generator
 
 
 def generate_model(model: Model, generator: Path, *, python: Path, home: Home, progress: Progress) -> Path:
-    """The checkpoint of a `generated` model below the home's models, made by `generator` with the engine's own Python.
+    """Return the checkpoint of a `generated` model, made by `generator` with the engine's Python if needed.
 
-    It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
-    directory that was not made here: nobody else's files are ever removed. Raises OSError for a full disk.
+    Raises BuildError with the generator's last lines, and for a directory that this tool did not make; OSError for a
+    full disk.
     """
     target = home.models / FileName(model.name)
     with file_lock(home.models / FileName(f".{model.name}.lock"), progress):
@@ -33,13 +33,13 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
             return target
         if target.exists() and not (target / _MARKER).is_file():
             raise BuildError(
-                f"model `{model.name}` is not generated over files that were not made here",
+                f"cannot generate model `{model.name}`: the directory has other files",
                 where=str(target),
                 hint="move them away, or serve them: `--set model.checkpoint.source=local`",
             )
-        for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
+        for left in home.models.glob(f".{model.name}.making-*"):  # of killed commands
             remove_tree(left, within=home.models)
-        # its own place: the generator of a command that was killed may still write into another one
+        # a new directory: the generator of a killed command may still write into the old one
         with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
             made = Path(place, FileName(model.name))
             progress.update(f"model `{model.name}`: generating")
@@ -49,12 +49,12 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 progress.done()
             atomic_write(made / _MARKER, _digest(generator))
             remove_tree(target, within=home.models)
-            move(made, target)  # with its marker: one without would count as somebody else's from now on
+            move(made, target)  # with its marker: without one it would count as foreign
     return target
 
 
 def is_generated(directory: Path, generator: Path) -> bool:
-    """Whether what lies there was made by this generator."""
+    """Whether the directory was made by this generator."""
     marker = directory / _MARKER
     return marker.is_file() and marker.read_text() == _digest(generator)
 
@@ -67,12 +67,12 @@ def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> N
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
     if subprocesses.follow([str(python), str(generator), str(folder)], last.append) != 0:
         details = "\n".join(last)
-        if os.strerror(errno.ENOSPC) in details:  # the generator's own message names no file
+        if os.strerror(errno.ENOSPC) in details:  # the generator's message names no file
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=details)
+        raise BuildError(f"cannot generate model `{model.name}`", where=str(generator), details=details)
     if not folder.is_dir():
         raise BuildError(
-            f"the generator of model `{model.name}` ended without making `{folder}`",
+            f"the generator of model `{model.name}` did not create `{folder}`",
             where=str(generator),
-            hint="it is called with that directory as its one argument, and writes the checkpoint there",
+            hint="the generator must write the checkpoint to the directory in its only argument",
         )

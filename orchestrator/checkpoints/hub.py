@@ -1,4 +1,4 @@
-"""What the hub says of a repository: the commit behind a revision, and every file with its size."""
+"""Client of the hub: the commit of a revision, and the files of a repository with their sizes."""
 
 import errno
 import json
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
-DISK_FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
-_ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # of a commit
+DISK_FULL: Final = errno.ENOSPC  # exit code of a download on a full disk
+_ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # commit
 _FULL_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_TIMEOUT_S: Final = 30.0  # for one answer, where headers are read
-_MAX_FILES: Final = 100_000  # of a repository, which is what the hub recommends at most
+_TIMEOUT_S: Final = 30.0  # for one response
+_MAX_FILES: Final = 100_000  # of a repository: the hub's recommended maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Where to ask, and as whom: `endpoint` None is huggingface.co, `token` None is nobody."""
+    """A hub and a token; `endpoint` None is huggingface.co."""
 
     endpoint: str | None
     token: Secret | None
@@ -41,14 +41,14 @@ class Hub:
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """Bytes, and what the hub knows the content by: a sha256 (git-lfs) or git's sha1, in hex."""
+    """Size in bytes and content hash in hex: sha256 (git-lfs) or git's sha1."""
 
     size: int
     identity: ContentHash
 
     @classmethod
     def parse(cls, size: object, identity: object) -> "HubFile":
-        """Check both. Raises UnsafeValueError."""
+        """Validate both. Raises UnsafeValueError."""
         return cls(size=byte_count(size), identity=ContentHash(identity))
 
 
@@ -59,11 +59,11 @@ class Listing:
     repository: RepositoryId
     commit: CommitHash
     files: Mapping[CheckpointFile, HubFile]
-    gated: bool = False  # its terms have to be accepted, and a token is needed
+    gated: bool = False  # requires accepted terms and a token
 
     @property
     def size(self) -> int:
-        """All bytes."""
+        """Total bytes."""
         return sum(file.size for file in self.files.values())
 
     @property
@@ -72,7 +72,7 @@ class Listing:
         return {path: (file.size, file.identity) for path, file in self.files.items()}
 
     def to_json(self) -> str:
-        """The listing as text, for `from_json` in another process."""
+        """Format the listing for `from_json` in another process."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -85,44 +85,44 @@ class Listing:
 
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
-    """Look a repository up; `revision` is a branch, a tag or a commit, whole or in its first digits.
+    """List the files of a repository at a branch, tag or (abbreviated) commit.
 
-    Raises WeightsError for one that is not there or not open to us, HostError otherwise: also for a hub whose answer is
-    malformed, or names a file that does not belong into a checkpoint.
+    Raises CheckpointError if the repository is missing or not accessible, HostError otherwise: also for a malformed
+    response, or one with an unsafe file name.
     """
     from huggingface_hub import HfApi, errors  # noqa: PLC0415 - half a second that few commands need
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it tries again, it says at each try
-    # False, not None: None would take the token that `hf auth login` left on this machine.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
+    # False, not None: None would use the token of `hf auth login`.
     api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
         name = RepositoryId(repository)
     except UnsafeValueError as error:
-        hint = "a repository is `org/name`, in a profile `model.checkpoint.path`; not its address in a browser"
+        hint = "a repository is `org/name`, in a profile `model.checkpoint.path`; not a URL"
         raise CheckpointError(str(error), hint=hint) from error
     try:
         wanted = _full_revision(api, name, revision)
         info = api.repo_info(name, revision=wanted)
         commit = CommitHash(info.sha)
         if wanted is not None and _FULL_COMMIT.fullmatch(wanted) and commit != wanted:
-            raise UnsafeValueError(f"asked for commit `{wanted}`, it answers with `{commit}`")
+            raise UnsafeValueError(f"commit `{wanted}` requested, `{commit}` returned")
         files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
     except errors.GatedRepoError as error:
-        hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
-        raise CheckpointError(f"`{repository}` is gated and not open to this token", hint=hint) from error
+        hint = "accept its terms on the hub, then `export HF_TOKEN=…` with that account's token"
+        raise CheckpointError(f"`{repository}` is gated and this token has no access", hint=hint) from error
     except errors.RevisionNotFoundError as error:
         hint = "correct the revision, in a profile `model.checkpoint.revision`"
         raise CheckpointError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
     except errors.RepositoryNotFoundError as error:
         hint = "correct its name, in a profile `model.checkpoint.path`; a private repository needs `export HF_TOKEN=…`"
-        raise CheckpointError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
+        raise CheckpointError(f"no repository `{repository}` found that this token can read", hint=hint) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
-        why = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0] or type(error).__name__
         hint = (
-            "try again; `HF_ENDPOINT` names a mirror; one that lies on this machine is served with "
+            "try again; `HF_ENDPOINT` names a mirror; a local checkpoint is served with "
             "`--set model.checkpoint.source=local --set model.checkpoint.path=DIRECTORY`"
         )
-        raise HostError(f"the hub cannot be asked: {why}", where=api.endpoint, hint=hint) from error
+        raise HostError(f"cannot reach the hub: {reason}", where=api.endpoint, hint=hint) from error
     except (
         ValueError,
         KeyError,
@@ -130,42 +130,42 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         AttributeError,
         RecursionError,
     ) as error:  # of huggingface_hub, for JSON of another shape
-        why = str(error) if isinstance(error, UnsafeValueError) else "its answer is not what a hub answers"
+        reason = str(error) if isinstance(error, UnsafeValueError) else "malformed response"
         hint = "`HF_ENDPOINT` names the hub: correct it, or unset it for huggingface.co"
-        raise HostError(f"the hub cannot be used: {why}", where=api.endpoint, hint=hint) from error
+        raise HostError(f"cannot use the hub: {reason}", where=api.endpoint, hint=hint) from error
     return Listing(repository=name, commit=commit, files=files, gated=bool(getattr(info, "gated", False)))
 
 
 def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubFile]:
-    """Check every file that the hub lists. Raises UnsafeValueError."""
+    """Validate the hub's list of files. Raises UnsafeValueError."""
     from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
 
     files: dict[CheckpointFile, HubFile] = {}
     for number, entry in enumerate(tree):
         if number == _MAX_FILES:
-            raise UnsafeValueError(f"it lists more than {_MAX_FILES} files and folders")
+            raise UnsafeValueError(f"more than {_MAX_FILES} files and folders listed")
         if isinstance(entry, RepoFile):
             identity = entry.lfs.sha256 if entry.lfs else entry.blob_id
             files[CheckpointFile(entry.path)] = HubFile.parse(entry.size, identity)
     if not files:
-        raise UnsafeValueError("it lists no file of that repository")
+        raise UnsafeValueError("no files listed")
     folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}
     if both := sorted(folders & files.keys()):
-        raise UnsafeValueError(f"it lists `{both[0]}` as a file and as a folder")
+        raise UnsafeValueError(f"`{both[0]}` listed as a file and as a folder")
     return files
 
 
 def _full_revision(api: "HfApi", repository: str, revision: str | None) -> str | None:
-    """A commit given by its first digits in full, which the hub itself does not take; anything else as it is."""
+    """Expand an abbreviated commit, which the hub does not accept; return other revisions unchanged."""
     if revision is None or not _ABBREVIATED.fullmatch(revision):
         return revision
-    api.repo_info(repository)  # says at once that nobody answers; a list is asked for six times, over 23 s
+    api.repo_info(repository)  # fails at once if the hub is down; a list is retried for 23 s
     commits = [CommitHash(entry.commit_id) for entry in api.list_repo_commits(repository)]
     return next((commit for commit in commits if commit.startswith(revision)), revision)
 
 
 def download_url(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
-    """Where a machine without the hub's client finds the files, `<address>/<path>`, and the headers to ask with."""
+    """Return the base URL of the files, `<url>/<path>`, and the request headers for a plain client."""
     from huggingface_hub import hf_hub_url  # noqa: PLC0415 - as above
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
@@ -174,19 +174,19 @@ def download_url(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
 
 
 class HubFiles:
-    """One commit of a repository."""
+    """The files of one commit of a repository."""
 
     headers_are_cheap = False
 
     def __init__(self, listing: Listing, hub: Hub) -> None:
-        """Nothing is asked yet."""
+        """Send no request yet."""
         self.location = f"{listing.repository}@{listing.commit[:8]}"
         self.sizes: Mapping[CheckpointFile, int] = {name: file.size for name, file in listing.files.items()}
         self._address, self._headers = download_url(listing, hub)
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
-        """As its protocol says; a store that sends the whole file is left as soon as there is enough of it."""
-        import httpx  # noqa: PLC0415 - it takes 0.2 s, and few commands ask
+        """Read up to `length` bytes of a file; stop a store that ignores ranges as soon as they have arrived."""
+        import httpx  # noqa: PLC0415 - takes 0.2 s, and few commands need it
 
         asked = {**self._headers, "Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
         found = bytearray()
@@ -195,7 +195,7 @@ class HubFiles:
                 "GET", f"{self._address}/{name}", headers=asked, timeout=_TIMEOUT_S, follow_redirects=True
             ) as answer:
                 answer.raise_for_status()
-                left = begin if answer.status_code == httpx.codes.OK else 0  # bytes before those that were asked for
+                left = begin if answer.status_code == httpx.codes.OK else 0  # bytes before the requested ones
                 for piece in answer.iter_raw():
                     found += piece[left:]
                     left = max(left - len(piece), 0)
@@ -203,5 +203,5 @@ class HubFiles:
                         break
         except httpx.HTTPError as error:
             hint = "try again; `HF_ENDPOINT` names a mirror"
-            raise HostError(f"`{name}` cannot be fetched: {error}", where=self.location, hint=hint) from error
+            raise HostError(f"cannot download `{name}`: {error}", where=self.location, hint=hint) from error
         return bytes(found[:length])

@@ -1,4 +1,4 @@
-"""What makes a checkpoint whole: configuration, tokenizer, index, every shard the index names, the MTP layer."""
+"""Integrity check of a checkpoint: config, tokenizer, index, every shard in the index, the MTP layer."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _TOKENIZERS: Final = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class IntegritySpec:
-    """What a checkpoint must show: sizes in bytes by relative path where they are known, and the MTP layer."""
+    """Requirements on a checkpoint: known file sizes in bytes by relative path, and the MTP layer."""
 
     sizes: Mapping[CheckpointFile, int]
     mtp_layer: int | None
@@ -27,7 +27,7 @@ class IntegritySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class IntegrityReport:
-    """What was looked at, and everything that is wrong with it."""
+    """Result of an integrity check."""
 
     shards: int
     tensors: int
@@ -35,11 +35,11 @@ class IntegrityReport:
 
 
 def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityReport:
-    """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong."""
+    """Check a checkpoint by its headers and metadata; report unreadable files as problems."""
     problems = list(_sizes(checkpoint, spec.sizes))
-    named_already = {problem.where for problem in problems}  # once a file is said to be wrong, that is enough
+    reported = {problem.where for problem in problems}  # one problem per file
     more = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
-    problems += [problem for problem in more if problem.where not in named_already]
+    problems += [problem for problem in more if problem.where not in reported]
     index = checkpoint.index
     problems += index.problems
     drafts = any(_of_layer(name, spec.mtp_layer) for named in index.shards.values() for name in named)
@@ -48,7 +48,7 @@ def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityRep
         try:
             header = checkpoint.header(shard)
         except CheckpointError as error:
-            problems += [problem for problem in error.each() if problem.where not in named_already]
+            problems += [problem for problem in error.each() if problem.where not in reported]
             continue
         tensors += len(header)
         drafts = drafts or any(_of_layer(name, spec.mtp_layer) for name in header)
@@ -72,7 +72,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
     whole = [names for names in _TOKENIZERS if all(name in sizes for name in names)]
     if not whole:
         choices = ", ".join(" with ".join(f"`{name}`" for name in names) for names in _TOKENIZERS)
-        yield Problem(f"there is no tokenizer: none of {choices}", checkpoint.location)
+        yield Problem(f"no tokenizer found: none of {choices}", checkpoint.location)
     for name in whole[0] if whole else ():
         if name.endswith(".json"):
             yield from _readable(checkpoint, name)
@@ -88,7 +88,7 @@ def _readable(checkpoint: Checkpoint, name: CheckpointFile) -> Iterator[Problem]
     try:
         parse_json(checkpoint.read(name))
     except ValueError:
-        yield Problem(f"`{name}` is not JSON: it was cut off or altered", where)
+        yield Problem(f"`{name}` is not JSON: the file is truncated or modified", where)
     except CheckpointError as error:
         yield from error.each()
 
@@ -99,7 +99,7 @@ def _of_layer(name: str, layer: int | None) -> bool:
 
 def _no_mtp(where: str, layer: int) -> Problem:
     return Problem(
-        f"there is no tensor of the MTP layer (`model.layers.{layer}.`), which speculation needs",
+        f"no tensor of the MTP layer (`model.layers.{layer}.`) found, which speculative decoding needs",
         where,
-        "take a revision of the checkpoint that has it, or serve without the `speculative-…` flags",
+        "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags",
     )

@@ -1,4 +1,4 @@
-"""The overlay of a checkpoint: a patched config.json beside links to everything else. The original is never touched."""
+"""Overlay of a checkpoint: a patched config.json with links to all other files; the original is unchanged."""
 
 import json
 import tempfile
@@ -12,22 +12,21 @@ from orchestrator.core.files import atomic_write, link, remove_tree, replace_fol
 from orchestrator.patches.transforms import TRANSFORMS
 from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
 
-_UNCHANGED: Final = "the engine's sources do it themselves; the config is left as it is"
+_UNCHANGED: Final = "the engine's sources need no patched config; config.json is unchanged"
 
 
 def overlay_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str | None:
-    """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
+    """Return the path of the patched config.json below the tool's home; None without a config patch."""
     acting = (patch for patch in plan.patches if patch.expected or patch.id in found.ids)
     ids = [patch.id for patch in acting if patch.kind == "config"]
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/{CONFIG}" if ids else None
 
 
 def write_overlay(directory: Path, overlay: Path, transforms: Sequence[str], *, linked: bool = True) -> str:
-    """Make `overlay` the checkpoint of a directory with a transformed config.json, and say what the transforms did.
+    """Write the overlay of a checkpoint with a transformed config.json; return the effect of the transforms.
 
-    A server is given the whole directory, or the original with `overlay/config.json` mounted over its own; for that
-    alone it needs not be `linked` to the rest. It is made beside an older one and then takes its place. Raises
-    CheckpointError for a checkpoint that cannot be read.
+    A server uses the whole overlay, or the original with `overlay/config.json` mounted over its own; the latter needs
+    no links (`linked`). Replaces an older overlay atomically. Raises CheckpointError for an unreadable checkpoint.
     """
     checkpoint = Checkpoint.local(directory.absolute())
     config: Mapping[str, object] = checkpoint.config.data
@@ -52,12 +51,13 @@ def write_overlay(directory: Path, overlay: Path, transforms: Sequence[str], *, 
 
 
 def _draft_dtypes(checkpoint: Checkpoint) -> dict[str, str]:
-    """The dtypes of the MTP layer's tensors, by name. Raises CheckpointError for a header that cannot be read."""
+    """Return the dtypes of the MTP layer's tensors by name. Raises CheckpointError for an unreadable header."""
     prefix = f"model.layers.{checkpoint.config.text.get(LAYERS)}."
     return {
         name: dtype
         for shard, names in sorted(checkpoint.shards.items())
-        if not names or any(name.startswith(prefix) for name in names)  # without an index nothing is known of a shard
+        if not names
+        or any(name.startswith(prefix) for name in names)  # without an index the tensors of a shard are unknown
         for name, dtype in checkpoint.dtypes(shard).items()
         if name.startswith(prefix)
     }

@@ -1,4 +1,4 @@
-"""Facts of a profile, held against the checkpoint's own config.json."""
+"""Check of a profile against its checkpoint's config.json."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +11,21 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
 _PLAIN: Final = ("bf16", "fp16", "bfloat16", "float16")
-_SAYS_ITS_NAME: Final = ("quark", "fp8")  # a profile's word begins with the method's; others have several
+_SAYS_ITS_NAME: Final = ("quark", "fp8")  # methods with one prefix in a profile's `quantization`
 
 
 def require_profile_match(directory: Path, model: Model) -> None:
-    """Raise FactsError with every fact of the profile that the checkpoint's config contradicts.
+    """Raise CheckpointMismatchError with every key of the profile that differs from the checkpoint's config.
 
-    What the config does not say is not judged, nor one that is missing or cannot be read.
+    Keys that the config lacks are not checked, and neither is a missing or unreadable config.
     """
     try:
         config = Checkpoint.local(directory).config
     except CheckpointError:
-        return  # `inspect` says so
+        return  # the integrity check reports it
     if problems := tuple(_contradictions(config, model, str(directory / CONFIG))):
         raise CheckpointMismatchError(
-            f"the profile says of `{model.name}` what its checkpoint contradicts",
+            f"the profile and the checkpoint of `{model.name}` disagree",
             problems=problems,
         )
 
@@ -33,10 +33,10 @@ def require_profile_match(directory: Path, model: Model) -> None:
 def _contradictions(config: CheckpointConfig, model: Model, where: str) -> Iterator[Problem]:
     for key, said, name, found in (*_counts(config, model), *_kinds(config, model)):
         if found != said:
-            hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names the line it is written at"
+            hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names its line"
             if key == "context_length":
                 shorter = isinstance(found, int) and model.context_length < found
-                served = f" --set flags.{Meaning.CONTEXT}={said}` serves less than the model can" if shorter else "`"
+                served = f" --set flags.{Meaning.CONTEXT}={said}` serves a shorter context" if shorter else "`"
                 hint = f"`--set model.context_length={found}{served}; or {hint}"
             yield Problem(f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", where, hint)
 
@@ -45,7 +45,7 @@ _Fact = tuple[str, object, str, object]  # the profile's key and value, the conf
 
 
 def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
-    scaled = "factor" in config.rope  # what is left of such positions is not judged
+    scaled = "factor" in config.rope  # a scaled context is not checked
     for key in NAMES:
         section, _, name = key.rpartition(".")
         if section == "kv_cache" or (key == "context_length" and scaled):
@@ -59,7 +59,7 @@ def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     if model.mtp_layer is not None and config.mtp_layers is not None:
         if config.mtp_layers == 0:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0
-        else:  # the layer behind the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
+        else:  # the layer after the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
             yield "mtp_layer", model.mtp_layer, LAYERS, config.text.get(LAYERS, model.mtp_layer)
     if LAYERS in config.text and model.sparse_attention != (config.text.get(SPARSE) is not None):
         yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
@@ -70,4 +70,4 @@ def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
 
 
 def _show(value: object) -> str:
-    return "not there" if value is None else str(value).lower() if isinstance(value, bool) else f"`{value}`"
+    return "missing" if value is None else str(value).lower() if isinstance(value, bool) else f"`{value}`"

@@ -1,7 +1,7 @@
-"""The receipt beside a checkpoint: what was verified, with each file's size and time, so that it is done once.
+"""Receipt of a verified checkpoint, with the size and mtime of each file, to skip the next verification.
 
-It stands beside the directory (`<directory>.receipt.json`), never in it: a mounted share may be read-only, and a
-checkpoint holds what its publisher put there.
+The receipt is a file next to the directory (`<directory>.receipt.json`), not in it: a mounted share may be read-only,
+and a checkpoint contains only its publisher's files.
 """
 
 import json
@@ -28,14 +28,14 @@ Stamps: TypeAlias = Mapping[Annotated[str, AfterValidator(CheckpointFile)], tupl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReceipt:
-    """A verification that succeeded. `revision` is the hub's commit where it is known.
+    """A successful verification. `revision` is the hub's commit if known.
 
-    With `accepted` the user takes a checkpoint whose tensors differ from its config.
+    With `allow_mismatch` the user accepts tensors that do not match the config.
     """
 
     location: str
     revision: Annotated[CommitHash, PlainValidator(CommitHash)] | None
-    mtp_layer: int | None  # the layer whose tensors were found
+    mtp_layer: int | None  # the layer with verified tensors
     shards: int
     tensors: int
     files: Stamps
@@ -43,19 +43,19 @@ class CheckpointReceipt:
     allow_mismatch: bool
 
     def is_for(self, model: Model) -> bool:
-        """Whether it speaks of this model's checkpoint."""
+        """Whether the receipt is for this model's checkpoint."""
         pinned = model.checkpoint.revision
         as_pinned = pinned is None or self.revision is None or self.revision.startswith(pinned)
         return self.location == model.checkpoint.path and as_pinned
 
 
 def receipt_path(directory: Path) -> Path:
-    """Where the receipt of a checkpoint stands."""
+    """Return the path of a checkpoint's receipt."""
     return directory.with_name(directory.name + ".receipt.json")
 
 
 def read_receipt(directory: Path) -> CheckpointReceipt | None:
-    """The receipt of a checkpoint; None where there is none that can be read."""
+    """Read the receipt of a checkpoint; None if it is missing or invalid."""
     with suppress(OSError, ValueError):
         return _adapter().validate_json(receipt_path(directory).read_bytes(), strict=True)
     return None
@@ -63,18 +63,18 @@ def read_receipt(directory: Path) -> CheckpointReceipt | None:
 
 @cache
 def _adapter() -> TypeAdapter[CheckpointReceipt]:
-    """Made when the first receipt is read."""
+    """Return the parser of receipts, built at first use."""
     return TypeAdapter(CheckpointReceipt)
 
 
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
-    """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
+    """Write the receipt; skip an unwritable directory (a read-only share), which is verified each time."""
     with suppress(OSError):
         write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 
 
 def known_commit(directory: Path) -> CommitHash | None:
-    """The hub's commit that a checkpoint is of, by its receipt or by huggingface_hub's notes; None for not known."""
+    """Return the hub's commit of a checkpoint, by its receipt or huggingface_hub's metadata; None if unknown."""
     receipt = read_receipt(directory)
     if receipt is not None and receipt.revision:
         return receipt.revision
@@ -85,7 +85,7 @@ def known_commit(directory: Path) -> CommitHash | None:
 
 
 def bytes_present(directory: Path) -> int:
-    """Bytes of a checkpoint that are there, of files that are still on their way too; 0 where there is none."""
+    """Return the bytes of a checkpoint on disk, including partial files; 0 without a directory."""
     if not directory.is_dir():
         return 0
     parts = sum(part.stat().st_size for part in (directory / PARTS).rglob("*.part"))

@@ -1,8 +1,8 @@
-"""Staging on a far machine: its own Python fetches, what it found is verified here as if it lay here.
+"""Staging on a remote host: its Python downloads the checkpoint, this host verifies it.
 
-Files of weights are verified by their headers and sizes. So the far machine tells those, and small files whole, and
-here they become a mirror: a folder of sparse files that the one reader of checkpoints reads. The receipt of its
-verification is then kept over there.
+Weights are verified by their headers and sizes. The remote host sends these and the small files; this host writes them
+as a mirror, a directory of sparse files, and verifies it like a local checkpoint. The receipt is saved on the remote
+host.
 """
 
 import base64
@@ -52,21 +52,21 @@ def remote_program() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteDownload:
-    """A checkpoint that is to be on a far machine; `directory` is absolute, or relative to the tool's home there."""
+    """A checkpoint on a remote host; `directory` is absolute, or relative to the tool's home on that host."""
 
     host: str  # as the user named it
     directory: str
     model: Model
     options: VerifyOptions
-    hub: Hub | None  # None: nothing is fetched, what is there is verified
+    hub: Hub | None  # None: verify only
     progress: Callable[[DownloadProgress], None]
-    mirror: Path | None = None  # where the mirror is kept once the checkpoint is verified; None: nowhere
+    mirror: Path | None = None  # directory that keeps the mirror after verification; None: discard it
 
     def run(self, program: Program, read_stderr: Callable[[], str]) -> VerifiedCheckpoint:
-        """Talk to the program that was started there; `complaints` is what it and ssh said besides.
+        """Run the protocol with the started program; `read_stderr` returns the stderr of the program and ssh.
 
         Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
-        cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
+           cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
         """
         source, hub = self.model.checkpoint, self.hub
         listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
@@ -83,7 +83,7 @@ class RemoteDownload:
         return replace(verified, directory=Path(there))
 
     def _temporary_dir(self) -> "TemporaryDirectory[str]":
-        """Where the mirror is made: where it is kept, or else it would be copied, and its holes with it."""
+        """Return a directory for the mirror, next to its target: a move keeps files sparse."""
         if self.mirror is None:
             return TemporaryDirectory(prefix="deploy-far-")
         self.mirror.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class RemoteDownload:
         }
 
     def _receive(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
-        """Take what it tells until the end; the directory's full path there."""
+        """Process messages until the end; return the full path of the directory on the host."""
         done, total, seen = 0, listing.size if listing else 0, rate_window()
         for told in _messages(program):
             if "done" in told:
@@ -118,32 +118,30 @@ class RemoteDownload:
             elif isinstance(room := told.get("room"), dict):
                 raise disk_full_error(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
             elif "nothing" in told:
-                message = f"there is no checkpoint of `{self.model.name}`"
+                message = f"no checkpoint of `{self.model.name}` found"
                 raise CheckpointNotFoundError(message, where=f"{self.host}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
                 return self._absolute(told.get("directory"))
         raise self._exit_error(program.wait(), complaints().strip(), done, total)
 
     def _absolute(self, directory: object) -> str:
-        """The full path of what was asked for; a remote host may not name another directory."""
+        """Return the full path of the requested directory; reject any other."""
         if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
-            raise HostError(f"`{display(directory)}` on {self.host} is not an absolute directory")
+            raise HostError(f"`{display(directory)}` on {self.host} is not an absolute path")
         if not f"{directory}/".endswith(f"/{self.directory.lstrip('/').rstrip('/')}/"):
-            raise HostError(f"{self.host} answers for `{display(directory)}` instead of `{self.directory}`")
+            raise HostError(f"{self.host} returned `{display(directory)}` instead of `{self.directory}`")
         return directory
 
     def _exit_error(self, code: int, said: str, done: int, total: int) -> HostError:
-        """It ended without a word: no Python, no connection, killed."""
+        """Return the error for a program that exited early: no Python, no connection, killed."""
         if code == _NO_PROGRAM:
             return HostError(
-                f"there is no `python3` on {self.host}",
-                hint="`apt-get install python3` there: 3.8 or newer, and nothing else, is what staging needs",
+                f"no `python3` found on {self.host}",
+                hint="run `apt-get install python3` on that host: staging needs Python 3.8 or newer",
             )
         if done == 0:
-            hint = (
-                "ssh has to reach it without a question (key, agent, known host), and `python3 --version` to run there"
-            )
-            return HostError(f"nothing can be staged on {self.host}", details=said[-2000:], hint=hint)
+            hint = "check that ssh connects without a prompt (key, agent, known host) and runs `python3 --version`"
+            return HostError(f"cannot stage on {self.host}", details=said[-2000:], hint=hint)
         why = said.splitlines()[-1] if said else f"exit code {code}"
         return download_interrupted(self._where, reason=why, full=False, done=done, total=total)
 
@@ -158,7 +156,7 @@ class RemoteDownload:
         except CheckpointError as error:
             place, known = f"{self.host}: {there}", read_receipt(mirror)
             kind, hint = CheckpointModifiedError if self.hub is None and known else CheckpointError, self._hint
-            if isinstance(error, CheckpointMismatchError):  # nothing that is fetched changes what the profile says
+            if isinstance(error, CheckpointMismatchError):  # a download does not fix the profile
                 kind, hint = CheckpointMismatchError, error.hint
             raise kind(
                 error.message,
@@ -171,7 +169,7 @@ class RemoteDownload:
 
     @property
     def _hint(self) -> str:
-        return f"`deploy stage PROFILE --host {self.host}` fetches what is missing"
+        return f"`deploy stage PROFILE --host {self.host}` downloads missing files"
 
     @property
     def _where(self) -> str:
@@ -179,7 +177,7 @@ class RemoteDownload:
 
 
 def _messages(program: Program) -> Iterator[Mapping[str, object]]:
-    """What it tells; lines of login scripts pass by."""
+    """Yield the messages; skip lines of login scripts."""
     for line in program.lines():
         try:
             told = json.loads(line)
@@ -190,14 +188,14 @@ def _messages(program: Program) -> Iterator[Mapping[str, object]]:
 
 
 def _write(mirror: Path, told: Mapping[str, object]) -> None:
-    """Write one file as it is on the remote host: its beginning, its size, its time."""
+    """Write one sparse file of the mirror: its beginning, size and mtime."""
     try:
         path = join(mirror, CheckpointFile(told.get("file")))
         content = base64.b64decode(str(told.get("data")), validate=True)
         write_sparse(path, content, size=byte_count(told.get("size")), time_ns=byte_count(told.get("time")))
-    except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is a folder as well
-        why = error if isinstance(error, UnsafeValueError) else "it was not read whole"
-        raise CheckpointError(f"cannot take `{display(told.get('file'))}` from the remote host: {why}") from error
+    except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is also a folder
+        reason = error if isinstance(error, UnsafeValueError) else "incomplete message"
+        raise CheckpointError(f"cannot read `{display(told.get('file'))}` from the remote host: {reason}") from error
 
 
 def _number(value: object) -> int:

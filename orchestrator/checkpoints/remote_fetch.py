@@ -1,18 +1,18 @@
-"""Fetch a checkpoint with nothing but Python: sent to a far machine as text, and run by its own `python3 -c`.
+"""Download program for a remote host, sent as text and run with `python3 -c`.
 
-It needs Python 3.8, the standard library, and `core/safe_paths.py`, which is sent along. The request is the first line
-of stdin, as JSON, with the token: no command line and no file holds that. Answers go to stdout, a line of JSON each:
+It needs Python 3.8, the standard library, and `core/safe_paths.py`, which is sent too. The first line of stdin is the
+request as JSON, with the token, which thus appears in no command line and no file. Each line of stdout is a message:
 
-    {"nothing": …}                           there is no such directory, and nothing to fetch
-    {"room": {"missing": …, "free": …}}      the disk is too small, nothing was fetched
-    {"done": …}                              bytes that are there, each second
-    {"error": …, "full": …}                  what ended it
-    {"receipt": …}                           what is kept beside it, as text, where nothing is to be fetched
-    {"file": …, "size": …, "time": …, "data": …}     each file in the end, with what tells whether it is whole
+    {"nothing": …}                           no such directory, and nothing to download
+    {"room": {"missing": …, "free": …}}      not enough disk space, nothing downloaded
+    {"done": …}                              bytes on disk, every second
+    {"error": …, "full": …}                  the failure
+    {"receipt": …}                           the receipt as text, if nothing is to be downloaded
+    {"file": …, "size": …, "time": …, "data": …}     each file at the end, with the data to verify it
     {"end": true}
 
-A second line of stdin is the receipt, which is kept beside the checkpoint. Files grow below `.parts/<commit>` and take
-their place when they are whole; `fetch.py` does the same here, so that either goes on where the other was cut.
+The second line of stdin is the receipt, saved next to the checkpoint. Files grow below `.parts/<commit>` and are moved
+when they are complete; `fetch.py` does the same, so each resumes the other's download.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from orchestrator.core.safe_paths import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-PARTS = RelativePath(".parts")  # below a checkpoint: files on their way, and a record of those that arrived
-_RECORD = RelativePath(".parts/fetched")  # a line for each file that was fetched, see `_line`
+PARTS = RelativePath(".parts")  # below a checkpoint: partial files, and the record of complete ones
+_RECORD = RelativePath(".parts/fetched")  # a line for each downloaded file, see `_line`
 _WORKERS = 8
 _CHUNK_BYTES = 1 << 20
-_MAX_FAILURES = 3  # without a byte in between
-_MAX_SENT_BYTES = 64 << 20  # bytes of a file that is told whole; a tokenizer has 20 MB
+_MAX_FAILURES = 3  # without progress in between
+_MAX_SENT_BYTES = 64 << 20  # of a file that is sent whole; a tokenizer has 20 MB
 _TICK = 1.0
-_RETRYABLE = (408, 425, 429)  # answers that blame the moment, beside those of 500 and more
+_RETRYABLE = (408, 425, 429)  # besides 5xx
 _OUTPUT_LOCK = threading.Lock()
 
 
@@ -70,10 +70,10 @@ def fetch_all(
     directory: Path,
     fetch_one: Callable[[CheckpointFile, Path], None],
 ) -> None:
-    """Fetch every file that is not here yet; `files` gives size and identity, `fetch_one` fills a part.
+    """Download every missing file; `files` has sizes and content hashes, `fetch_one` downloads to a partial file.
 
-    Raises RuntimeError where another one is at work in this directory, UnsafeValueError where a link in it leads
-    elsewhere, and what `fetch_one` raises.
+    Raises RuntimeError if another download runs in this directory, UnsafeValueError for a link to the outside, and the
+    errors of `fetch_one`.
     """
     parts = directory / PARTS
     parts.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def fetch_all(
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RuntimeError("another `deploy stage` is at work in this directory") from error
+            raise RuntimeError("another `deploy stage` is running in this directory") from error
         record.seek(0)
         fetched = frozenset(record.read().decode(errors="replace").split("\n"))
         missing = [name for name in files if not _is_complete(files[name], directory, name, fetched)]
@@ -95,7 +95,7 @@ def fetch_all(
 
 
 def arrived_bytes(files: Mapping[CheckpointFile, tuple[int, ContentHash]], commit: CommitHash, directory: Path) -> int:
-    """Bytes of the files that are here, whole or in part."""
+    """Return the bytes on disk, of complete and partial files."""
     return sum(
         size if _size(directory / name) == size else _size(directory / _part(name, commit))
         for name, (size, _) in files.items()
@@ -107,7 +107,7 @@ def _part(name: CheckpointFile, commit: CommitHash) -> RelativePath:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk or quota is behind an error."""
+    """Whether a full disk or quota caused the error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -126,7 +126,7 @@ def _fetch(
 
 
 def _is_complete(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
-    """Whether a file is the hub's: one that was not fetched, or changed since, is hashed; a size proves little."""
+    """Whether a file equals the hub's; a file without a record, or modified since, is hashed."""
     path, (size, identity) = join(directory, name), file
     if not path.is_file() or path.stat().st_size != size:
         return False
@@ -134,7 +134,7 @@ def _is_complete(file: tuple[int, ContentHash], directory: Path, name: Checkpoin
 
 
 def _identity(path: Path, size: int, *, large: bool) -> str:
-    """What the hub knows a file by: the sha256 of a large one (git-lfs), git's own sha1 of any other."""
+    """Return the hub's content hash: sha256 of a large file (git-lfs), git's sha1 of others."""
     digest = hashlib.sha256() if large else hashlib.sha1(f"blob {size}\0".encode())  # noqa: S324 - git's
     with path.open("rb") as content:
         for piece in iter(lambda: content.read(_CHUNK_BYTES), b""):
@@ -154,7 +154,7 @@ def _size(path: Path) -> int:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """A store that is not the hub has its own signature in the address, and gets no token."""
+    """Redirect handler that sends no token to another host, whose URL has its own signature."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: ANN401
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -164,7 +164,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
-    """Fill a part to its size, from the byte it ends at; tried again while bytes arrive. Raises OSError."""
+    """Complete a partial file; retry while bytes arrive. Raises OSError."""
     failures = 0
     while True:
         before = _size(part)
@@ -189,10 +189,10 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
         ranged = {"Range": f"bytes={start}-"} if start else {}
         asked = urllib.request.Request(url, headers={**headers, **ranged})  # noqa: S310 - the hub's address
         with urllib.request.build_opener(_Redirects).open(asked, timeout=60) as answer:
-            if start and answer.status != 206:  # it begins anew
+            if start and answer.status != 206:  # the server ignored the range
                 file.truncate(0)
                 start = 0
-            while piece := answer.read(min(_CHUNK_BYTES, size + 1 - start)):  # no more than a byte too many is taken
+            while piece := answer.read(min(_CHUNK_BYTES, size + 1 - start)):  # at most one byte too many
                 start += file.write(piece)
     if _size(part) != size:
         raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
@@ -203,11 +203,11 @@ def _is_permanent(error: BaseException) -> bool:
 
 
 def _file_records(directory: Path) -> Iterator[dict[str, object]]:
-    """Every file with what tells whether it is whole: a small one itself, of weights the header."""
+    """Yield every file with the data to verify it: small files whole, weights by their header."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         try:
             name = CheckpointFile(path.relative_to(directory).as_posix())
-        except UnsafeValueError:  # a download under way, or a file of git's
+        except UnsafeValueError:  # a partial file, or a file of git
             continue
         status = path.stat()
         with path.open("rb") as file:
@@ -222,14 +222,14 @@ def _file_records(directory: Path) -> Iterator[dict[str, object]]:
 
 
 def _sent_bytes(path: Path, size: int, first: bytes) -> int:
-    """How many bytes of a file are told, 8 at least."""
+    """Return the number of bytes of a file to send, at least 8."""
     if path.suffix == ".safetensors":
         return 8 + min(int.from_bytes(first, "little"), _MAX_SENT_BYTES)
     return max(size, 8) if size <= _MAX_SENT_BYTES else 8
 
 
 def _send(**told: object) -> None:
-    """A line for whoever asked; where nobody listens any more, that is the end."""
+    """Send a message; exit if the other side is gone."""
     try:
         with _OUTPUT_LOCK:
             sys.stdout.write(json.dumps(told) + "\n")
@@ -239,13 +239,13 @@ def _send(**told: object) -> None:
 
 
 def _home() -> Path:
-    """The tool's home on this machine, as `orchestrator.core.paths` finds it."""
+    """Return the tool's home on this host, as `orchestrator.core.paths` does."""
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111
     return Path(os.environ.get("DEPLOY_HOME") or os.path.join(data, "deploy"))  # noqa: PTH118
 
 
 def _receipt(directory: Path) -> Path:
-    """Where the receipt of a checkpoint stands, as `receipt.py` says."""
+    """Return the path of a checkpoint's receipt, as `receipt.py` does."""
     return directory.with_name(directory.name + ".receipt.json")
 
 
@@ -274,7 +274,7 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
 
 
 def main() -> None:
-    """Do what the first line asks; keep the receipt that the second one is."""
+    """Run the request in the first line of stdin; save the receipt in the second."""
     asked = json.loads(sys.stdin.readline())
     try:
         directory = path_named_in(_home(), asked["directory"])
@@ -293,7 +293,7 @@ def main() -> None:
     except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
         _send(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
     sys.stdout.flush()
-    os._exit(0)  # without waiting for the downloads that are still under way
+    os._exit(0)  # without waiting for running downloads
 
 
 if __name__ == "__main__":

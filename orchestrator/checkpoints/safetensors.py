@@ -1,6 +1,6 @@
-"""The header of a safetensors file: 8 bytes of length, then JSON with each tensor's place in the data that follows.
+"""Reader of safetensors headers: 8 bytes of length, then JSON with the offsets of each tensor.
 
-The rules checked are the format's own (huggingface/safetensors README, "Format"): the header has at most 100 MB, the
+The checked rules are the format's (huggingface/safetensors README, "Format"): the header has at most 100 MB, the
 tensors cover the data without holes or overlaps, and the file ends with the last of them.
 """
 
@@ -10,17 +10,17 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from orchestrator.core.text import parse_json
 
-Read: TypeAlias = Callable[[int, int], bytes]  # the first byte, and how many
+Read: TypeAlias = Callable[[int, int], bytes]  # (first byte, length)
 _MAX_HEADER_BYTES = 100_000_000
 _LFS = b"version https://git-lfs"
 
 
 class BadShardError(ValueError):
-    """Why a file is not a whole safetensors file."""
+    """Reason why a file is not a complete safetensors file."""
 
 
 class StoredTensor(NamedTuple):
-    """What a header says of a tensor: its dtype (`BF16`, `U8`, …), its shape, its size in bytes."""
+    """A tensor in a header: dtype (`BF16`, `U8`, …), shape, size in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -28,32 +28,29 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in a file by name, whose size its header accounts for to the byte.
-
-    Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
-    """
+    """Read the tensors of a file by name, from its header only. Raises BadShardError, OSError."""
     with path.open("rb") as file:
         return complete_header(_reader(file), path.stat().st_size)
 
 
 def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
-    """The dtype (`BF16`, `U8`, …) of each tensor that a header names. Raises BadShardError."""
+    """Read the dtype (`BF16`, `U8`, …) of each tensor. Raises BadShardError."""
     header, _ = _read(read, size)
     return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
 
 
 def complete_header(read: Read, size: int) -> dict[str, StoredTensor]:
-    """The entry of each tensor of a file of `size` bytes, for which they account to the byte. Raises BadShardError."""
+    """Read the tensors of a file of `size` bytes. Raises BadShardError if the header does not match the size."""
     header, begin = _read(read, size)
     end = begin + _data_end(header)
     if size != end:
-        kind = "cut off" if size < end else "too long"
-        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {end}")
+        kind = "truncated" if size < end else "too long"
+        raise BadShardError(f"is {kind}: {size} bytes, but {end} by its header")
     return {name: _stored(entry) for name, entry in header.items() if name != "__metadata__"}
 
 
 def _stored(entry: dict[str, Any]) -> StoredTensor:
-    """An entry of which it is known where its data lies; what it says of no shape is no matrix."""
+    """Parse an entry with valid offsets; without a shape it counts as no matrix."""
     begin, end = entry["data_offsets"]
     shape = entry.get("shape")
     lengths = shape if isinstance(shape, list) and all(type(length) is int for length in shape) else ()
@@ -69,7 +66,7 @@ def _reader(file: BinaryIO) -> Read:
 
 
 def _read(read: Read, size: int) -> tuple[dict[str, Any], int]:
-    """The header, and the byte at which the data begins."""
+    """Return the header and the offset of the data."""
     start = read(0, 8)
     length = int.from_bytes(start, "little")
     if _LFS.startswith(start) and len(start) == 8:
@@ -77,7 +74,7 @@ def _read(read: Read, size: int) -> tuple[dict[str, Any], int]:
     if len(start) < 8 or not 2 <= length <= _MAX_HEADER_BYTES:
         raise BadShardError("has no safetensors header")
     if size < 8 + length:
-        raise BadShardError(f"is cut off inside its header, at {size} bytes")
+        raise BadShardError(f"is truncated inside its header, at {size} bytes")
     return _object(read(8, length)), 8 + length
 
 
@@ -92,7 +89,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _data_end(header: dict[str, Any]) -> int:
-    """Where the last tensor ends. Raises BadShardError for a hole, an overlap or an entry without a place."""
+    """Return the end of the last tensor. Raises BadShardError for a hole, an overlap or missing offsets."""
     places = []
     for name, entry in header.items():
         match entry if name != "__metadata__" else None:
@@ -101,7 +98,7 @@ def _data_end(header: dict[str, Any]) -> int:
             case None:
                 pass
             case _:
-                raise BadShardError(f"has no place for tensor `{name}` in its header")
+                raise BadShardError(f"has no offsets of tensor `{name}` in its header")
     position = 0
     for begin, end in sorted(places):
         if begin != position:

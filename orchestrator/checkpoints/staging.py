@@ -1,4 +1,4 @@
-"""Checkpoints from the hub: fetched with progress, by `deploy stage` and by an `up` that finds none."""
+"""Staging of checkpoints with progress, for `deploy stage` and `deploy up`."""
 
 import os
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ from orchestrator.plan.plan import Plan
 def download(
     plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, allow_mismatch: bool = False
 ) -> VerifiedCheckpoint:
-    """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
+    """Download missing files of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
 
-    With `accept` one is taken whose tensors are not what its config says, until a file of it changes.
+    With `allow_mismatch` tensors that do not match the config are accepted, until a file changes.
     """
     progress = Progress()
     try:
@@ -54,9 +54,9 @@ def _verify_options(plan: Plan, *, allow_mismatch: bool = False) -> VerifyOption
 
 
 def _warn_mismatches(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
-    """Say in what its tensors, its config and the profile differ."""
-    for difference in verified.mismatches:
-        warn(difference.message, hint=difference.hint)
+    """Warn of mismatches between the tensors, the config and the profile."""
+    for mismatch in verified.mismatches:
+        warn(mismatch.message, hint=mismatch.hint)
     return verified
 
 
@@ -69,21 +69,20 @@ def stage_remote(
     allow_mismatch: bool = False,
     mirror: Path | None = None,
 ) -> VerifiedCheckpoint:
-    """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
+    """Stage a checkpoint on a remote host, which needs Python only; `directory` may be relative to its home.
 
-    Its config and headers are kept in the `mirror`, where one is named.
-
-    Raises UsageError for a checkpoint that is generated where it is used, else as `RemoteDownload.run`.
+    `mirror` is a directory for its config and headers. Raises UsageError for a generated checkpoint, otherwise as
+    `RemoteDownload.run`.
     """
     if plan.model.checkpoint.source == "generated":
-        raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
+        raise UsageError(f"cannot stage `{plan.model.name}`: its checkpoint is generated on its host")
     return _verify_remote(plan, directory, host, hub_of(environ), allow_mismatch=allow_mismatch, mirror=mirror)
 
 
 def _verify_remote(
     plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool = False, mirror: Path | None = None
 ) -> VerifiedCheckpoint:
-    """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
+    """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
     progress = Progress()
     far = RemoteDownload(
         host=host,
@@ -105,7 +104,7 @@ def _verify_remote(
 
 
 def hub_of(environ: Mapping[str, str]) -> Hub:
-    """The hub that the environment names, and the token to ask it with."""
+    """Return the hub and the token from environment variables."""
     return Hub(endpoint=environ.get("HF_ENDPOINT"), token=hub_token(environ))
 
 
@@ -115,9 +114,9 @@ def _read_text(file: IO[bytes]) -> str:
 
 
 def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedCheckpoint:
-    """The plan's checkpoint, verified; one of the hub that is not here, or not all of it, is staged where `allowed`.
+    """Verify the plan's checkpoint; if `allowed`, stage a missing or incomplete one from the hub.
 
-    One that was whole once and has changed since is not fetched over. Raises WeightsError, HostError.
+    A modified checkpoint is not downloaded again. Raises CheckpointError, HostError.
     """
     try:
         return _warn_mismatches(
@@ -141,7 +140,7 @@ def ensure_staged_remote(
     mirror: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> VerifiedCheckpoint:
-    """The same on a far machine. Raises as `stage_remote`."""
+    """Verify the plan's checkpoint on a remote host; if `allowed`, stage it. Raises as `stage_remote`."""
     try:
         return _verify_remote(plan, directory, host, None, mirror=mirror)
     except (CheckpointModifiedError, CheckpointMismatchError):

@@ -1,7 +1,7 @@
-"""What a checkpoint is made of: its config, its index, the headers of its shards. No tensor is read.
+"""Summary of a checkpoint by its config, its index and the headers of its shards; tensors are not read.
 
-In a directory every header is read, and so every file is known to be whole. Of a repository on the hub they are read,
-by range requests, as far as something follows from them.
+In a directory every header is read, which verifies that every file is complete. On the hub only the needed headers are
+read, by range requests.
 """
 
 import re
@@ -20,8 +20,8 @@ from orchestrator.core.safe_paths import CheckpointFile
 
 _SHOWN: Final = 3  # tensor names in one message
 LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
-# Tensors whose rows say what config.json says as well, by the end of their names. No way of packing changes the rows
-# of a matrix that is called `weight`.
+# Name endings of tensors with a number of rows that follows from config.json. Packing never changes the rows of a
+# matrix called `weight`.
 HEAD_ROWS: Final = "self_attn.k_proj.weight"
 LATENT_ROWS: Final = "self_attn.kv_a_proj_with_mqa.weight"
 INDEXER_ROWS: Final = "self_attn.indexer.wk.weight"
@@ -31,24 +31,24 @@ _CHECKED_ROWS: Final = frozenset({HEAD_ROWS, LATENT_ROWS, INDEXER_ROWS, *EXPERT_
 
 @dataclass(kw_only=True)
 class CheckpointSummary:
-    """A checkpoint without its tensors. Layers are counted by the numbers in the names of tensors."""
+    """A checkpoint without its tensors. Layers are counted by the indices in tensor names."""
 
     location: str
     config: CheckpointConfig
     quantized: CheckpointConfig | None  # ModelOpt's own file
     shards: int
     weight_bytes: int
-    layers: Counter[int] = field(default_factory=Counter)  # tensors of each
-    layer_bytes: Counter[int] = field(default_factory=Counter)  # of those whose header was read
-    rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor of each of the kinds above
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # of the headers that were read
+    layers: Counter[int] = field(default_factory=Counter)  # tensors by layer
+    layer_bytes: Counter[int] = field(default_factory=Counter)  # by layer, of the read headers
+    rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor for each ending above: (name, rows)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # of the read headers
 
     def count_layers(self, names: Iterable[str]) -> None:
-        """Count the layers that tensors of these names are of."""
+        """Count the layers in tensor names."""
         self.layers.update(int(match[1]) for name in names if (match := LAYER.fullmatch(name)) is not None)
 
     def add_header(self, header: Mapping[str, StoredTensor]) -> None:
-        """Take note of what a header says."""
+        """Add the tensors of a header."""
         for name, tensor in header.items():
             self.tensors[name] = tensor
             if (match := LAYER.fullmatch(name)) is None:
@@ -60,29 +60,29 @@ class CheckpointSummary:
 
 
 def local_summary(directory: Path) -> CheckpointSummary:
-    """The outline of a checkpoint in a directory.
+    """Summarize a checkpoint in a directory.
 
-    Raises CheckpointNotFoundError where there is none, CheckpointError with everything that is wrong with it.
+    Raises CheckpointNotFoundError if it is missing, CheckpointError with all problems.
     """
     return summarize(Checkpoint.local(directory))
 
 
 def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[CheckpointSummary, Listing]:
-    """The outline of a checkpoint on the hub, and its commit. Raises as `list_files`, CheckpointError as above."""
+    """Summarize a checkpoint on the hub; also return its listing. Raises as `list_files` and `local_summary`."""
     try:
         listing = list_files(repository, revision, hub)
     except CheckpointError:
         raise
     except HostError as error:
-        hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory that holds the checkpoint"
+        hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory with the checkpoint"
         raise HostError(error.message, where=error.where, hint=hint) from error
     return summarize(Checkpoint(HubFiles(listing, hub))), listing
 
 
 def summarize(checkpoint: Checkpoint) -> CheckpointSummary:
-    """The outline of a checkpoint. Raises CheckpointError with everything that is wrong with it, HostError."""
+    """Summarize a checkpoint. Raises CheckpointError with all problems, HostError."""
     config, index, sizes = checkpoint.config, checkpoint.index, checkpoint.files.sizes
-    outline = CheckpointSummary(
+    summary = CheckpointSummary(
         location=checkpoint.location,
         config=config,
         quantized=checkpoint.quant_config,
@@ -90,20 +90,20 @@ def summarize(checkpoint: Checkpoint) -> CheckpointSummary:
         weight_bytes=sum(sizes.get(shard, 0) for shard in index.shards),
     )
     for names in index.shards.values():
-        outline.count_layers(names)
-    every = checkpoint.files.headers_are_cheap or not outline.layers
+        summary.count_layers(names)
+    every = checkpoint.files.headers_are_cheap or not summary.layers
     wanted = {*index.shards} if every else _needed_shards(index, config)
     problems = list(index.problems)
     for shard, names in sorted(index.shards.items()):
         if shard in wanted or shard not in sizes:
-            problems += _add_shard(checkpoint, shard, names, outline)
+            problems += _add_shard(checkpoint, shard, names, summary)
     if problems:
         raise CheckpointError(INCOMPLETE, where=checkpoint.location, problems=problems)
-    return outline
+    return summary
 
 
 def _needed_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[CheckpointFile]:
-    """The shards with the layers behind the last, and with one tensor of each kind that tells rows."""
+    """Return the shards with MTP layers, and with one tensor for each checked number of rows."""
     layers = config.count("layers")
     wanted: set[CheckpointFile] = set()
     missing = set(_CHECKED_ROWS)
@@ -116,23 +116,23 @@ def _needed_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[Chec
 
 
 def _add_shard(
-    checkpoint: Checkpoint, shard: CheckpointFile, named: set[str], outline: CheckpointSummary
+    checkpoint: Checkpoint, shard: CheckpointFile, named: set[str], summary: CheckpointSummary
 ) -> tuple[Problem, ...]:
-    """Take note of a header, and say what is wrong with it."""
+    """Add a header to the summary; return its problems."""
     try:
         header = checkpoint.header(shard)
     except CheckpointError as error:
         return error.each()
-    outline.add_header(header)
+    summary.add_header(header)
     if not named:  # there is no index
-        outline.count_layers(header)
+        summary.count_layers(header)
     return tuple(missing_tensors(checkpoint, shard, named))
 
 
 def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, named: set[str]) -> Iterator[Problem]:
-    """The tensors that the index names in a shard and its header does not."""
+    """Yield a problem if the shard lacks tensors of the index."""
     if lost := sorted(named - checkpoint.header(shard).keys()):
         more = f", … ({len(lost) - _SHOWN} more)" if len(lost) > _SHOWN else ""
         names = ", ".join(f"`{name}`" for name in lost[:_SHOWN]) + more
         where = f"{checkpoint.location}/{shard}"
-        yield Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {names}", where)
+        yield Problem(f"`{shard}` lacks {len(lost)} tensors of the index: {names}", where)

@@ -1,4 +1,4 @@
-"""Is this checkpoint whole? Asked by `stage` after a download and by `up` before every start."""
+"""Verification of a checkpoint, by `stage` after a download and by `up` before every start."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,15 +23,15 @@ from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
-FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
+FROM_RECEIPT: Final = ", as in its receipt"  # suffix for a checkpoint that was not read again
 _SIZE_TOLERANCE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedCheckpoint:
-    """A checkpoint that is whole. Sizes are bytes; `from_receipt` says that nothing had changed since the last time.
+    """A verified checkpoint. Sizes are bytes; `from_receipt` means unchanged since the last verification.
 
-    `differences` are those between its tensors, its config and the profile that do not stop a server.
+    `mismatches` between its tensors, its config and the profile do not stop a server.
     """
 
     directory: Path
@@ -49,22 +49,21 @@ class VerifiedCheckpoint:
 
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
-    """Where a model's checkpoint lies: its own directory, or its place in the tool's home."""
+    """Return the directory of a model's checkpoint: its own, or one in the tool's home."""
     return Path(model.checkpoint.path) if model.checkpoint.source == "local" else home.models / FileName(model.name)
 
 
 def needs_mtp(plan: Plan) -> bool:
-    """Whether the server drafts with the checkpoint's own MTP layer."""
+    """Whether the server uses the checkpoint's MTP layer for speculative decoding."""
     return plan.serving.drafts is not None and plan.serving.drafts.by_checkpoint
 
 
 def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> VerifiedCheckpoint:
-    """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
+    """Verify a checkpoint; trust its receipt if no file has changed.
 
-    Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
-    tensor shows only in the file's time. Raises WeightsError with everything that is wrong, and NoWeightsError where
-    there is no checkpoint at all, FactsError where it is not the one that the profile speaks of, or its tensors are not
-    what its config says and this version of `sglang` would not load them, or load them wrongly.
+    Reads the tokenizer, the index and every shard's header, not the tensors: only the mtime shows a modified tensor.
+    Raises CheckpointError with all problems, CheckpointNotFoundError if it is missing, CheckpointMismatchError if it
+    does not match the profile, or its tensors do not match its config in a way fatal to this version of `sglang`.
     """
     require_profile_match(directory, model)
     layer = model.mtp_layer if speculative else None
@@ -81,27 +80,26 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglan
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """What a checkpoint is held against: the layer that drafts, sizes where they are known, a version of sglang."""
+    """Requirements for a verification: the MTP layer, known sizes in bytes, the version of sglang."""
 
     layer: int | None
     revision: CommitHash | None
     sizes: Mapping[CheckpointFile, int]
-    sglang: str = ""  # empty where it does not matter yet
-    allow_mismatch: bool = False  # take it although its tensors differ from its config
+    sglang: str = ""  # empty: unknown
+    allow_mismatch: bool = False  # accept tensors that do not match the config
 
 
 def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> VerifiedCheckpoint:
-    """Verify a checkpoint without its receipt, and write a new one.
+    """Verify a checkpoint without its receipt, and write a new receipt.
 
-    Raises WeightsError with everything that is wrong, FactsError where its tensors are not what its config says; the
-    receipt that was there is left as it is then.
+    Raises CheckpointError with all problems, CheckpointMismatchError if its tensors do not match its config.
     """
     files = _stamps(directory, model)
     require_profile_match(directory, model)
-    found, differ = _inspect(directory, options.sizes, options.layer)
+    found, mismatches = _inspect(directory, options.sizes, options.layer)
     if found.problems:
         raise CheckpointError(
-            f"the checkpoint of `{model.name}` is incomplete or altered",
+            f"the checkpoint of `{model.name}` is incomplete or modified",
             where=str(directory),
             hint=_repair_hint(model),
             problems=found.problems,
@@ -113,7 +111,7 @@ def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> Verif
         shards=found.shards,
         tensors=found.tensors,
         files=files,
-        mismatches=differ,
+        mismatches=mismatches,
         allow_mismatch=options.allow_mismatch,
     )
     _require_loadable(directory, model, receipt, options.sglang)
@@ -122,16 +120,16 @@ def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> Verif
 
 
 def verify_created(directory: Path, target: Path, *, layer: int | None) -> CheckpointReceipt:
-    """Verify a checkpoint that was made here, before it becomes `target`; the receipt is for a model of that directory.
+    """Verify a new checkpoint before it is moved to `target`; return the receipt for that directory.
 
-    Raises WeightsError with everything that is wrong, FactsError where no sglang would load what it holds, or rightly.
+    Raises CheckpointError with all problems, CheckpointMismatchError if no version of sglang loads it correctly.
     """
-    found, differ = _inspect(directory, {}, layer)
+    found, mismatches = _inspect(directory, {}, layer)
     if found.problems:
-        raise CheckpointError("what was made is not whole", where=str(directory), problems=found.problems)
-    if fatal := [each for each in differ if is_fatal(each, "")]:
-        problems = tuple(Problem(each.message, str(directory), each.hint) for each in fatal)
-        raise CheckpointMismatchError("the tensors that were made are not what their config says", problems=problems)
+        raise CheckpointError("the created checkpoint is incomplete", where=str(directory), problems=found.problems)
+    if fatal := [mismatch for mismatch in mismatches if is_fatal(mismatch, "")]:
+        problems = tuple(Problem(mismatch.message, str(directory), mismatch.hint) for mismatch in fatal)
+        raise CheckpointMismatchError("the created tensors do not match their config", problems=problems)
     return CheckpointReceipt(
         location=str(target),
         revision=None,
@@ -139,7 +137,7 @@ def verify_created(directory: Path, target: Path, *, layer: int | None) -> Check
         shards=found.shards,
         tensors=found.tensors,
         files=file_stamps(directory),
-        mismatches=differ,
+        mismatches=mismatches,
         allow_mismatch=False,
     )
 
@@ -147,16 +145,16 @@ def verify_created(directory: Path, target: Path, *, layer: int | None) -> Check
 def _inspect(
     directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
 ) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
-    """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
+    """Check the files of a checkpoint; if complete, compare its tensors with its config."""
     checkpoint = Checkpoint.local(directory)
     found = check_integrity(checkpoint, IntegritySpec(sizes=sizes, mtp_layer=layer))
     return found, () if found.problems else compare_with_config(summarize(checkpoint), drafts=layer is not None)
 
 
 def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
-    """Everything in which the tensors of an outline, with every header, differ from its config.
+    """Find all mismatches between the tensors and the config of a summary with every header.
 
-    What a config and the rows of a tensor contradict each other in is fatal where the architecture is known.
+    A wrong number of rows is fatal if the architecture is known.
     """
     summary.layers.clear()
     summary.count_layers(summary.tensors)
@@ -166,44 +164,44 @@ def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mi
 
 
 def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
-    """What is known of a checkpoint by its receipt, else by its headers; nothing where its weights are not all here."""
+    """Return the mismatches of a checkpoint by its receipt, else by its headers; empty if it is incomplete."""
     receipt = read_receipt(directory)
     with suppress(OSError):
         if receipt is not None and file_stamps(directory) == receipt.files:
             return receipt.mismatches
     try:
-        outline = local_summary(directory)
+        summary = local_summary(directory)
     except CheckpointError:
         return ()
-    return compare_with_config(outline, drafts=bool(outline.config.mtp_layers))
+    return compare_with_config(summary, drafts=bool(summary.config.mtp_layers))
 
 
 def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:
-    """Raise FactsError with every difference that is fatal to this version, unless they are accepted."""
-    fatal = [difference for difference in receipt.mismatches if is_fatal(difference, sglang)]
+    """Raise CheckpointMismatchError with every mismatch that is fatal to this version, unless accepted."""
+    fatal = [mismatch for mismatch in receipt.mismatches if is_fatal(mismatch, sglang)]
     if fatal and not receipt.allow_mismatch:
         where = str(directory / CONFIG)
         raise CheckpointMismatchError(
-            f"the tensors of `{model.name}` are not what its config says",
-            hint="to serve it all the same: `deploy stage PROFILE --allow-mismatch`",
-            problems=tuple(Problem(difference.message, where, difference.hint) for difference in fatal),
+            f"the tensors of `{model.name}` do not match its `{CONFIG}`",
+            hint="to serve it anyway: `deploy stage PROFILE --allow-mismatch`",
+            problems=tuple(Problem(mismatch.message, where, mismatch.hint) for mismatch in fatal),
         )
 
 
 def is_fatal(mismatch: Mismatch, sglang: str) -> bool:
-    """Whether a difference is fatal to this version of sglang; one that is to some is not to an empty version."""
+    """Whether a mismatch is fatal to this version of sglang; an empty version counts only if all versions do."""
     if not mismatch.sglang:
         return mismatch.fatal
     return mismatch.fatal and bool(sglang) and SpecifierSet(mismatch.sglang).contains(sglang, prereleases=True)
 
 
 def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
-    """The bytes of its weights against the profile's, by which it is reckoned what fits."""
+    """Compare the bytes of the weights with the profile's, which the capacity estimate uses."""
     found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
     if abs(found - model.weight_bytes) > _SIZE_TOLERANCE * found:
         yield Mismatch(
             message=f"`model.weights_size` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint {found / 1e9:.1f} GB",
-            hint=f"`--set model.weights_size={found}`: capacity is reckoned with it",
+            hint=f"`--set model.weights_size={found}`: the capacity estimate uses it",
         )
 
 
@@ -225,11 +223,11 @@ def _stamps(directory: Path, model: Model) -> Stamps:
         return file_stamps(directory)
     except OSError as error:
         if not directory.exists():
-            message = f"there is no checkpoint of `{model.name}`"
-            elsewhere = "correct `model.checkpoint.path`, or put the checkpoint there"
+            message = f"no checkpoint of `{model.name}` found"
+            elsewhere = "correct `model.checkpoint.path`, or copy the checkpoint to this directory"
             hint = elsewhere if model.checkpoint.source == "local" else _repair_hint(model)
             raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
-        message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
+        message = f"cannot read the checkpoint of `{model.name}`: {error.strerror}"
         raise CheckpointError(message, where=str(error.filename)) from error
 
 
@@ -237,5 +235,5 @@ def _repair_hint(model: Model) -> str:
     if model.checkpoint.source == "generated":
         return "`deploy up PROFILE` makes it"
     if model.checkpoint.source == "local":
-        return "copy the files again; if the change was meant, `deploy stage PROFILE` takes note of it"
-    return "`deploy stage PROFILE` fetches what is missing"
+        return "copy the files again; after an intended change run `deploy stage PROFILE`"
+    return "`deploy stage PROFILE` downloads missing files"

@@ -68,32 +68,32 @@ def refused(hub: Hub, *words: str) -> None:
 @pytest.mark.parametrize("sha", COMMITS, ids=short)
 def test_a_hub_names_no_commit_that_is_none(hub: Hub, sha: object) -> None:
     hub.sha = sha
-    refused(hub, "the hub cannot be used", "is not a commit")
+    refused(hub, "cannot use the hub", "is not a commit")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
 def test_a_hub_lists_no_file_that_is_none(hub: Hub, name: object) -> None:
     hub.more = [entry(path=name)]
-    refused(hub, "the hub cannot be used")
+    refused(hub, "cannot use the hub")
 
 
 @pytest.mark.parametrize("size", SIZES, ids=short)
 def test_a_hub_lists_no_size_that_is_none(hub: Hub, size: object) -> None:
     hub.more = [entry(size=size)]
-    refused(hub, "the hub cannot be used", "is not a size in bytes")
+    refused(hub, "cannot use the hub", "is not a size in bytes")
 
 
 @pytest.mark.parametrize("oid", CONTENTS, ids=short)
 def test_a_hub_lists_no_content_that_is_none(hub: Hub, oid: object) -> None:
     hub.more = [entry(oid=oid)]
-    refused(hub, "the hub cannot be used", "is not a sha1 or sha256")
+    refused(hub, "cannot use the hub", "is not a sha1 or sha256")
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("config.json/x",)], ids=short)
 def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> None:
     """It was a download that broke off, and the hint was to run the same again."""
     hub.more = [entry(path=name) for name in names]
-    refused(hub, "the hub cannot be used", "as a file and as a folder")
+    refused(hub, "cannot use the hub", "as a file and as a folder")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> No
 @pytest.mark.parametrize("end", [f"/tree/{COMMIT}", "/revision/main"])
 def test_an_answer_of_another_shape_is_a_fault_of_the_hub(hub: Hub, answer: object, end: str) -> None:
     hub.answers = {end: answer}
-    refused(hub, "the hub cannot be")
+    refused(hub, "the hub: ")
 
 
 def test_a_hub_answers_with_the_commit_that_was_asked_for(hub: Hub) -> None:

@@ -124,7 +124,7 @@ def test_a_far_machine_without_the_checkpoint_says_so(far: HostRef) -> None:
 def test_a_far_checkpoint_that_is_not_whole_leaves_no_mirror(far: HostRef, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "there/models" / PLAN.model.name, layers=4, mtp_layer=78)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="incomplete or altered"):
+    with pytest.raises(CheckpointError, match="incomplete or modified"):
         prepare.ensure_checkpoint(PLAN, far, stage=False)
     assert not [path for path in far.home.root.rglob("*") if path.is_file()]
 

@@ -125,9 +125,9 @@ def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
     ("name", "words"),
     [
         ("MiniMax-M3-MXFP8", "sparse attention over heads"),
-        ("MiniMax-M3-MXFP8", "of which the checkpoint has no tensor"),
+        ("MiniMax-M3-MXFP8", "the checkpoint has no tensor of the"),
         ("Kimi-K2-Instruct", "names code of the checkpoint"),
-        ("Kimi-K2-Instruct", "no `reasoning-parser` is known"),
+        ("Kimi-K2-Instruct", "no default `reasoning-parser`"),
     ],
 )
 def test_what_is_left_out_is_said(name: str, words: str, public: Path) -> None:
@@ -199,7 +199,7 @@ def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> N
     missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
     key = {"layer_types": "sliding_layers"}.get(gone, gone)
     assert [*missing] == [f"kv_cache.{key}"]
-    assert missing[f"kv_cache.{key}"].hint == f"give it: `--set kv_cache.{key}=N`"
+    assert missing[f"kv_cache.{key}"].hint == f"`--set kv_cache.{key}=N`"
     assert gone in missing[f"kv_cache.{key}"].message
 
 
@@ -227,14 +227,14 @@ def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path
     [
         (LLAMA_33_70B, {"num_key_value_heads": 4}, "has 1024 rows, `num_key_value_heads` x `head_dim` is 512"),
         (LLAMA_33_70B, {"num_key_value_heads": 7}, "`num_key_value_heads` 7 does not divide `num_attention_heads` 64"),
-        (LLAMA_33_70B, {"num_hidden_layers": 81}, "`num_hidden_layers` is 81, and no tensor is of layer 80"),
-        (LLAMA_33_70B, {"num_hidden_layers": 79}, "`num_hidden_layers` is 79, and there are tensors of layer 79"),
+        (LLAMA_33_70B, {"num_hidden_layers": 81}, "`num_hidden_layers` is 81, but layer 80 has no tensor"),
+        (LLAMA_33_70B, {"num_hidden_layers": 79}, "`num_hidden_layers` is 79, but layer 79 has tensors"),
         (LLAMA_33_70B, {"num_attention_heads": 0}, "`num_attention_heads` is 0"),
-        (GLM_52, {"num_nextn_predict_layers": 0}, "`num_hidden_layers` is 78, and there are tensors of layer 78"),
+        (GLM_52, {"num_nextn_predict_layers": 0}, "`num_hidden_layers` is 78, but layer 78 has tensors"),
         (GLM_52, {"kv_lora_rank": 256}, "has 576 rows, `kv_lora_rank` + `qk_rope_head_dim` is 320"),
         (GLM_52, {"index_head_dim": 64}, "has 128 rows, `index_head_dim` is 64"),
         (GLM_52, {"n_routed_experts": 128}, "has 256 rows, `n_routed_experts` is 128"),
-        (GPT_OSS_120B, {"layer_types": ["sliding_attention"] * 35}, "is 36, and `layer_types` has 35 entries"),
+        (GPT_OSS_120B, {"layer_types": ["sliding_attention"] * 35}, "is 36, but `layer_types` has 35 entries"),
         (GPT_OSS_120B, {"num_key_value_heads": 4}, "has 512 rows, `num_key_value_heads` x `head_dim` is 256"),
         (GLM_52, {"num_experts_per_tok": 300}, "`num_experts_per_tok` 300 is more than `n_routed_experts` 256"),
     ],
@@ -253,13 +253,13 @@ SECOND = "model-00002-of-00004.safetensors"
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "there is no `config.json`"),
+        (lambda folder: (folder / "config.json").unlink(), "no `config.json` found"),
         (lambda folder: (folder / "config.json").write_text('{"a":'), "`config.json` is not JSON"),
         (lambda folder: (folder / "config.json").write_text("[1]"), "`config.json` is not JSON"),
-        (lambda folder: (folder / INDEX).unlink(), "there are no weights: neither"),
-        (lambda folder: (folder / INDEX).write_text("{}"), "is not an index that can be read"),
+        (lambda folder: (folder / INDEX).unlink(), "no weights found: neither"),
+        (lambda folder: (folder / INDEX).write_text("{}"), f"cannot read `{INDEX}`"),
         (lambda folder: (folder / SECOND).unlink(), f"`{SECOND}` is missing"),
-        (lambda folder: os.truncate(folder / SECOND, 9_000), "is cut off"),
+        (lambda folder: os.truncate(folder / SECOND, 9_000), "is truncated"),
         (
             lambda folder: (folder / SECOND).write_text("version https://git-lfs"),
             "is a git-lfs pointer",
@@ -275,7 +275,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(
 
 
 def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="there is no such directory"):
+    with pytest.raises(CheckpointNotFoundError, match="directory not found"):
         local_summary(tmp_path / "gone")
 
 

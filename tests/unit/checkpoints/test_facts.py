@@ -79,7 +79,7 @@ def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
             {"num_nextn_predict_layers": 0},
             "`model.mtp_layer` is `78`, the checkpoint's `num_nextn_predict_layers` is `0`",
         ),
-        ({"index_topk": None}, "`model.sparse_attention` is true, the checkpoint's `index_topk` is not there"),
+        ({"index_topk": None}, "`model.sparse_attention` is true, the checkpoint's `index_topk` is missing"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
             "`model.quantization` is `quark-mxfp4`, the checkpoint's `quantization_config.quant_method` is `fp8`",
@@ -100,7 +100,7 @@ def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
     with pytest.raises(CheckpointMismatchError) as caught:
         require_profile_match(folder, replace(model(str(folder)), context_length=32768))
-    remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves less"
+    remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves a shorter context"
     assert (remedy in caught.value.problems[0].hint) == (has > 32768)
     assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
 

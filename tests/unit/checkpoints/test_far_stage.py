@@ -76,12 +76,17 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "said", "message", "hint"),
     [
-        (Scripted(code=127), "", "there is no `python3` on ssh://node", "`apt-get install python3` there: 3.8"),
-        (Scripted(code=255), "Permission denied", "nothing can be staged on ssh://node", "without a question"),
-        (Scripted({"done": 5}, code=255), "Connection reset", "broke off: Connection reset", "run the same again"),
-        (Scripted({"done": 5}, code=-9), "", "broke off: exit code -9", "run the same again"),
-        (Scripted({"error": "No space left", "full": True}), "", "the disk is full", "run the same again"),
-        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB are to come and 0.0 GB are", "--dir DIR"),
+        (Scripted(code=127), "", "no `python3` found on ssh://node", "staging needs Python 3.8"),
+        (Scripted(code=255), "Permission denied", "cannot stage on ssh://node", "without a prompt"),
+        (
+            Scripted({"done": 5}, code=255),
+            "Connection reset",
+            "download failed: Connection reset",
+            "run the same command again",
+        ),
+        (Scripted({"done": 5}, code=-9), "", "download failed: exit code -9", "run the same command again"),
+        (Scripted({"error": "No space left", "full": True}), "", "the disk is full", "run the same command again"),
+        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 0.0 GB free", "--dir DIR"),
     ],
 )
 def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: str, message: str, hint: str) -> None:

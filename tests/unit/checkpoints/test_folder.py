@@ -200,7 +200,7 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
         mismatches=(),
         allow_mismatch=False,
     )
-    monkeypatch.setattr(sys.modules[assemble.__module__], "verify_made", lambda *_, **__: receipt)
+    monkeypatch.setattr(sys.modules[assemble.__module__], "verify_created", lambda *_, **__: receipt)
     recipe = load_recipe("glm-5.2-amd", Catalog.shipped())
     of = QuantizationInputs(source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=foreseen)
     of_finish, remove = sys.modules[assemble.__module__], WorkDir.remove

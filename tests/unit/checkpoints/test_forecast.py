@@ -62,7 +62,7 @@ def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) 
     together = read_source(write_tiny(tmp_path / "together", Tiny().config(), header))
     with pytest.raises(CheckpointMismatchError) as caught:
         forecast(together, load_recipe(AMD, SHIPPED))
-    assert "all routed experts together" in caught.value.problems[0].message
+    assert "all routed experts combined" in caught.value.problems[0].message
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path)
     theirs = home.models / "tiny" / "thesis.pdf"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years of work")
-    with pytest.raises(BuildError, match="not made here"):
+    with pytest.raises(BuildError, match="the directory has other files"):
         generate_model(plan_of("cpu-tiny").model, generator, python=Path("python3"), home=home, progress=Progress())
     assert theirs.read_text() == "years of work"
 
@@ -30,7 +30,7 @@ def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: py
     generator = tmp_path / "owl.py"
     generator.write_text("print(1)")
     monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", lambda *_: 0)
-    with pytest.raises(BuildError, match="ended without making") as caught:
+    with pytest.raises(BuildError, match="did not create") as caught:
         generate_model(
             plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
         )

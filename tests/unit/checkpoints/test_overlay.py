@@ -61,7 +61,7 @@ def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None
 def test_for_sources_that_do_it_themselves_the_config_stays_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
     said = write_overlay(checkpoint, tmp_path / "overlay", ())
 
-    assert said == "the engine's sources do it themselves; the config is left as it is"
+    assert said == "the engine's sources need no patched config; config.json is unchanged"
     assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
 
 

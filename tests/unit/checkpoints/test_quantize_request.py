@@ -86,13 +86,13 @@ def test_a_machine_without_a_compiler(
 def test_as_many_workers_as_cores_shards_and_memory_allow(
     free: int | None, cores: int, workers: int, request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "memory_free", lambda: free)
+    monkeypatch.setattr(command, "available_memory", lambda: free)
     source = read_source(request_.source)
     assert command._workers(request_, source, cores=cores, left=2) == workers
 
 
 def test_too_little_memory_for_one(request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "memory_free", lambda: 500_000_000)
+    monkeypatch.setattr(command, "available_memory", lambda: 500_000_000)
     source = read_source(request_.source)
     assert worker_memory(source) > 700_000_000
     with pytest.raises(HostError, match=r"a worker takes about 0.7 GB of memory, and 0.5 GB are free"):
@@ -126,7 +126,7 @@ def test_in_an_image_there_is_a_worker_a_gpu_at_most(
     home: Home,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "image_quark", lambda _: "0.13")
+    monkeypatch.setattr(command, "quark_version", lambda _: "0.13")
     on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=asked)
     folder = WorkDir(request_.target)
     pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)

@@ -52,23 +52,23 @@ def overlap(path: Path) -> None:
     ("name", "harm", "message"),
     [
         (SECOND, Path.unlink, f"`{SECOND}` is missing"),
-        (SECOND, cut, "is cut off"),
+        (SECOND, cut, "is truncated"),
         (SECOND, lambda path: os.truncate(path, 5), "has no safetensors header"),
-        (SECOND, lambda path: os.truncate(path, 40), "is cut off inside its header"),
+        (SECOND, lambda path: os.truncate(path, 40), "is truncated inside its header"),
         (SECOND, lambda path: path.write_bytes(path.read_bytes() + b"x"), "is too long"),
         (SECOND, lambda path: path.write_bytes(b"\xff" * 2000), "has no safetensors header"),
         (SECOND, lambda path: path.write_bytes(b"\x10" + bytes(7) + b"{" * 16), "has a header that is not JSON"),
         (SECOND, lambda path: path.write_bytes(b"\x02" + bytes(7) + b"[]"), "not a JSON object"),
         (SECOND, overlap, "has a hole or an overlap at byte 10"),
         (SECOND, lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "is a git-lfs pointer"),
-        (SECOND, lambda path: write_shard(path, {"other": 9}), "lacks 3 tensors the index names: `model.layers.0.mlp"),
+        (SECOND, lambda path: write_shard(path, {"other": 9}), "lacks 3 tensors of the index: `model.layers.0.mlp"),
         ("config.json", Path.unlink, "`config.json` is missing"),
         ("config.json", cut, "`config.json` is not JSON"),
         ("config.json", lambda path: path.write_text("[" * 10_000), "`config.json` is not JSON"),
-        ("tokenizer.json", Path.unlink, "there is no tokenizer"),
+        ("tokenizer.json", Path.unlink, "no tokenizer found"),
         ("tokenizer.json", cut, "`tokenizer.json` is not JSON"),
-        (INDEX, Path.unlink, "there are no weights"),
-        (INDEX, cut, f"`{INDEX}` is not an index that can be read"),
+        (INDEX, Path.unlink, "no weights found"),
+        (INDEX, cut, f"cannot read `{INDEX}`"),
         (INDEX, lambda path: path.write_text('{"weight_map": {}}'), "names no tensor"),
         (INDEX, lambda path: path.write_text('{"weight_map": {"a": "../a"}}'), "outside the checkpoint: `../a`"),
     ],
@@ -95,7 +95,9 @@ def test_metadata_alone_is_not_a_checkpoint(tmp_path: Path) -> None:
 
 def test_the_mtp_layer_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small", mtp_layer=None)
-    assert refused(directory) == ["there is no tensor of the MTP layer (`model.layers.3.`), which speculation needs"]
+    assert refused(directory) == [
+        "no tensor of the MTP layer (`model.layers.3.`) found, which speculative decoding needs"
+    ]
     verify_checkpoint(directory, model(str(directory)), speculative=False)
     assert len(refused(directory)) == 1  # also behind the receipt of a verification without it
 
@@ -109,18 +111,18 @@ def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
 
 def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
     directory = tmp_path / "small"
-    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint of `small`"):
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint of `small` found"):
         verify_checkpoint(directory, model(str(directory)), speculative=True)
     verify_checkpoint(write_checkpoint(directory), model(str(directory)), speculative=True)
     shutil.rmtree(directory)
-    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint of `small`"):
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint of `small` found"):
         verify_checkpoint(directory, model(str(directory)), speculative=True)
 
 
 def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(CheckpointError, match="cannot be read: No such file") as caught:
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint of `small`: No such file") as caught:
         verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert not isinstance(caught.value, CheckpointNotFoundError)
     assert caught.value.where.endswith("lost.safetensors")

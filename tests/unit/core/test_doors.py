@@ -38,8 +38,8 @@ RECEIPT: dict[str, Any] = {
     "mtp_layer": None,
     "shards": 3,
     "tensors": 3,
-    "differences": [],
-    "accepted": False,
+    "mismatches": [],
+    "allow_mismatch": False,
     "files": {"config.json": [1, 1]},
 }
 
@@ -63,7 +63,7 @@ def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -
     index = {"weight_map": {"model.layers.1.x": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint = Checkpoint.local(tmp_path)
-    with pytest.raises(CheckpointError, match="incomplete or altered") as caught:
+    with pytest.raises(CheckpointError, match="incomplete or modified") as caught:
         _ = checkpoint.shards
     assert "names a file outside" in caught.value.problems[0].message
 
@@ -91,12 +91,12 @@ def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> Non
         ("mtp_layer", ["78", 1.5, True, []]),
         ("shards", ["3", None, 1.5, [], True]),
         ("tensors", ["3", None, {}]),
-        ("differences", [5, {}, "x", [5], [[]], [{}], [{"message": 5}], [{"message": "x", "sglang": 5}]]),
-        ("accepted", ["false", 1, None, []]),
+        ("mismatches", [5, {}, "x", [5], [[]], [{}], [{"message": 5}], [{"message": "x", "sglang": 5}]]),
+        ("allow_mismatch", ["false", 1, None, []]),
     ],
 )
 def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_path: Path) -> None:
-    """One was a fault of this tool, and `accepted` in any words was a consent."""
+    """One was a fault of this tool, and `allow_mismatch` in any words was a consent."""
     directory = write_checkpoint(tmp_path / "glm")
     path = receipt_path(directory)
     for value in values:

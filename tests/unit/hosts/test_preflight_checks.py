@@ -248,7 +248,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     """A fresh node is asked before anything is downloaded to it."""
 
     def nothing() -> str:
-        raise CheckpointNotFoundError("there is no checkpoint of `glm-5.2-mxfp4`")
+        raise CheckpointNotFoundError("no checkpoint of `glm-5.2-mxfp4` found")
 
     plan = plan_of("mi355x-tp8")
     fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
     share = replace(plan, model=replace(plan.model, checkpoint=replace(plan.model.checkpoint, source="local")))
     unmounted = only(look("mi355x-healthy", share, checkpoint=nothing), "checkpoint")
-    assert (unmounted.level, unmounted.found) == (Level.FAIL, "there is no checkpoint of `glm-5.2-mxfp4`")
+    assert (unmounted.level, unmounted.found) == (Level.FAIL, "no checkpoint of `glm-5.2-mxfp4` found")
 
 
 @pytest.mark.parametrize(

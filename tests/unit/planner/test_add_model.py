@@ -82,7 +82,7 @@ quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
 layers: 47  # config.json: num_hidden_layers
 attention_heads: 20  # config.json: num_attention_heads
-mtp_layer: 47  # config.json: num_nextn_predict_layers; its tensors are there
+mtp_layer: 47  # config.json: num_nextn_predict_layers; tensors found
 mtp_weights_size: 2625536  # tensors of `layers.47.`, by the headers of the safetensors files
 moe:
   hidden_size: 2048  # config.json: hidden_size
@@ -106,7 +106,7 @@ def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_
     }
     folder = write_config(tmp_path / "llama", config)
     assert [line.partition("--set ")[2] for line in refused(folder, home)] == [
-        "quantization=WORD`",
+        "quantization=NAME`",
         "context_length=N`",
     ]
     found = added(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
     for where in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
             add_model(where, home, environ={})
-    with pytest.raises(CheckpointError, match=r"there is no `config\.json`"):
+    with pytest.raises(CheckpointError, match=r"no `config\.json`"):
         added(tmp_path, home, name="empty")
 
 
@@ -181,5 +181,5 @@ def test_what_no_sglang_loads_of_a_checkpoint_is_told(
     found = added(write_tiny(tmp_path / "odd", config, header), home)
     assert written(found).quantization == "quark-mxfp4"
     said = capsys.readouterr().err
-    assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantized" in said
+    assert "1 tensor is stored as U8, but unquantized in `quantization_config`" in said
     assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in said

@@ -131,12 +131,12 @@ def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home)
 
 def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> Listing:
-        raise CheckpointError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
+        raise CheckpointError("cannot reach the hub: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
 
     monkeypatch.setattr(command, "list_files", silent)
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
     found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
-    assert found.unknown["checkpoint"] == "the hub cannot be asked: https://mirror/?token=[REDACTED]"
+    assert found.unknown["checkpoint"] == "cannot reach the hub: https://mirror/?token=[REDACTED]"
     assert "no registry knows it" in found.unknown["engine.image_digest"]
     assert found.checkpoint == {}
 
