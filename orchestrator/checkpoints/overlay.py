@@ -10,12 +10,12 @@ from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG, LAYERS
 from orchestrator.core.files import atomic_write, link, remove_tree, replace_folder
 from orchestrator.patches.transforms import TRANSFORMS
-from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Plan
 
 _UNCHANGED: Final = "the engine's sources need no patched config; config.json is unchanged"
 
 
-def overlay_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str | None:
+def overlay_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str | None:
     """Return the path of the patched config.json below the tool's home; None without a config patch."""
     acting = (patch for patch in plan.patches if patch.expected or patch.id in found.ids)
     ids = [patch.id for patch in acting if patch.kind == "config"]

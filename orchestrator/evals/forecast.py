@@ -15,7 +15,7 @@ from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.run import describe_sensitivity, expected_score
 from orchestrator.evals.suite_runs import HARNESS, EvalPace, SuiteRun, published_pace
-from orchestrator.plan.plan import GREEDY, Plan
+from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
 
@@ -113,7 +113,7 @@ def forecast(
 
 def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
     """Yield the reasons why suites cannot run."""
-    greedy = next((warning for warning in plan.warnings if warning.id == GREEDY), None) if plan else None
+    greedy = next((warning for warning in plan.warnings if warning.id == GREEDY_SPECULATION), None) if plan else None
     for part in parts:
         if greedy is not None and part.suite.samples:
             yield f"`{part.suite.name}` cannot run: {greedy.summary}; {greedy.hint}"

@@ -22,7 +22,7 @@ from orchestrator.evals.result_files import load_eval_result
 from orchestrator.evals.significance import SignificanceTest, compare_results, minimum_detectable_difference
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure_venv
-from orchestrator.plan.plan import GREEDY, Plan
+from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ def require_runnable(suite: Suite, *targets: BenchTarget | None, data: Path | No
 
 def require_sampling(target: BenchTarget, suite: Suite) -> None:
     """Raise BenchError if a suite needs sampling and the server cannot sample."""
-    greedy = next((warning for warning in target.warnings if warning.id == GREEDY), None)
+    greedy = next((warning for warning in target.warnings if warning.id == GREEDY_SPECULATION), None)
     if greedy is not None and float(suite.generation["temperature"]) > 0:
         raise BenchError(
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, which the server cannot",

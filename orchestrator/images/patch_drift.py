@@ -9,8 +9,8 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import BuildError
 from orchestrator.images.receipt import ImageReceipt
 from orchestrator.patches.ledger import read_ledger
-from orchestrator.plan.patches import found_patches
-from orchestrator.plan.plan import Engine, FoundPatches, Plan
+from orchestrator.plan.patches import detected_patches
+from orchestrator.plan.plan import DetectedPatches, Engine, Plan
 
 _WITHOUT: Final = frozenset({"present upstream", "not applicable"})  # the applier's words, as below
 _AT_START: Final = "acts at start"
@@ -51,7 +51,7 @@ def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
             yield f"whether the sources need patch `{use.id}` cannot be told: {use.reason}"
 
 
-def found_at_start(plan: Plan, receipt: ImageReceipt) -> FoundPatches:
+def found_at_start(plan: Plan, receipt: ImageReceipt) -> DetectedPatches:
     """Tell which unexpected patches act at a start. The plan stays as it is: the same sources are found again."""
     at_start = {record.id for record in receipt.patches if record.state == _AT_START}
-    return found_patches(read_ledger(), plan.patches, at_start)
+    return detected_patches(read_ledger(), plan.patches, at_start)

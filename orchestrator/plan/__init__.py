@@ -1,1 +1,1 @@
-"""The plan of a server, and the rules that decide it. Pure."""
+"""The plan of a server, and the rules that a profile must meet. Pure."""

@@ -1,7 +1,7 @@
-"""What fits on a replica: tokens of its cache, requests of its own load, and how much memory may be given to both.
+"""An estimate of a replica's capacity before a start: memory per GPU, KV-cache tokens, and concurrent requests.
 
-A computation beforehand, from the facts of the model, layout and flags; `orchestrator.engine.memory` names where each
-rule of sglang's stands. Sizes are bytes.
+The input is the model, the layout and the flags; `orchestrator.engine.memory` cites each rule of sglang. Sizes are
+bytes.
 """
 
 import math
@@ -30,15 +30,15 @@ from orchestrator.engine.serving import ServingFacts
 from orchestrator.plan.plan import PlanWarning
 from orchestrator.profiles.schema import Profile
 
-# Of a GPU, before weights: what its driver and sglang's process take, and with several ranks their collectives. Both
-# measured with sglang 0.5.16 on one H200 and on two of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD's.
+# GPU memory in use before the weights: the driver and sglang's process; with several ranks also their collectives.
+# Measured with sglang 0.5.16 on one and on two H200 of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD.
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
-_LARGEST: Final = 0.99  # static fraction
+_MAX_FRACTION: Final = 0.99  # static fraction
 
 
 class Load(StrictModel):
-    """The lengths of a workload, in tokens. Requests share `num_prefixes` prefixes of `cache_hit_rate` of an input."""
+    """The lengths of a workload, in tokens; `num_prefixes` shared prefixes are `cache_hit_rate` of an input."""
 
     name: Text
     input_tokens: int = Field(ge=1)
@@ -49,133 +49,131 @@ class Load(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFit:
-    """How many requests of a load one replica's cache holds at once."""
+    """How many requests of a load fit into one replica's cache at the same time."""
 
     load: str
-    tokens: int  # of one request, without what it shares
-    shared_tokens: int  # of all prefixes, once
-    at_once: int | None  # None: the size of the cache is not known beforehand
-    running: int | None  # that the profile lets run at once in a replica, None where it does not say
-    fits: bool  # as far as is known
+    tokens: int  # of one request, without its shared prefix
+    shared_tokens: int  # of all prefixes together
+    concurrent: int | None  # None: the size of the cache is unknown
+    running: int | None  # the profile's limit of running requests per replica; None: not set
+    fits: bool  # True also where the size of the cache is unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCache:
-    """The cache of one replica, a GPU's part of it. None where the start alone can tell."""
+    """The cache of one replica on one GPU. A field is None if only a start can tell it."""
 
     kind: str
     page: int
-    token_bytes: float  # by which sglang reckons; whole but for sliding windows
-    held_bytes: float  # that a token really takes
+    token_bytes: float  # as sglang computes it; an integer unless there are sliding windows
+    actual_token_bytes: float  # that a token takes in the pools
     tokens: int | None
     full_contexts: float | None  # requests of the longest context
-    windows: SlidingWindow | None = None  # layers that keep the last tokens alone
+    windows: SlidingWindow | None = None  # layers that keep only the last tokens
 
     @property
     def window_tokens(self) -> int | None:
-        """The tokens of those layers' pool."""
+        """Tokens in the pool of the sliding-window layers."""
         return None if self.windows is None or self.tokens is None else self.windows.tokens(self.tokens, self.page)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A GPU's memory, and who takes what of it."""
+    """The memory of one GPU and its uses."""
 
     vram_bytes: int
     free_bytes: int  # before weights are loaded
     weights_bytes: int
     fraction: float
-    fraction_is: str  # `set`, or `sglang's own`
-    cache_bytes: int  # at most 0: there is no room
-    working_bytes: int  # that activations and graphs need
-    safe_fraction: float  # the largest that leaves them that
+    fraction_source: str  # `set`, or `sglang's own`
+    cache_bytes: int  # 0 or less: no room for a cache
+    activation_bytes: int  # that activations and graphs need
+    safe_fraction: float  # the largest fraction that leaves `activation_bytes` free
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What fits. What could not be computed is None, and `unknown` says why."""
+    """The capacity of a profile. A value that cannot be computed is None; `unknown` has the reasons."""
 
     replicas: int
     gpus: int  # of one replica
-    memory: Memory | None  # None on a CPU, whose memory others share
+    memory: Memory | None  # None on a CPU, which shares its memory with other programs
     cache: KvCache | None
-    served: LoadFit | None
-    context: int  # the longest that is served
-    most_tokens: int | None  # that the profile lets a replica's cache hold
+    load_fit: LoadFit | None
+    context: int  # tokens of the longest request
+    max_tokens: int | None  # the profile's limit on the cache of a replica
     unknown: tuple[str, ...]
 
     @property
     def spare_bytes(self) -> int:
-        """What the static fraction gives the cache of a GPU, and `max-total-tokens` leaves free."""
+        """Bytes of a GPU that the static fraction reserves for the cache and `max-total-tokens` leaves unused."""
         if self.memory is None or self.cache is None or self.cache.tokens is None:
             return 0
-        spare = int(self.memory.cache_bytes - self.cache.tokens * self.cache.held_bytes)
-        return spare if spare >= self.cache.page * self.cache.held_bytes else 0  # else the rest of a page
+        spare = int(self.memory.cache_bytes - self.cache.tokens * self.cache.actual_token_bytes)
+        return spare if spare >= self.cache.page * self.cache.actual_token_bytes else 0  # less is part of a page
 
     @property
-    def kept_bytes(self) -> int:
-        """What is kept free of a GPU beside weights and cache."""
+    def reserved_bytes(self) -> int:
+        """Bytes of a GPU that neither weights nor cache use."""
         memory = self.memory
         return 0 if memory is None else int(memory.free_bytes * (1 - memory.fraction)) + self.spare_bytes
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return plain data for JSON."""
         return asdict(self)
 
 
 def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Capacity:
-    """What fits on each replica of a profile; `facts` are what its flags mean."""
+    """Compute the capacity of each replica of a profile; `facts` is the meaning of its flags."""
     layout, model = profile.layout, profile.model
     tp, dp = layout.tp.value, layout.dp.value
     memory = None if profile.hardware.vendor == "cpu" else _memory(profile, facts, ranks=tp * facts.stages)
-    unknown = _unknown(profile, facts)
+    unknown = _unknown_reasons(profile, facts)
     cache = None if unknown else _cache(profile, facts, memory)
-    served = _served(profile, facts, load, cache) if load and cache else None
+    served = _load_fit(profile, facts, load, cache) if load and cache else None
     if model.mtp_layer is not None and facts.drafts is None and model.mtp_weights_size is None:
-        unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
+        unknown.append("the size of the MTP layer is unknown: the weights include it, although it is not loaded")
     if facts.drafts is not None and facts.drafts.own_model:
-        unknown.append("the weights of the draft model are not known: they are not counted")
+        unknown.append("the size of the draft model is unknown: the weights do not include it")
     found = Capacity(
         replicas=dp * profile.replicas,
         gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * facts.stages,
         memory=memory,
         cache=cache,
-        served=served,
+        load_fit=served,
         context=facts.context,
-        most_tokens=facts.cache_tokens,
+        max_tokens=facts.cache_tokens,
         unknown=tuple(unknown),
     )
-    if memory is None or not found.spare_bytes or found.kept_bytes < memory.working_bytes:
+    if memory is None or not found.spare_bytes or found.reserved_bytes < memory.activation_bytes:
         return found
-    return replace(found, memory=replace(memory, safe_fraction=_LARGEST))  # more of it makes the cache no larger
+    # `max-total-tokens` limits the cache: a larger fraction does not make it larger
+    return replace(found, memory=replace(memory, safe_fraction=_MAX_FRACTION))
 
 
 def graph_requests(profile: Profile, facts: ServingFacts) -> int:
-    """The largest batch for which sglang makes a graph."""
-    return _working(profile, facts, ranks=profile.layout.tp.value).graph_requests
+    """Return the largest batch that sglang captures a graph for."""
+    return _activations(profile, facts, ranks=profile.layout.tp.value).graph_requests
 
 
-def _unknown(profile: Profile, facts: ServingFacts) -> list[str]:
-    """Why the size of a token is not known."""
+def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
+    """List the reasons why the size of a token in the cache is unknown."""
     model, why = profile.model, []
     if model.kv_cache is None:
         why.append(
-            "the model's file does not say what its cache holds: `kv_cache` in profiles/models; where `deploy add "
-            "model` left it out, its comments say why"
+            "the model's file in profiles/models has no `kv_cache`; its comments may give the reason"
         )
     elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
-        why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")
+        why.append("the model's file in profiles/models has no `attention_heads`")
     if _windows(profile, facts) is not None and facts.window_pool_option:
-        why.append(
-            f"{facts.window_pool_option}: how large sglang makes the cache of sliding windows then is not computed here"
-        )
-    if _type(profile, facts) is None:
-        why.append(f"what a cache of type `{facts.kv_dtype}` takes is not known here")
+        why.append(f"`{facts.window_pool_option}` is set: deploy cannot compute the size of the sliding-window cache")
+    if _cache_type(profile, facts) is None:
+        why.append(f"the size of a cache of type `{facts.kv_dtype}` is unknown")
     return why
 
 
 def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
-    """The layers with a sliding window, as far as the engine keeps a pool for them."""
+    """Return the layers with a sliding window, if the engine has a separate pool for them."""
     cache = profile.model.kv_cache
     if cache is None or cache.sliding_layers is None or facts.window_ratio is None:
         return None
@@ -186,7 +184,7 @@ def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
     )
 
 
-def _type(profile: Profile, facts: ServingFacts) -> tuple[str, int] | None:
+def _cache_type(profile: Profile, facts: ServingFacts) -> tuple[str, int] | None:
     return cache_type(
         facts.kv_dtype,
         sparse=profile.model.sparse_attention,
@@ -200,13 +198,13 @@ def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     free = max(vram - _PROCESS - (_COLLECTIVES if ranks > 1 else 0), 0)
     loaded = model.weights_size - (0 if facts.drafts else model.mtp_weights_size or 0)
     weights = loaded // ranks
-    working = _working(profile, facts, ranks=ranks)
-    fraction, said = facts.memory_fraction, "set"
-    if fraction is None or not 0 < fraction < 1:  # that it is none is said by another rule
-        fraction, said = default_mem_fraction(working), "sglang's own"
+    activations = _activations(profile, facts, ranks=ranks)
+    fraction, source = facts.memory_fraction, "set"
+    if fraction is None or not 0 < fraction < 1:  # `flag_values_are_valid` reports an invalid one
+        fraction, source = default_mem_fraction(activations), "sglang's default"
     moe = model.moe
     needed = activation_bytes(
-        working,
+        activations,
         hidden=moe.hidden_size if moe else None,
         experts=moe.experts_per_token + moe.shared_experts if moe else 0,
     )
@@ -215,14 +213,14 @@ def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
         free_bytes=free,
         weights_bytes=weights,
         fraction=fraction,
-        fraction_is=said,
+        fraction_source=source,
         cache_bytes=int(free * fraction - weights),
-        working_bytes=needed,
+        activation_bytes=needed,
         safe_fraction=max(math.floor((1 - needed / free) * 100) / 100, 0.0) if free else 0.0,
     )
 
 
-def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> ActivationSpec:
+def _activations(profile: Profile, facts: ServingFacts, *, ranks: int) -> ActivationSpec:
     cache = profile.model.kv_cache
     return ActivationSpec(
         vram=profile.hardware.vram,
@@ -237,7 +235,7 @@ def _working(profile: Profile, facts: ServingFacts, *, ranks: int) -> Activation
 
 def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCache:
     model, layout = profile.model, profile.layout
-    kind, element = _type(profile, facts) or ("", 0)  # that there is one has been asked
+    kind, element = _cache_type(profile, facts) or ("", 0)  # never None here: `unknown` is empty
     windows = _windows(profile, facts)
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
     prefill, decode = facts.sparse_backends
@@ -267,7 +265,7 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
         kind=kind,
         page=page,
         token_bytes=size.planned,
-        held_bytes=size.held,
+        actual_token_bytes=size.held,
         tokens=tokens,
         full_contexts=None if tokens is None else round(tokens / facts.context, 2),
         windows=windows,
@@ -277,7 +275,7 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
 def _attention(profile: Profile) -> MhaCache | MlaCache:
     cache = profile.model.kv_cache
     if cache is None:
-        raise ValueError("the model's cache is not known")
+        raise ValueError("the model has no `kv_cache`")
     if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
         return MlaCache(
             kv_lora_rank=cache.kv_lora_rank,
@@ -289,8 +287,8 @@ def _attention(profile: Profile) -> MhaCache | MlaCache:
     return MhaCache(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
 
 
-def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
-    """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
+def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
+    """Compute how many requests fit at the same time. Each takes whole pages, with room for its drafts."""
     drafts = facts.drafts
     prefix = int(load.input_tokens * load.cache_hit_rate) // cache.page * cache.page if facts.prefix_cache else 0
     tokens = load.input_tokens - prefix + load.output_tokens + (drafts.room if drafts else 0)
@@ -307,59 +305,59 @@ def _served(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -
         load=load.name,
         tokens=tokens,
         shared_tokens=shared,
-        at_once=at_once,
+        concurrent=at_once,
         running=running,
         fits=at_once is None or at_once >= (running or 1),
     )
 
 
 def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
-    """What does not fit, and is no reason to refuse a start: sglang lets requests wait, or runs out of memory later."""
-    served, memory, cache = capacity.served, capacity.memory, capacity.cache
-    if served is not None and cache is not None and not served.fits:
-        running, fitting = served.running or 1, served.at_once or 0
-        needed = running * served.tokens + served.shared_tokens
-        capped = capacity.most_tokens is not None and capacity.most_tokens - cache.page < (cache.tokens or 0)
+    """Warn of what does not fit but does not prevent a start: sglang queues requests, or runs out of memory later."""
+    fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
+    if fit is not None and cache is not None and not fit.fits:
+        running, fitting = fit.running or 1, fit.concurrent or 0
+        needed = running * fit.tokens + fit.shared_tokens
+        capped = capacity.max_tokens is not None and capacity.max_tokens - cache.page < (cache.tokens or 0)
         yield PlanWarning(
             id="capacity-requests",
             summary=(
-                f"{f'{running:,} requests' if running > 1 else 'a request'} of `{served.load}` "
-                f"{'at once need' if running > 1 else 'needs'} {needed:,} tokens of a replica's cache, which holds "
+                f"{f'{running:,} concurrent requests' if running > 1 else 'a request'} of `{fit.load}` "
+                f"{'need' if running > 1 else 'needs'} {needed:,} tokens of cache; a replica has "
                 f"{cache.tokens:,}: {f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
-            source="computed beforehand: `deploy show --capacity`",
-            hint=", or ".join(_ways_to_fit(cache, fitting=fitting, capped=capped)),
+            source="estimate of `deploy show --capacity`",
+            hint=", or ".join(_remedies(cache, fitting=fitting, capped=capped)),
         )
-    if capacity.most_tokens is not None and capacity.most_tokens < capacity.context:
+    if capacity.max_tokens is not None and capacity.max_tokens < capacity.context:
         yield PlanWarning(
             id="capacity-context",
             summary=(
-                f"`{Meaning.CACHE_TOKENS}` {capacity.most_tokens:,} is less than one context of {capacity.context:,} "
-                "tokens: longer requests are refused"
+                f"`{Meaning.CACHE_TOKENS}` {capacity.max_tokens:,} is less than one context of {capacity.context:,} "
+                "tokens: sglang rejects longer requests"
             ),
             source="sglang 0.5.16, srt/managers/tp_worker.py, max_req_len",
-            hint=f"raise `flags.{Meaning.CACHE_TOKENS}`, or set `flags.{Meaning.CONTEXT}` to what is to be served",
+            hint=f"raise `flags.{Meaning.CACHE_TOKENS}`, or lower `flags.{Meaning.CONTEXT}`",
         )
-    if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
-        kept = capacity.kept_bytes
+    if memory is not None and memory.fraction_source == "set" and memory.fraction > memory.safe_fraction:
+        reserved = capacity.reserved_bytes
         yield PlanWarning(
             id="capacity-fraction",
             summary=(
-                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights "
-                f"and cache; activations and graphs may need {memory.working_bytes / 1e9:.1f} GB"
+                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {reserved / 1e9:.1f} GB of a GPU free; "
+                f"activations and graphs may need {memory.activation_bytes / 1e9:.1f} GB"
             ),
-            source="computed beforehand: `deploy show --capacity`",
+            source="estimate of `deploy show --capacity`",
             hint=f"`{Meaning.MEMORY_FRACTION}` {memory.safe_fraction:g}, or a smaller `{Meaning.PREFILL_CHUNK}`",
         )
 
 
-def _ways_to_fit(cache: KvCache, *, fitting: int, capped: bool) -> Iterator[str]:
-    """What lets more requests of a load run at once, or asks for fewer; `capped` by its own limit."""
+def _remedies(cache: KvCache, *, fitting: int, capped: bool) -> Iterator[str]:
+    """Suggest changes that make a load fit; `capped`: the profile's own limit is the bound."""
     if fitting:
         yield f"lower `{Meaning.RUNNING_REQUESTS}` to {fitting}"
     if capped:
         yield f"raise `flags.{Meaning.CACHE_TOKENS}`"
         return
     if not cache.kind.startswith("fp8"):
-        yield f"take an 8-bit `{Meaning.CACHE_TYPE}`"
+        yield f"use an 8-bit `{Meaning.CACHE_TYPE}`"
     yield "raise `layout.tp`"

@@ -1,22 +1,22 @@
-"""What is different between plans, and whatever else is flat data. Pure."""
+"""Differences between plans or other flat data. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_SAME_VALUES: Final = "every value is the same; what differs is where they are written, or what is said of them"
+_SAME_VALUES: Final = "no value differs; only origins or descriptions do"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One value that is not the same on all sides: of each its own, "" where it has none."""
+    """A key whose value is not equal on all sides; "" for a side without the key."""
 
     key: str
     values: tuple[str, ...]
 
 
 def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
-    """What the sides do not have in common, sorted by key."""
+    """Return the keys that differ between the sides, sorted."""
     keys = sorted({key for side in sides for key in side})
     return tuple(
         Difference(key=key, values=tuple(side.get(key, "") for side in sides))
@@ -26,19 +26,19 @@ def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
 
 
 def render_diff(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`; or that no value differs."""
+    """Render the differences of two plans, one line per value: `- key: old`, `+ key: new`."""
     sides = (flatten(old), flatten(new))
-    told = "\n".join(
-        f"{sign} {each.key}: {side[each.key]}"
-        for each in differences(sides)
+    lines = "\n".join(
+        f"{sign} {difference.key}: {side[difference.key]}"
+        for difference in differences(sides)
         for sign, side in zip("-+", sides, strict=True)
-        if each.key in side
+        if difference.key in side
     )
-    return told or (_SAME_VALUES if old != new else "")
+    return lines or (_SAME_VALUES if old != new else "")
 
 
 def flatten(data: Mapping[str, object]) -> dict[str, str]:
-    """Plan data by the dotted key of each value, as a profile would have it."""
+    """Flatten plan data to dotted keys, as `--set` takes them."""
     return dict(_flat(data, ""))
 
 
@@ -47,21 +47,21 @@ def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _flat(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        for place, item in enumerate(value, start=1):
-            yield from _flat({str(item.get("name") or item.get("id") or place): _named(item)}, key)
+        for index, item in enumerate(value, start=1):
+            yield from _flat({str(item.get("name") or item.get("id") or index): _item_value(item)}, key)
     else:
-        yield key, _shown(value)
+        yield key, _format_value(value)
 
 
-def _shown(value: object) -> str:
-    """A value as a profile would have it."""
+def _format_value(value: object) -> str:
+    """Format a value as in a profile."""
     if isinstance(value, list | tuple):
         return " ".join(map(str, value)) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _named(item: Mapping[str, object]) -> object:
-    """A flag or variable by its values alone; anything else whole."""
+def _item_value(item: Mapping[str, object]) -> object:
+    """Return only the value of a flag or variable; any other item without its id."""
     if "values" in item:
         return item["values"] or True  # a bare switch
     if "value" in item:

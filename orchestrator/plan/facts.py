@@ -1,4 +1,4 @@
-"""What was learned of checkpoint, kernel tables and image: what a plan is decided from beside its profile."""
+"""Facts about the checkpoint, kernel tables and image that a plan needs besides its profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from orchestrator.plan.plan import Moe
 
 @dataclass(frozen=True, kw_only=True)
 class MoeCheckpoint:
-    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores its experts.
+    """How a checkpoint stores its experts, for the rule of `orchestrator.plan.fusion`.
 
-    The dtypes are those of a layer where they differ, else of the first one with routed experts, as the safetensors
-    headers give them; None where they were not read.
+    The dtypes are from the safetensors headers of the first layer where they differ, or else of the first layer with
+    routed experts; None if the headers were not read.
     """
 
     moe: Moe
@@ -25,11 +25,11 @@ class MoeCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was learned so far; an empty field is not known yet."""
+    """The facts known so far; an empty field is unknown."""
 
     experts: MoeCheckpoint | None = None  # how the checkpoint stores its experts
-    inputs: Mapping[str, str] = field(default_factory=dict)  # files given to patches, such as a table: name -> sha256
+    inputs: Mapping[str, str] = field(default_factory=dict)  # input files of patches, such as a table: name -> sha256
     image: str | None = None  # reference of a prebuilt image; None: an image is built
 
 
-NOTHING_KNOWN: Final = Facts()
+NO_FACTS: Final = Facts()

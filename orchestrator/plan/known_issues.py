@@ -1,4 +1,4 @@
-"""What is reported of layouts, broken or hazardous: data (profiles/known_issues/*.yaml), matched against a plan."""
+"""Known issues of configurations: data (profiles/known_issues/*.yaml) that is matched against a plan."""
 
 import operator
 import re
@@ -27,27 +27,27 @@ _COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
 
 
 class IssueConditions(StrictModel):
-    """What a plan must show; what is left out is no condition, and all that is given must hold."""
+    """The conditions of a known issue; a plan matches if all that are given hold."""
 
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
     platforms: tuple[str, ...] = ()
     archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
-    checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of where the model comes from")
+    checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of checkpoint paths")
     quantizations: tuple[str, ...] = Field(default=(), description="shell patterns")
     image_older_than: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
     experts: bool | None = Field(default=None, description="whether the model has routed experts")
     flags: Mapping[str, str] = Field(
-        default={}, description="flag -> shell pattern of its value, `*` for any; or `>=131072`: a number is compared"
+        default={}, description="flag -> shell pattern of its value, `*` for any; or a comparison such as `>=131072`"
     )
     without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
     env: Mapping[str, str] = Field(default={}, description="variable -> shell pattern of its value")
-    without_env: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
+    without_env: Mapping[str, str] = Field(default={}, description="variable -> value that avoids the issue")
 
     @property
     def key(self) -> KeyPath:
-        """The key of a profile that most narrowly says what is broken."""
+        """The most specific profile key behind the issue."""
         if self.checkpoints:
             return "model", "checkpoint"
         if self.flags:
@@ -56,7 +56,7 @@ class IssueConditions(StrictModel):
 
 
 class KnownIssue(StrictModel):
-    """One report: what breaks, where it was reported, what repairs it."""
+    """One known issue, with its source and its workaround."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     summary: Text = Field(description="what happens, as a user sees it")
@@ -66,7 +66,7 @@ class KnownIssue(StrictModel):
 
 
 class KnownIssues(StrictModel):
-    """A file of reports: of what is broken, and refused; of warnings, which are told; of what the smoke test finds."""
+    """A file of known issues: `blocked` ones prevent a start, `warnings` are shown, the others explain smoke tests."""
 
     blocked: tuple[KnownIssue, ...] = ()
     warnings: tuple[KnownIssue, ...] = ()
@@ -76,7 +76,7 @@ class KnownIssues(StrictModel):
     )
 
     def __add__(self, other: "KnownIssues") -> "KnownIssues":
-        """What both say."""
+        """Concatenate both."""
         return KnownIssues(**{name: getattr(self, name) + getattr(other, name) for name in KnownIssues.model_fields})
 
 
@@ -84,25 +84,25 @@ def blocking_issues(
     entries: Sequence[KnownIssue],
     plan: Plan,
     *,
-    accepted: Collection[str] = (),
-    place: Callable[[KeyPath], str] = lambda _: "",
+    allowed: Collection[str] = (),
+    location: Callable[[KeyPath], str] = lambda _: "",
 ) -> tuple[Problem, ...]:
-    """What is reported broken about a plan, save the reports whose id the user accepts; `place` is that of a key."""
+    """Return the known issues that block a plan, except the `allowed` ids; `location` maps a key to `file:line`."""
     return tuple(
         Problem(
-            f"this layout is reported broken: {entry.summary} ({entry.source})",
-            place(entry.match.key),
-            f"{entry.hint}; if you know better: `--set allow_known_issues=[{entry.id}]`",
+            f"known issue: {entry.summary} ({entry.source})",
+            location(entry.match.key),
+            f"{entry.hint}; to start regardless: `--set allow_known_issues=[{entry.id}]`",
         )
         for entry in entries
-        if entry.id not in accepted and matches(entry.match, plan)
+        if entry.id not in allowed and matches(entry.match, plan)
     )
 
 
 def matching_issues(
     entries: Sequence[KnownIssue], plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[PlanWarning, ...]:
-    """What is reported of a plan without being a reason to refuse it; `image_env` is what its image sets."""
+    """Return the known issues that match a plan; `image_env` is the environment of its image."""
     return tuple(
         PlanWarning(id=entry.id, summary=entry.summary, source=entry.source, hint=entry.hint)
         for entry in entries
@@ -111,7 +111,7 @@ def matching_issues(
 
 
 def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
-    """Whether every condition that is given holds for the plan."""
+    """Return whether every given condition holds for the plan."""
     engine, values = plan.engine, {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (
         SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
@@ -131,13 +131,13 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
 
 
 def image_date(image: str | None) -> int:
-    """The YYYYMMDD at the end of a dated image's tag, 0 where there is none."""
+    """Return the YYYYMMDD at the end of an image's tag, or 0 if it has none."""
     date = re.search(r"-(20\d{6})$", image or "")
     return int(date[1]) if date else 0
 
 
 def _fits(value: str, wanted: str) -> bool:
-    """Whether an option's value fits a shell pattern; or the number it is written as, a comparison."""
+    """Return whether an option's value matches a shell pattern or a numeric comparison."""
     comparison = _COMPARISON.match(wanted)
     if comparison is None:
         return fnmatch(value, wanted)

@@ -1,7 +1,7 @@
-"""Which patches a plan carries, and which of them its version lets it expect.
+"""Selection of the patches of a plan.
 
-Platform, model and speculation decide what is carried; whether the sources need it their content does, inside the image
-(images/apply_patches.py).
+Platform, model and speculative decoding select a patch. Whether the sources need it is decided inside the image, from
+their content (images/apply_patches.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,36 +10,38 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 
 from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
-from orchestrator.plan.plan import EnvVar, FoundPatches, PlannedPatch
+from orchestrator.plan.plan import DetectedPatches, EnvVar, PlannedPatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchFacts:
-    """What is known of a server before any source is read."""
+    """The facts that select patches."""
 
     engine_version: str
     platform: str  # rocm | cuda | cpu
     quantization: str
     mtp_layer: int | None
     speculative_steps: int | None  # None without speculative decoding
-    inputs: Mapping[str, str]  # files a user gave, name -> sha256 in hex
+    inputs: Mapping[str, str]  # files from `--input`: name -> sha256 in hex
 
 
 def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedPatch, ...]:
-    """The patches for this platform and model, sorted by id; each with whether the version calls for it, and why."""
+    """Select the patches for this platform and model, sorted by id; the version decides which are expected."""
     chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
 def patch_env(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
-    """The variables of expected patches of kind environment, and those of a file patch whose file was given."""
+    """Return the variables of expected environment patches, and of file patches that have their input."""
     return _variables(ledger, (use for use in uses if use.expected))
 
 
-def found_patches(ledger: Sequence[Patch], uses: Iterable[PlannedPatch], at_start: Collection[str]) -> FoundPatches:
-    """Those of the unexpected patches that a receipt says to act at a start, with their variables."""
+def detected_patches(
+    ledger: Sequence[Patch], uses: Iterable[PlannedPatch], at_start: Collection[str]
+) -> DetectedPatches:
+    """Return the unexpected patches that act at a start according to the image's receipt, with their variables."""
     found = [use for use in uses if not use.expected and use.id in at_start]
-    return FoundPatches(ids=frozenset(use.id for use in found), env=_variables(ledger, found))
+    return DetectedPatches(ids=frozenset(use.id for use in found), env=_variables(ledger, found))
 
 
 def _variables(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
@@ -66,13 +68,13 @@ def _applies(conditions: Applies, facts: PatchFacts) -> bool:
 
 
 def _use(patch: Patch, facts: PatchFacts) -> PlannedPatch:
-    given = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
+    sha256 = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
     return PlannedPatch(
         id=patch.id,
         kind=patch.apply.kind,
         expected=_expected(patch, facts),
-        reason=_reason(patch, facts, given),
-        input_sha256=given,
+        reason=_reason(patch, facts, sha256),
+        input_sha256=sha256,
     )
 
 
@@ -80,10 +82,10 @@ def _expected(patch: Patch, facts: PatchFacts) -> bool:
     return SpecifierSet(patch.applies.engine or "").contains(facts.engine_version, prereleases=True)
 
 
-def _reason(patch: Patch, facts: PatchFacts, given: str | None) -> str:
-    if isinstance(patch.apply, AddedFile) and given is None:
-        return f"no `{patch.apply.input}` is given: {patch.symptom.effect}"
+def _reason(patch: Patch, facts: PatchFacts, input_sha256: str | None) -> str:
+    if isinstance(patch.apply, AddedFile) and input_sha256 is None:
+        return f"no input `{patch.apply.input}`: {patch.symptom.effect}"
     if patch.applies.engine is None:
         return patch.title
-    stands = "is" if _expected(patch, facts) else "is not"
-    return f"sglang {facts.engine_version} {stands} in `{patch.applies.engine}` ({patch.upstream.reference})"
+    verb = "is" if _expected(patch, facts) else "is not"
+    return f"sglang {facts.engine_version} {verb} in `{patch.applies.engine}` ({patch.upstream.reference})"

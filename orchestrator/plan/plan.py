@@ -1,9 +1,8 @@
-"""The plan: everything that has been decided about one server, and nothing that has not.
+"""The plan: every decided value of one server.
 
-Where nothing is decided it holds the profile's own section.
-
-Frozen, without default values: a planner that forgets a decision does not construct. Sizes are bytes, durations
-are seconds; sequences are tuples sorted where their order carries no meaning, so equal plans are equal bytes.
+Sections that need no decision are the profile's own. Classes are frozen and without default values, so no decision can
+be forgotten. Sizes are bytes, durations seconds. Tuples without a meaningful order are sorted: equal plans have equal
+bytes.
 """
 
 import dataclasses
@@ -24,11 +23,10 @@ from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
-# What a profile and a server may be called: the name stands in image names, container names and paths.
+# Valid names of profiles and servers; they are used in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
-GREEDY: Final = (
-    "speculation-is-greedy"  # the warning of that id (profiles/known_issues/warnings.yaml): nothing is sampled
-)
+# The id of a warning in profiles/known_issues/warnings.yaml: speculative decoding ignores sampling parameters.
+GREEDY_SPECULATION: Final = "speculation-is-greedy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Flag:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The option as it stands in an argv."""
+        """The option in an argument vector."""
         return (f"--{self.name}", *self.values)
 
 
@@ -67,7 +65,7 @@ class Ulimit:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerRequirements:
-    """What a container on this hardware has to be given to see its GPUs."""
+    """The container options that this hardware needs."""
 
     devices: tuple[str, ...]
     all_gpus: bool  # the NVIDIA device request, `docker run --gpus all`
@@ -81,12 +79,12 @@ class ContainerRequirements:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One node. `arch` is what the compiler calls the GPU (`gfx950`, `sm100`), or the CPU's machine name."""
+    """One node. `arch` is the compiler's name of the GPU (`gfx950`, `sm100`), or the CPU's machine name."""
 
     name: str
     vendor: str  # amd | nvidia | cpu
     arch: str
-    gpu_product: str | None  # what who rents it out calls the GPU
+    gpu_product: str | None  # the GPU's name at cloud providers
     gpus: int
     compute_units: int  # of one GPU
     vram_bytes: int  # of one GPU
@@ -95,8 +93,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """Where the checkpoint comes from.
-
+    """The source of the checkpoint.
     `source` is `hub` (path: repository id), `generated` (path: the generator script under images/) or `local` (path: an
     absolute directory).
     """
@@ -119,19 +116,19 @@ class Moe:
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeQuestion:
-    """What the smoke test asks, and the one right answer; `filler_words` stand where the question says `{filler}`."""
+    """A question of the smoke test with its correct answer; `filler_words` words replace `{filler}` in the prompt."""
 
     prompt: str
     expected: str
     filler_words: int
-    max_tokens: int  # that the answer may have
+    max_tokens: int  # of the answer
     origin: Origin
     source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The checkpoint and what the rules need to know of its architecture."""
+    """The checkpoint and the facts of its architecture that the rules need."""
 
     name: str
     served_name: str
@@ -140,7 +137,7 @@ class Model:
     quantization: str
     context_length: int
     layers: int
-    attention_heads: int | None  # None where the profile does not say
+    attention_heads: int | None  # None: unknown
     kv_heads: int | None
     sparse_attention: bool
     mtp_layer: int | None  # index of the next-token-prediction layer in the checkpoint
@@ -157,19 +154,19 @@ class Engine:
     version: str
     platform: str  # rocm | cuda | cpu
     image: str | None  # base image reference, without digest
-    image_digest: str | None  # sha256:..., where one is known
-    image_fallbacks: tuple[str, ...]  # to take where that one is gone and no digest is pinned
+    image_digest: str | None  # sha256:…; None: unknown
+    image_fallbacks: tuple[str, ...]  # used if `image` no longer exists and no digest is pinned
     dockerfile: str  # Dockerfile template under images/, without `.Dockerfile.j2`
     requirements: str | None  # pinned requirement file under images/, for the process runtime
-    python: str | None  # an interpreter that already has the engine, for the process runtime inside a rented pod
-    source_dir: str  # where the image keeps the package `sglang`
+    python: str | None  # an interpreter that has the engine, for the process runtime in a rented pod
+    source_dir: str  # of the package `sglang` in the image
     aiter_dir: str | None
     aiter_commit: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the model is spread. Without dp-attention each of the `dp` replicas has `tp` GPUs of its own."""
+    """The parallelism of a replica. Without dp-attention each of the `dp` workers has its own `tp` GPUs."""
 
     tp: int
     dp: int
@@ -182,14 +179,14 @@ class Layout:
         return self.tp if self.dp_attention else self.tp * self.dp
 
     @property
-    def shown(self) -> str:
-        """As the field writes it, `TP8` or `TP4×DP2`."""
+    def label(self) -> str:
+        """The layout in short, `TP8` or `TP4×DP2`."""
         return f"TP{self.tp}×DP{self.dp}" if self.dp > 1 else f"TP{self.tp}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpEndpoint:
-    """The HTTP side. The API key itself is never part of a plan, only the name of the variable that holds it."""
+    """The HTTP endpoint. A plan has the name of the variable with the API key, never the key."""
 
     host: str
     port: int
@@ -198,57 +195,56 @@ class HttpEndpoint:
 
     @property
     def url(self) -> str:
-        """The base URL on the machine it runs on: a server that listens everywhere is reached on loopback."""
+        """The base URL on its own host: loopback for a server that listens on every address."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
-    def answers_everyone(self) -> bool:
-        """Whether other machines reach it, and it asks nobody for a key."""
+    def is_unauthenticated_public(self) -> bool:
+        """Whether other hosts can reach it without an API key."""
         return self.api_key_env is None and not ipaddress.ip_address(self.host).is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """SGLang's gateway before several equal servers: it has the address of the plan's `server`."""
+    """SGLang's gateway in front of the replicas; it listens on the address of the plan's `server`."""
 
     version: str  # of smg
     requirements: str  # pinned requirement file under images/
     options: tuple[Flag, ...]  # of `smg launch`
-    ports: tuple[int, ...]  # of the replicas, in their order
-    metrics_port: int  # of the gateway's own counters
-    one_node: bool  # the replicas share its GPUs and its loopback; else each has a place of its own: a pod, a job
+    ports: tuple[int, ...]  # of the replicas, by number
+    metrics_port: int  # of the gateway
+    one_node: bool  # the replicas share the GPUs and the loopback of one node; else each has its own pod or job
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPatch:
-    """One patch this plan carries; `kind` is how it acts (diff, config, environment, file).
+    """One patch of a plan; `kind` is how it acts (diff, config, environment, file).
 
-    One that is not `expected` travels into the build all the same: what stands in the sources decides, not the version
-    they are called by.
+    The build also gets patches that are not `expected`: the content of the sources decides, not their version.
     """
 
     id: str
     kind: str
     expected: bool
     reason: str
-    input_sha256: str | None  # of the file a patch of kind `file` was given; None for others, and where none was given
+    input_sha256: str | None  # of the input of a patch of kind `file`; None: no input
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundPatches:
-    """Patches that the sources need at a start although their version did not say so, as an image's receipt tells."""
+class DetectedPatches:
+    """Unexpected patches that act at a start, according to an image's receipt."""
 
     ids: frozenset[str] = frozenset()
     env: tuple[EnvVar, ...] = ()
 
 
-AS_PLANNED: Final = FoundPatches()
+NO_DETECTED_PATCHES: Final = DetectedPatches()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWarning:
-    """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
+    """A warning about a plan that does not prevent a start."""
 
     id: str
     summary: str
@@ -258,7 +254,7 @@ class PlanWarning:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything decided."""
+    """The plan of one server."""
 
     profile: str
     description: str
@@ -267,28 +263,28 @@ class Plan:
     model: Model
     engine: Engine
     layout: Layout  # of each replica
-    replicas: int  # equal servers
-    gateway: Gateway | None  # before several replicas; None before one
+    replicas: int
+    gateway: Gateway | None  # None for one replica
     server: HttpEndpoint
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
     patches: tuple[PlannedPatch, ...]
     warnings: tuple[PlanWarning, ...]
-    wrong_answers: tuple[PlanWarning, ...]  # what makes answers of plans like this one wrong, told where they are
-    nondeterministic: tuple[PlanWarning, ...]  # why two greedy answers may rightly differ
+    wrong_answers: tuple[PlanWarning, ...]  # known causes of wrong answers, shown if a smoke test finds one
+    nondeterministic: tuple[PlanWarning, ...]  # known reasons why two greedy answers may differ
     timeouts: TimeoutsSection
     restart_policy: RestartPolicySection
     kubernetes: KubernetesSection | None  # None for other runtimes
     slurm: SlurmSection | None  # None for other runtimes
-    prebuilt_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
+    prebuilt_image: str | None  # `name@sha256:…`; None: an image is built
 
     def flag(self, name: str) -> str | None:
-        """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""
+        """Return an option's values joined by spaces: "" for a bare switch, None if the plan does not set it."""
         return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
 
     @cached_property
     def serving(self) -> ServingFacts:
-        """What the flags mean: it follows from them, so that it is no part of the plan's text."""
+        """The meaning of the flags; derived, so not part of the plan's text."""
         return serving_facts(
             {flag.name: flag.values for flag in self.flags},
             context_length=self.model.context_length,
@@ -298,42 +294,42 @@ class Plan:
 
     @property
     def gpus(self) -> range:
-        """The GPUs it takes, by index: from the first on, or as the flags say; none on a CPU."""
+        """The indexes of the GPUs in use; empty on a CPU."""
         first, step = self.serving.first_gpu, self.serving.gpu_step
         count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages
         return range(first, first + count * self.replicas * step, step)
 
     @property
     def units(self) -> tuple[UnitPlan, ...]:
-        """What is started for it, in this order."""
+        """The units to start, in order."""
         return unit_plans(self)
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain JSON-able data."""
+        """Return plain data for JSON."""
         return dataclasses.asdict(self, dict_factory=_plain)
 
     def to_json(self) -> str:
-        """The plan as text: sorted keys, one value a line, newline at the end."""
+        """Return JSON text with sorted keys, one value per line, and a newline at the end."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Plan":
-        """Read `to_json` back. Raises ValueError for anything else."""
-        from pydantic import TypeAdapter  # noqa: PLC0415 - 0.1 s, and only what reads plans back needs it
+        """Parse the text of `to_json`. Raises ValueError for any other text."""
+        from pydantic import TypeAdapter  # noqa: PLC0415 - 0.1 s, needed only here
 
         return TypeAdapter(cls).validate_json(text)
 
     @property
     def digest(self) -> str:
-        """sha256 of the plan's text, hex: what `up` compares to tell "already up" from "another plan"."""
+        """sha256 of the plan's text, in hex; `up` compares it to detect a server that already runs this plan."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
-    def digest_on_any_port(self) -> str:
-        """As `digest`, the same whatever port the server has."""
+    def digest_without_port(self) -> str:
+        """Like `digest`, but independent of the server's port."""
         return dataclasses.replace(self, server=dataclasses.replace(self.server, port=1)).digest
 
 
 def _plain(fields: list[tuple[str, object]]) -> dict[str, object]:
-    """The fields of a dataclass, a section among them as a mapping."""
+    """Convert the fields of a dataclass, pydantic sections to mappings."""
     return {name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in fields}

@@ -1,4 +1,4 @@
-"""Which layout to propose for a model on a machine: the smallest that holds what is asked of it, and why no smaller."""
+"""The choice of a layout for a model on a node: the smallest that fits, with the reasons against smaller ones."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,75 +12,77 @@ from orchestrator.profiles.schema import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class ContextNeed:
-    """What one replica has to hold: a request of so many tokens."""
+    """The longest request that one replica must hold, in tokens."""
 
     context: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutAttempt:
-    """A layout, and what came of it: its capacity, or what its rules refuse."""
+    """A layout with its capacity, or with the problems that the rules find."""
 
     tp: int
     capacity: Capacity | None
-    refused: tuple[Problem, ...]
+    problems: tuple[Problem, ...]
 
 
 def layouts(gpus: int) -> Iterator[int]:
-    """The GPUs that a replica may have on a node of so many, the fewest first."""
+    """Yield the possible numbers of GPUs per replica on a node with `gpus`, smallest first."""
     yield from (count for count in range(1, max(gpus, 1) + 1) if max(gpus, 1) % count == 0)
 
 
-def shortfall(tried: LayoutAttempt, need: ContextNeed) -> str:
-    """Why a layout does not hold what is needed, with figures; empty where it does, as far as is known."""
-    if tried.refused:
-        return "; ".join(problem.message for problem in tried.refused)
-    cache, memory, served = (
-        (tried.capacity.cache, tried.capacity.memory, tried.capacity.served) if tried.capacity else (None, None, None)
+def shortfall(attempt: LayoutAttempt, need: ContextNeed) -> str:
+    """Return why a layout does not hold what is needed; "" if it does, or if its capacity is unknown."""
+    if attempt.problems:
+        return "; ".join(problem.message for problem in attempt.problems)
+    cache, memory, fit = (
+        (attempt.capacity.cache, attempt.capacity.memory, attempt.capacity.load_fit)
+        if attempt.capacity
+        else (None, None, None)
     )
     if cache is None or cache.tokens is None:
         return ""
     if cache.tokens < need.context:
-        return f"{_held(memory, cache)}, and a request may have {need.context:,}"
-    if served is not None and served.at_once == 0:
-        return f"{_held(memory, cache)}, and no request of `{served.load}` fits"
+        return f"{_cache_size(memory, cache)}; a request may have {need.context:,}"
+    if fit is not None and fit.concurrent == 0:
+        return f"{_cache_size(memory, cache)}; no request of `{fit.load}` fits"
     return ""
 
 
-def _held(memory: Memory | None, cache: KvCache) -> str:
+def _cache_size(memory: Memory | None, cache: KvCache) -> str:
     weights = f"{memory.weights_bytes / 1e9:.1f} GB of weights a GPU leave " if memory else ""
     return f"{weights}a cache of {cache.tokens:,} tokens"
 
 
-def refused_by_all(tried: Sequence[LayoutAttempt]) -> tuple[Problem, ...]:
-    """What the rules refuse in every layout, and so not for its size."""
-    return tuple(problem for problem in tried[0].refused if all(problem in each.refused for each in tried))
+def common_problems(attempts: Sequence[LayoutAttempt]) -> tuple[Problem, ...]:
+    """Return the problems of every layout, which no other size solves."""
+    return tuple(problem for problem in attempts[0].problems if all(problem in each.problems for each in attempts))
 
 
-def longest(tried: Iterable[LayoutAttempt]) -> int:
-    """The longest request that any of these layouts holds."""
-    caches = [each.capacity.cache for each in tried if each.capacity and not each.refused]
+def longest_context(attempts: Iterable[LayoutAttempt]) -> int:
+    """Return the tokens of the longest request that any of these layouts holds."""
+    caches = [each.capacity.cache for each in attempts if each.capacity and not each.problems]
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
 
 
 def inherited_flags(
     profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]
 ) -> Mapping[str, str]:
-    """Of another profile's options those that are left out for this `model`, each with the reason."""
+    """Return the options of another profile that do not apply to this `model`, each with the reason."""
     sized = model.hardware.vendor != "cpu"
-    own = profile_serving(profile).drafts
-    drafts = model.model.mtp_layer is not None and (own is None or own.by_checkpoint)
-    left: dict[str, str] = {}
+    speculation = profile_serving(profile).drafts
+    drafts = model.model.mtp_layer is not None and (speculation is None or speculation.by_checkpoint)
+    omitted: dict[str, str] = {}
     for flag in flags:
         tied = ties(flag)
         if Tie.SIZE in tied and sized:
-            left[flag] = "it was sized for another model"
+            omitted[flag] = "sized for another model"
         elif Tie.MODEL in tied:
-            left[flag] = "it speaks of another model"
+            omitted[flag] = "specific to another model"
         elif Tie.SPARSE_ATTENTION in tied and not model.model.sparse_attention:
-            left[flag] = "the model has no sparse attention"
+            omitted[flag] = "the model has no sparse attention"
         elif Tie.DRAFTS in tied and not drafts:
-            left[flag] = "the checkpoint has no layer that drafts"
+            omitted[flag] = "the checkpoint has no MTP layer"
         elif flag not in known:
-            left[flag] = f"sglang {model.engine.version} has no such option"
-    return left
+            omitted[flag] = f"sglang {model.engine.version} has no such option"
+    return omitted

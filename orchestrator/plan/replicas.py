@@ -1,7 +1,6 @@
-"""Several equal servers behind SGLang's gateway: what is planned for the gateway, and the plan of each server.
+"""The plans of replicas and of the gateway in front of them.
 
-A replica is planned as a server of its own, by the same class: whatever starts, awaits and proves one server does so
-with each of several.
+The plan of a replica has the same class as the plan of a server, so the same code starts and verifies both.
 """
 
 from collections.abc import Iterator
@@ -15,22 +14,24 @@ from orchestrator.engine.options import Meaning, flag_for
 from orchestrator.plan.plan import Flag, Gateway, Plan
 from orchestrator.plan.serving import profile_serving
 
-if TYPE_CHECKING:  # it takes long to import, and a command over servers that run has no use for it
+if TYPE_CHECKING:  # slow to import, and commands for running servers do not need it
     from orchestrator.profiles.schema import Profile
 
 LOOPBACK: Final = "127.0.0.1"
-_APART: Final = 8  # ports: with dp-attention sglang derives seven from its own (0.5.14, server_args.py:7302-7334)
+_PORT_STEP: Final = (
+    8  # with dp-attention sglang derives seven more ports from its own (0.5.14, server_args.py:7302-7334)
+)
 
 
 def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: bool = False) -> Gateway | None:
-    """The gateway of a profile with several replicas; what it does not set is said all the same, with its reason."""
+    """Plan the gateway of a profile with several replicas; defaults become explicit options with their reason."""
     if profile.replicas == 1:
         return None
     defaults = {
         name: Flag(name=name, values=(value,), origin=Origin.INFERRED, source=reason)
         for name, (value, reason) in DEFAULTS.items()
     }
-    own = {
+    from_profile = {
         name: Flag(name=name, values=flag_words(setting.value), origin=setting.origin, source=setting.source)
         for name, setting in profile.gateway.items()
     }
@@ -38,7 +39,7 @@ def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: boo
     return Gateway(
         version=VERSION,
         requirements=REQUIREMENTS,
-        options=tuple(flag for name, flag in sorted({**defaults, **own}.items()) if name not in off),
+        options=tuple(flag for name, flag in sorted({**defaults, **from_profile}.items()) if name not in off),
         ports=(profile.server.port,) * profile.replicas if same_port else replica_ports(profile),
         metrics_port=profile.server.port + 1,
         one_node=one_node,
@@ -46,19 +47,19 @@ def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: boo
 
 
 def replica_ports(profile: "Profile") -> tuple[int, ...]:
-    """The ports of the replicas, from that of the gateway on."""
-    return tuple(profile.server.port + _APART * number for number in range(1, profile.replicas + 1))
+    """Return the ports of the replicas, which follow the gateway's."""
+    return tuple(profile.server.port + _PORT_STEP * number for number in range(1, profile.replicas + 1))
 
 
 def gpus_per_replica(profile: "Profile") -> int:
-    """GPUs that one replica takes, with its stages of a pipeline."""
+    """Return the GPUs of one replica, including its pipeline stages."""
     layout = profile.layout
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
     return ranks * profile_serving(profile).stages
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:
-    """The plan of each replica, which on a shared node listens there alone, and asks for the clients' key."""
+    """Return the plan of each replica; it listens on loopback, with the same API key as the gateway."""
     if plan.gateway is None:
         return (plan,)
     return tuple(
@@ -74,37 +75,37 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def rolling_update_blocker(old: Plan, new: Plan) -> str:
-    """Why servers of one plan cannot give way to those of another one after the other; "" where they can.
+    """Return why a rolling update from one plan to another is impossible; "" if it is possible.
 
-    What they have in common has to stay: their gateway, and the GPUs of each.
+    The gateway and the GPUs of each replica must stay the same.
     """
     if old.replicas != new.replicas:
-        return f"{old.replicas} become {new.replicas}"
+        return f"`replicas` changes from {old.replicas} to {new.replicas}"
     common = {
-        "runtime": (old.runtime, new.runtime),
-        "server": (old.server, new.server),
-        "gateway": (old.gateway, new.gateway),
-        "the served name": (old.model.served_name, new.model.served_name),
-        "their place in the cluster": (_in_cluster(old), _in_cluster(new)),
+        "`runtime`": (old.runtime, new.runtime),
+        "`server`": (old.server, new.server),
+        "`gateway`": (old.gateway, new.gateway),
+        "`served_name`": (old.model.served_name, new.model.served_name),
+        "the location in the cluster": (_cluster_location(old), _cluster_location(new)),
     }
-    for what, (before, after) in common.items():
+    for name, (before, after) in common.items():
         if before != after:
-            return f"they share {what if ' ' in what else f'`{what}`'}, which changes"
+            return f"{name} changes, which the replicas share"
     if old.gpus != new.gpus:
-        return f"their GPUs change, from {old.layout.gpus} each to {new.layout.gpus}"
+        return f"the GPUs of a replica change from {old.layout.gpus} to {new.layout.gpus}"
     return ""
 
 
-def _in_cluster(plan: Plan) -> tuple[object, ...]:
-    """Where a gateway looks for its servers, and the Secret that they share; or where it runs itself."""
-    found, job = plan.kubernetes, plan.slurm
-    if job is not None:
-        return (job.gateway_partition,)
-    return (found.context, found.namespace, found.api_key_secret) if found else ()
+def _cluster_location(plan: Plan) -> tuple[object, ...]:
+    """Return the values that a gateway and its replicas share in a cluster."""
+    if plan.slurm is not None:
+        return (plan.slurm.gateway_partition,)
+    section = plan.kubernetes
+    return (section.context, section.namespace, section.api_key_secret) if section else ()
 
 
 def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
-    """The flags, with the first of the replica's own GPUs."""
+    """Yield the flags of a replica, including the index of its first GPU."""
     gpus = plan.gpus
     if not gpus or index == 0 or plan.gateway is None or not plan.gateway.one_node:
         yield from plan.flags

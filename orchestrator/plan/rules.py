@@ -1,4 +1,4 @@
-"""Every compatibility rule of a plan. A rule looks at a profile and yields what is wrong; all rules always run."""
+"""The compatibility rules of a plan. A rule yields the problems of a profile; all rules always run."""
 
 import ipaddress
 import re
@@ -26,39 +26,39 @@ from orchestrator.profiles.schema import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class RuleContext:
-    """What a rule may look at."""
+    """The inputs of a rule."""
 
     profile: Profile
-    composed: MergedProfile
+    merged: MergedProfile
     table: FlagTable
     ledger: Sequence[Patch]
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
     blocked_issues: Sequence[KnownIssue]
-    load: Load | None  # that the profile is meant for
+    load: Load | None  # of the profile's workload
 
-    def place(self, *path: str | int) -> str:
-        """`file:line` of a key path."""
+    def location(self, *path: str | int) -> str:
+        """Return `file:line` of a key path."""
         key: KeyPath = path
-        return self.composed.place(key)
+        return self.merged.place(key)
 
     @cached_property
     def serving(self) -> ServingFacts:
-        """What the flags mean."""
+        """The meaning of the flags."""
         return profile_serving(self.profile)
 
     @property
-    def arguments(self) -> ServerArgs:
-        """The flags that are set, and what they are judged by."""
-        return arguments(self.profile, self.table)
+    def server_args(self) -> ServerArgs:
+        """The flags, with the values that they are checked against."""
+        return profile_server_args(self.profile, self.table)
 
     @cached_property
     def capacity(self) -> Capacity:
-        """What fits on a replica."""
+        """The capacity of a replica."""
         return capacity_of(self.profile, self.serving, self.load)
 
 
-def arguments(profile: Profile, table: FlagTable) -> ServerArgs:
-    """The flags that a profile sets, and what they are judged by."""
+def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
+    """Return the flags of a profile, with the values that they are checked against."""
     return ServerArgs(
         table=table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
@@ -92,246 +92,249 @@ _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
 
 
 def image_arch(image: str) -> str | None:
-    """The GPUs that an image is compiled for, as far as its name says."""
+    """Return the GPU architecture that an image is compiled for; None if its name does not tell."""
     family = re.search(r"mi3[05]x", image)
     return _ARCH_OF_IMAGE[family[0]] if family else None
 
 
-def release_in_name(image: str) -> str | None:
-    """The release of sglang that an image's tag names, None where it names none."""
+def sglang_version_in_tag(image: str) -> str | None:
+    """Return the sglang release in an image's tag; None if there is none."""
     found = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", image)
     return found and found[1]
 
 
-def layout_fits(case: RuleContext) -> Iterator[Problem]:
-    """The last GPU that the ranks take is one of the node's; ep divides tp (sglang: `tp_size % ep_size`).
+def layout_fits(context: RuleContext) -> Iterator[Problem]:
+    """Check that the ranks fit on the node's GPUs, and that ep divides tp (sglang: `tp_size % ep_size`).
 
-    The flags that move or multiply the ranks count (0.5.14, data_parallel_controller.py:271-298, engine.py:
+    Pipeline stages, the first GPU and the GPU step count too (0.5.14, data_parallel_controller.py:271-298, engine.py:
     `base_gpu_id + … * gpu_id_step`).
     """
-    layout, hardware = case.profile.layout, case.profile.hardware
+    layout, hardware = context.profile.layout, context.profile.hardware
     tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
-    stages, step, first = case.serving.stages, case.serving.gpu_step, case.serving.first_gpu
+    stages, step, first = context.serving.stages, context.serving.gpu_step, context.serving.first_gpu
     ranks = stages * (tp if layout.dp_attention.value else tp * dp)
     used = first + (ranks - 1) * step + 1
     if hardware.vendor != "cpu" and used > hardware.gpus:
         product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
         product += f" x pp {stages}" if stages > 1 else ""
-        moved = f", from GPU {first} in steps of {step}," if first or step > 1 else ""
+        offset = f", from GPU {first} in steps of {step}," if first or step > 1 else ""
         yield Problem(
-            f"{product}{moved} needs {used} GPUs, the node has {hardware.gpus}",
-            case.place("layout", "tp"),
-            "every replica has `tp` GPUs of its own unless `layout.dp_attention` is true",
+            f"{product}{offset} needs {used} GPUs; the node has {hardware.gpus}",
+            context.location("layout", "tp"),
+            "each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true",
         )
     if tp % ep:
-        yield Problem(f"ep {ep} does not divide tp {tp}", case.place("layout", "ep"))
+        yield Problem(f"ep {ep} does not divide tp {tp}", context.location("layout", "ep"))
     if layout.dp_attention.value and tp % dp:
-        yield Problem(f"with dp-attention dp {dp} must divide tp {tp}", case.place("layout", "dp"))
+        yield Problem(f"with dp-attention, dp {dp} must divide tp {tp}", context.location("layout", "dp"))
 
 
-def replicas_share_the_node(case: RuleContext) -> Iterator[Problem]:
-    """The GPUs of all replicas are the node's, for a runtime that starts all of them on one."""
-    profile, facts = case.profile, case.serving
+def replicas_share_the_node(context: RuleContext) -> Iterator[Problem]:
+    """Check that all replicas fit on one node, for a runtime that starts them on one node."""
+    profile, facts = context.profile, context.serving
     count, gpus = profile.replicas, gpus_per_replica(profile)
     used = facts.first_gpu + (count * gpus - 1) * facts.gpu_step + 1
     if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
         yield Problem(
-            f"{count} replicas of {gpus} GPUs need {used} GPUs, the node has {profile.hardware.gpus}",
-            case.place("replicas"),
+            f"{count} replicas of {gpus} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
+            context.location("replicas"),
             "lower `replicas`, or `layout.tp`",
         )
 
 
-def gateway_is_known(case: RuleContext) -> Iterator[Problem]:
-    """The gateway takes its options, also where one replica has none yet."""
-    for name, setting in case.profile.gateway.items():
-        yield from gateway_problems(name, setting.value, case.place("gateway", name))
+def gateway_options_are_known(context: RuleContext) -> Iterator[Problem]:
+    """Check the options of the gateway, also for one replica, which has no gateway."""
+    for name, setting in context.profile.gateway.items():
+        yield from gateway_problems(name, setting.value, context.location("gateway", name))
 
 
-def replicas_have_ports(case: RuleContext) -> Iterator[Problem]:
-    """Each replica has ports of its own; an option that fixes one would give it to all of them."""
-    profile = case.profile
+def replicas_have_ports(context: RuleContext) -> Iterator[Problem]:
+    """Check that each replica has its own ports; an option that sets a port would apply to all replicas."""
+    profile = context.profile
     if profile.replicas == 1:
         return
-    for name in (port.option for port in case.serving.ports):
-        hint = "leave it out: sglang takes a free one"
-        yield Problem(f"`--{name}` gives one port to {profile.replicas} replicas", case.place("flags", name), hint)
+    for name in (port.option for port in context.serving.ports):
+        hint = "remove it: sglang then uses a free port"
+        yield Problem(f"`--{name}` sets one port for all replicas", context.location("flags", name), hint)
     last = replica_ports(profile)[-1]
     if last > _LAST_PORT or port_problem(last, profile.engine.version):
         yield Problem(
-            f"server.port {profile.server.port} leaves no ports for {profile.replicas} replicas: the last takes {last}",
-            case.place("server", "port"),
-            "set a lower one",
+            f"`server.port` {profile.server.port} is too high: the last of {profile.replicas} replicas needs {last}",
+            context.location("server", "port"),
+            "set a lower port",
         )
 
 
-def heads_divide(case: RuleContext) -> Iterator[Problem]:
-    """Each rank of a replica has as many attention heads as the others; with dp-attention a replica has tp / dp ranks.
+def heads_divide(context: RuleContext) -> Iterator[Problem]:
+    """Check that the attention heads divide evenly over the ranks; with dp-attention there are tp / dp ranks.
 
-    sglang asserts both (0.5.14: srt/models/llama.py `total_num_heads % tp_size`, srt/models/deepseek_v2.py
-    `num_heads % attn_tp_size`). Key and value heads that are fewer than the ranks are copied, and then divide them.
+    sglang asserts this (0.5.14: srt/models/llama.py `total_num_heads % tp_size`, srt/models/deepseek_v2.py
+    `num_heads % attn_tp_size`). If there are fewer key and value heads than ranks, sglang copies them: they must then
+    divide the ranks.
     """
-    layout, model = case.profile.layout, case.profile.model
+    layout, model = context.profile.layout, context.profile.model
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
     ranks = layout.tp.value // layout.dp.value if shared else layout.tp.value
-    for heads, what in ((model.attention_heads, "attention heads"), (model.kv_heads, "key and value heads")):
-        if heads is None or heads % ranks == 0 or (what != "attention heads" and ranks % heads == 0):
+    for heads, kind in ((model.attention_heads, "attention heads"), (model.kv_heads, "key and value heads")):
+        if heads is None or heads % ranks == 0 or (kind != "attention heads" and ranks % heads == 0):
             continue
-        fitting = ", ".join(str(count) for count in range(1, min(heads, 1024) + 1) if heads % count == 0)
+        divisors = ", ".join(str(count) for count in range(1, min(heads, 1024) + 1) if heads % count == 0)
         per = f"tp {ranks}" if ranks == layout.tp.value else f"tp {layout.tp.value} over dp {layout.dp.value}"
         yield Problem(
-            f"{heads} {what} do not divide by {per}",
-            case.place("layout", "tp"),
-            f"they divide by {fitting}",
+            f"{heads} {kind} are not divisible by {per}",
+            context.location("layout", "tp"),
+            f"possible divisors: {divisors}",
         )
 
 
-def weights_fit(case: RuleContext) -> Iterator[Problem]:
-    """One rank's share of the weights leaves room for a cache, within what sglang plans with.
+def weights_fit(context: RuleContext) -> Iterator[Problem]:
+    """Check that the weights of a rank leave memory for a cache.
 
-    sglang raises `Loaded weights leave no GPU memory for the KV cache` after loading them (0.5.16,
+    Otherwise sglang raises `Loaded weights leave no GPU memory for the KV cache` after it has loaded them (0.5.16,
     mem_cache/kv_cache_configurator.py:1563).
     """
-    memory, fraction = case.capacity.memory, case.serving.memory_fraction
+    memory, fraction = context.capacity.memory, context.serving.memory_fraction
     if memory is None or (fraction is not None and not 0 < fraction < 1):
-        return  # `flag_values_are_valid` says so
+        return  # `flag_values_are_valid` reports it
     if memory.cache_bytes <= 0:
         room = memory.free_bytes * memory.fraction
         yield Problem(
-            f"the weights need {memory.weights_bytes / 1e9:.1f} GB a GPU at tp {case.profile.layout.tp.value} and "
-            f"leave no room for a cache: {memory.fraction:g} of the {memory.free_bytes / 1e9:.0f} GB that are free of "
-            f"{memory.vram_bytes / 1e9:.0f} is {room / 1e9:.1f} GB",
-            case.place("model", "weights_size"),
+            f"the weights leave no room for a cache: they need {memory.weights_bytes / 1e9:.1f} GB per GPU at tp "
+            f"{context.profile.layout.tp.value}; sglang may use {room / 1e9:.1f} GB, {memory.fraction:g} of the "
+            f"{memory.free_bytes / 1e9:.0f} GB free of {memory.vram_bytes / 1e9:.0f}",
+            context.location("model", "weights_size"),
             "raise `layout.tp`, or choose a smaller quantization",
         )
 
 
-def engine_fits_hardware(case: RuleContext) -> Iterator[Problem]:
-    """The image was built for this vendor and this GPU family."""
-    engine, hardware = case.profile.engine, case.profile.hardware
+def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
+    """Check that the image is built for this vendor and this GPU family."""
+    engine, hardware = context.profile.engine, context.profile.hardware
     if VENDOR_OF[engine.platform] != hardware.vendor:
         yield Problem(
             f"an engine for {engine.platform} does not run on {hardware.vendor} hardware",
-            case.place("engine", "platform"),
-            f"choose an engine whose platform is for {hardware.vendor}: `deploy profiles` lists them",
+            context.location("engine", "platform"),
+            f"choose an engine for {hardware.vendor}: `deploy profiles` lists them",
         )
         return
     arch = image_arch(engine.image or "")
     if arch and arch != hardware.arch:
         yield Problem(
-            f"the image is compiled for {arch}, the GPUs are {hardware.arch}",
-            case.place("engine", "image"),
+            f"the image is compiled for {arch}; the GPUs are {hardware.arch}",
+            context.location("engine", "image"),
         )
 
 
-def image_is_of_version(case: RuleContext) -> Iterator[Problem]:
-    """What the engine is made from is of its version, as far as its name says: options and patches follow from it.
+def image_matches_version(context: RuleContext) -> Iterator[Problem]:
+    """Check that image and requirements are of the engine's version, which options and patches depend on.
 
     Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
     """
-    engine = case.profile.engine
+    engine = context.profile.engine
     listed = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
-    for key, found in (("image", release_in_name(engine.image or "")), ("requirements", listed and listed[1])):
+    for key, found in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", listed and listed[1])):
         if found and found != engine.version:
             yield Problem(
-                f"engine.version is {engine.version}, and `engine.{key}` is of sglang {found}",
-                case.place("engine", "version"),
-                f"`--set engine.version={found}`; or name an engine that has both: `deploy profiles` lists them",
+                f"`engine.version` is {engine.version}, but `engine.{key}` is of sglang {found}",
+                context.location("engine", "version"),
+                f"`--set engine.version={found}`, or choose another engine: `deploy profiles` lists them",
             )
 
 
-def runtime_can_start(case: RuleContext) -> Iterator[Problem]:
-    """There is such a runtime, and what it needs of a profile is there."""
-    rules = case.runtimes.get(case.profile.runtime)
+def runtime_can_start(context: RuleContext) -> Iterator[Problem]:
+    """Check that the runtime exists, and that the profile meets its rules."""
+    rules = context.runtimes.get(context.profile.runtime)
     if rules is None:
-        hint = did_you_mean(case.profile.runtime, case.runtimes)
-        yield Problem(f"there is no runtime `{case.profile.runtime}`", case.place("runtime"), hint)
+        hint = did_you_mean(context.profile.runtime, context.runtimes)
+        yield Problem(f"no runtime `{context.profile.runtime}`", context.location("runtime"), hint)
     for rule in rules or ():
-        yield from rule(case)
+        yield from rule(context)
 
 
-def flags_are_known(case: RuleContext) -> Iterator[Problem]:
-    """sglang's own parser of that version accepts every flag."""
-    for name, setting in case.profile.flags.items():
-        yield from flag_problems(name, setting.value, case.table, case.place("flags", name))
+def flags_are_known(context: RuleContext) -> Iterator[Problem]:
+    """Check that sglang's parser of that version accepts every flag."""
+    for name, setting in context.profile.flags.items():
+        yield from flag_problems(name, setting.value, context.table, context.location("flags", name))
 
 
-def flag_values_are_valid(case: RuleContext) -> Iterator[Problem]:
-    """sglang takes the values after parsing them, too, and runs what they say."""
-    for found in argument_problems(case.arguments):
-        yield Problem(found.message, case.place("flags", found.name), found.hint)
-    if message := name_problem(case.profile.model.served_name):
-        yield Problem(message, case.place("model", "served_name"))
-    if message := port_problem(case.profile.server.port, case.profile.engine.version):
-        yield Problem(message, case.place("server", "port"))
+def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
+    """Check the values that sglang itself checks after it has parsed the flags."""
+    for found in argument_problems(context.server_args):
+        yield Problem(found.message, context.location("flags", found.name), found.hint)
+    if message := name_problem(context.profile.model.served_name):
+        yield Problem(message, context.location("model", "served_name"))
+    if message := port_problem(context.profile.server.port, context.profile.engine.version):
+        yield Problem(message, context.location("server", "port"))
 
 
-def secrets_stay_out(case: RuleContext) -> Iterator[Problem]:
-    """No secret stands in a profile: it would be rendered, labeled and hashed."""
-    for name in case.profile.env:
+def profile_has_no_secrets(context: RuleContext) -> Iterator[Problem]:
+    """Check that the profile has no secrets: plan, scripts and labels would show them."""
+    for name in context.profile.env:
         if is_secret_name(name):
             yield Problem(
-                f"`{name}` looks like a secret and is not written into a profile",
-                case.place("env", name),
-                "export it in your shell: HF_TOKEN is taken from there, an API key is named by `server.api_key_env`",
+                f"`{name}` looks like a secret, which a profile must not contain",
+                context.location("env", name),
+                "export it in your shell: deploy reads HF_TOKEN, and the variable that `server.api_key_env` names",
             )
-    for section, settings in (("env", case.profile.env), ("flags", case.profile.flags)):
+    for section, settings in (("env", context.profile.env), ("flags", context.profile.flags)):
         for name, setting in settings.items():
             if any(looks_secret(word) for word in flag_words(setting.value)):
-                what = f"the value of `{name}` holds what looks like a secret"
-                yield Problem(what, case.place(section, name), "leave it out: plan, scripts and argv would show it")
+                message = f"the value of `{name}` looks like a secret"
+                yield Problem(message, context.location(section, name), "remove it: the plan would show it")
 
 
-def public_address_is_allowed(case: RuleContext) -> Iterator[Problem]:
-    """Listening beyond this machine takes an API key, or an explicit word."""
-    server = case.profile.server
+def public_address_is_allowed(context: RuleContext) -> Iterator[Problem]:
+    """Check that a server on a public address has an API key, or explicitly allows access without one."""
+    server = context.profile.server
     try:
         address = ipaddress.ip_address(LOOPBACK if server.host == "localhost" else server.host)
     except ValueError:
         yield Problem(
-            f"`{server.host}` is not an address", case.place("server", "host"), "such as 127.0.0.1 or 0.0.0.0"
+            f"`{server.host}` is not an IP address",
+            context.location("server", "host"),
+            "such as 127.0.0.1 or 0.0.0.0",
         )
         return
     if not address.is_loopback and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
-            f"`{server.host}` can be reached from other machines and the server has no API key",
-            case.place("server", "host"),
-            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_unauthenticated=true`",
+            f"other hosts can reach `{server.host}`, and the server has no API key",
+            context.location("server", "host"),
+            "name the variable with a key (`--set server.api_key_env=SGLANG_KEY`), "
+            "or allow access without one: `--set server.allow_unauthenticated=true`",
         )
 
 
-def patches_exist(case: RuleContext) -> Iterator[Problem]:
-    """A patch that is left out is one the ledger has."""
-    known = [patch.id for patch in case.ledger]
-    for index, name in enumerate(case.profile.skip_patches):
+def skipped_patches_exist(context: RuleContext) -> Iterator[Problem]:
+    """Check that each skipped patch exists."""
+    known = [patch.id for patch in context.ledger]
+    for index, name in enumerate(context.profile.skip_patches):
         if name not in known:
-            place = case.place("skip_patches", index)
-            yield Problem(f"the ledger has no patch `{name}`", place, did_you_mean(name, known))
+            location = context.location("skip_patches", index)
+            yield Problem(f"no patch `{name}`", location, did_you_mean(name, known))
 
 
-def reports_exist(case: RuleContext) -> Iterator[Problem]:
-    """A report that is accepted is one that was made."""
-    known = [report.id for report in case.blocked_issues]
-    for index, name in enumerate(case.profile.allow_known_issues):
+def allowed_issues_exist(context: RuleContext) -> Iterator[Problem]:
+    """Check that each allowed known issue exists."""
+    known = [issue.id for issue in context.blocked_issues]
+    for index, name in enumerate(context.profile.allow_known_issues):
         if name not in known:
-            place = case.place("allow_known_issues", index)
-            yield Problem(f"there is no report `{name}` of a layout known as bad", place, did_you_mean(name, known))
+            location = context.location("allow_known_issues", index)
+            yield Problem(f"no known issue `{name}` that blocks a start", location, did_you_mean(name, known))
 
 
 RULES: Final[Sequence[Rule]] = (
     engine_fits_hardware,
-    image_is_of_version,
+    image_matches_version,
     layout_fits,
-    gateway_is_known,
+    gateway_options_are_known,
     replicas_have_ports,
     heads_divide,
     weights_fit,
     runtime_can_start,
     flags_are_known,
     flag_values_are_valid,
-    secrets_stay_out,
+    profile_has_no_secrets,
     public_address_is_allowed,
-    patches_exist,
-    reports_exist,
+    skipped_patches_exist,
+    allowed_issues_exist,
 )

@@ -1,15 +1,15 @@
-"""What a plan has started: units, each one server, or the gateway before several."""
+"""The units of a plan: each is one server, or the gateway."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # whoever only tells roles apart needs no plan
+if TYPE_CHECKING:  # an import at run time would be circular
     from orchestrator.plan.plan import EnvVar, Flag, Plan
 
 
 class Role(StrEnum):
-    """What a unit does for the clients of its server."""
+    """The role of a unit."""
 
     SERVER = "server"  # answers whole requests
     PREFILL = "prefill"  # reads prompts for decode units
@@ -19,19 +19,19 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPlan:
-    """One thing to start. Its runtime adds the paths, and the address that it binds."""
+    """One unit to start. Its runtime adds the paths and the bind address."""
 
     role: Role
-    number: int  # among the units of this role, from 1 on
+    number: int  # among the units of this role, from 1
     nodes: int
-    gpus: range  # of each node, by index; none for a gateway or on a CPU
+    gpus: range  # indexes on each node; empty for a gateway or on a CPU
     port: int
     flags: "tuple[Flag, ...]"  # of the engine, or of the gateway
     env: "tuple[EnvVar, ...]"
 
 
 def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
-    """The units of a plan in the order in which they start: a gateway comes last."""
+    """Return the units of a plan in the order in which they start: the gateway last."""
     from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
 
     servers = tuple(
@@ -39,12 +39,12 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
             role=Role.SERVER,
             number=number,
             nodes=1,
-            gpus=each.gpus,
-            port=each.server.port,
-            flags=each.flags,
-            env=each.env,
+            gpus=replica.gpus,
+            port=replica.server.port,
+            flags=replica.flags,
+            env=replica.env,
         )
-        for number, each in enumerate(replica_plans(plan), start=1)
+        for number, replica in enumerate(replica_plans(plan), start=1)
     )
     if plan.gateway is None:
         return servers
@@ -61,5 +61,5 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
 
 
 def server_numbers(plan: "Plan") -> list[int]:
-    """The numbers of the servers of a plan, from 1 on."""
+    """Return the numbers of a plan's servers, from 1."""
     return [unit.number for unit in plan.units if unit.role is Role.SERVER]

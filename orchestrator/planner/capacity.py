@@ -14,7 +14,7 @@ def capacity_table(found: Capacity) -> str:
     """For people: what is needed, what fits, and what it follows from."""
     return table(
         ("capacity", "value", "from"),
-        [*_memory(found), *_cache(found), *_served(found.served), *_unknown(found)],
+        [*_memory(found), *_cache(found), *_served(found.load_fit), *_unknown(found)],
     )
 
 
@@ -35,14 +35,14 @@ def warn_capacity(plan: Plan) -> None:
 
 
 def _words(found: Capacity) -> Iterator[str]:
-    cache, memory, served = found.cache, found.memory, found.served
+    cache, memory, served = found.cache, found.memory, found.load_fit
     if memory:
         taken = memory.cache_bytes - found.spare_bytes
         yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache a GPU"
     if cache and cache.tokens is not None:
         yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
-    if served and served.at_once is not None:
-        yield f"{served.at_once:,} requests of `{served.load}` at once"
+    if served and served.concurrent is not None:
+        yield f"{served.concurrent:,} requests of `{served.load}` at once"
     if memory:
         yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:
@@ -57,13 +57,13 @@ def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
     free, fraction = memory.free_bytes, memory.fraction
     yield "free of a GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less what driver, process and collectives take"
     yield "weights of a GPU", _gb(memory.weights_bytes), "the checkpoint's, over tp"
-    yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_is}"
+    yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
     capped = f"; `{Meaning.CACHE_TOKENS}` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
     yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
     yield (
         "kept free of a GPU",
-        _gb(found.kept_bytes),
-        f"activations and graphs may need {_gb(memory.working_bytes)}",
+        _gb(found.reserved_bytes),
+        f"activations and graphs may need {_gb(memory.activation_bytes)}",
     )
     yield "largest safe fraction", f"{memory.safe_fraction:g}", "what leaves them that; an estimate"
 
@@ -86,7 +86,9 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
 
 
 def _token_from(cache: KvCache) -> str:
-    held = "" if cache.held_bytes == cache.token_bytes else f"; its pools take {cache.held_bytes:,.0f} B"
+    held = (
+        "" if cache.actual_token_bytes == cache.token_bytes else f"; its pools take {cache.actual_token_bytes:,.0f} B"
+    )
     windows = cache.windows
     share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
     return f"{cache.kind}, all layers and those that draft{share}{held}"
@@ -97,7 +99,7 @@ def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
         return
     limit = "no limit is set" if served.running is None else f"{served.running} may run"
     each = f"`{served.load}`, {served.tokens:,} tokens each beside {served.shared_tokens:,} shared; {limit}"
-    yield "requests at once", "unknown" if served.at_once is None else f"{served.at_once:,}", each
+    yield "requests at once", "unknown" if served.concurrent is None else f"{served.concurrent:,}", each
 
 
 def _unknown(found: Capacity) -> Iterator[tuple[str, str, str]]:

@@ -36,7 +36,7 @@ def warning_text(warning: PlanWarning) -> str:
 
 
 def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:
-    if not plan.server.answers_everyone:
+    if not plan.server.is_unauthenticated_public:
         return ()
     summary = f"`{name}` listens on {plan.server.host} without an API key; anyone who can reach it can use it"
     hint = "`--set server.api_key_env=NAME` names the variable that holds a key"

@@ -15,9 +15,9 @@ from orchestrator.core.validation import drop_unknown_keys, read_file, read_mode
 from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
+from orchestrator.plan.build import PlanningContext, build_plan
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
-from orchestrator.plan.decide import PlanningContext, decide
-from orchestrator.plan.facts import NOTHING_KNOWN, Facts
+from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.known_issues import KnownIssues
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.plan.serving import profile_serving
@@ -76,9 +76,9 @@ class LoadedProfile:
             load=self.load,
         )
 
-    def decide(self, facts: Facts = NOTHING_KNOWN) -> Plan:
+    def decide(self, facts: Facts = NO_FACTS) -> Plan:
         """Decide the plan. Raises ProfileError with all that its rules refuse."""
-        return decide(self.name, profile=self.profile, composed=self.composed, knowledge=self.knowledge, facts=facts)
+        return build_plan(self.name, profile=self.profile, merged=self.composed, context=self.knowledge, facts=facts)
 
     def note_deprecated(self) -> None:
         """Name the deprecated options that the profile sets."""
@@ -132,7 +132,7 @@ def load(
     name: str,
     *,
     overrides: Sequence[str] = (),
-    facts: Facts = NOTHING_KNOWN,
+    facts: Facts = NO_FACTS,
     catalog: Catalog | None = None,
 ) -> ResolvedProfile:
     """The profile of that name, or in that file, with `--set` overrides applied and everything decided.

@@ -14,7 +14,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.images.sources import carried_patches, input_digests, read_inputs
 from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.schema import MOE_TABLE, AddedFile
-from orchestrator.plan.decide import model_of
+from orchestrator.plan.build import planned_model
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import decide_fusion, might_fuse
 from orchestrator.plan.plan import Model, Plan
@@ -45,7 +45,7 @@ class ProfileSource:
     @property
     def model(self) -> Model:
         """The profile's model."""
-        return model_of(self.valid.profile, self.valid.composed)
+        return planned_model(self.valid.profile, self.valid.composed)
 
     @property
     def may_fuse(self) -> bool:
@@ -130,11 +130,11 @@ class RunSource:
     def decide(self, facts: Facts) -> Plan:
         """Return its plan. Raises ProfileError where the checkpoint contradicts it."""
         fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
-        if fusion is not None and fusion.demanded:
+        if fusion is not None and fusion.required_flag:
             raise ProfileError(
                 f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.reason}",
                 where=str(self.run.path / "plan.json"),
-                hint=f"`deploy up PROFILE` sets `--{fusion.demanded}`: {fusion.hint}",
+                hint=f"`deploy up PROFILE` sets `--{fusion.required_flag}`: {fusion.hint}",
             )
         return self.plan
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv
 from orchestrator.engine.launch import Launch, launch_argv
-from orchestrator.plan.plan import AS_PLANNED, ContainerRequirements, FoundPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 
@@ -67,7 +67,7 @@ def server_command(
     host: str,
     python: str = "python3",
     in_home: bool = False,
-    found: FoundPatches = AS_PLANNED,
+    found: DetectedPatches = NO_DETECTED_PATCHES,
 ) -> Command:
     """What is executed. Where the checkpoint lies, which address is bound and by what interpreter, its runtime says.
 

@@ -267,7 +267,7 @@ def _of_result(path: Path) -> DiffSide:
 def _of_lock(path: Path) -> DiffSide:
     lock, _ = load_lock(path)
     plan = {key: value for key, value in lock.plan.items() if value != "none"}
-    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.told})
+    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.summary})
 
 
 def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
@@ -285,7 +285,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
 def _locked(run: RunDir) -> dict[str, str]:
     """What its lock holds; nothing for a run of a version that wrote none."""
     try:
-        return load_lock(run.path / LOCK_FILE)[0].told
+        return load_lock(run.path / LOCK_FILE)[0].summary
     except DeployError:
         return {}
 

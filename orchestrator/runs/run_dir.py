@@ -34,7 +34,7 @@ from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.core.yaml_document import Document, read_document
-from orchestrator.plan.lock import Lock, lock_of
+from orchestrator.plan.lock import Lock, parse_lock
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import RenderedFile
 
@@ -325,4 +325,4 @@ def load_lock(path: Path) -> tuple[Lock, Document]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ProfileError(f"cannot read the lock: {reason}", where=str(path)) from error
     document = read_document(text, str(path))
-    return lock_of(document, __version__), document
+    return parse_lock(document, __version__), document

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
-    from orchestrator.plan.decide import RuntimeSettings
-    from orchestrator.plan.plan import FoundPatches, Plan
+    from orchestrator.plan.build import RuntimeSettings
+    from orchestrator.plan.plan import DetectedPatches, Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
     from orchestrator.render.artifacts import Artifacts, RenderedFile
@@ -174,7 +174,7 @@ class PreparedRun:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
-    found: FoundPatches | None = None  # those that they need at a start although the plan did not expect it
+    found: DetectedPatches | None = None  # those that they need at a start although the plan did not expect it
     image: ImageConfig | None = None  # that the server starts in, where it starts in one
     engine: EnginePython | None = None  # None where only the node that serves has it
 
@@ -237,7 +237,7 @@ class Runtime(ABC):
     @classmethod
     def settings(cls, _profile: Profile) -> RuntimeSettings:
         """Decide what the profile's section for this runtime says."""
-        from orchestrator.plan.decide import RuntimeSettings  # noqa: PLC0415 - see above
+        from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above
 
         return RuntimeSettings()
 

@@ -14,11 +14,11 @@ from orchestrator.render.dockerfile import build_context
 from orchestrator.runtimes.base import EnginePython
 
 
-def has_image(case: RuleContext) -> Iterator[Problem]:
+def has_image(context: RuleContext) -> Iterator[Problem]:
     """There is an image to build on."""
-    if case.profile.engine.image is None:
-        what = f"the {case.profile.runtime} runtime needs `engine.image`"
-        yield Problem(what, case.place("engine"), "`--set runtime=process`")
+    if context.profile.engine.image is None:
+        what = f"the {context.profile.runtime} runtime needs `engine.image`"
+        yield Problem(what, context.location("engine"), "`--set runtime=process`")
 
 
 def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | None, str]:

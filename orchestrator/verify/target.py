@@ -6,7 +6,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import UnexpectedResponseError, read_server_info
-from orchestrator.plan.plan import GREEDY, Plan, PlanWarning, SmokeQuestion
+from orchestrator.plan.plan import GREEDY_SPECULATION, Plan, PlanWarning, SmokeQuestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
         nondeterministic=plan.nondeterministic,
-        greedy=tuple(warning for warning in plan.warnings if warning.id == GREEDY),
+        greedy=tuple(warning for warning in plan.warnings if warning.id == GREEDY_SPECULATION),
         api_key=api_key,
     )
 

@@ -67,7 +67,7 @@ def test_bytes_of_the_cache(compared: Compared) -> None:
     """Keys and values of target and draft, in GiB."""
     pools = sum(compared.logged(r"[KV] size: ([0-9.]+) GB"))
     tokens = compared.logged(r"KV Cache is allocated.*#tokens: ([0-9]+)")[0]
-    held = compared.computed["cache"]["held_bytes"] * tokens / GIB
+    held = compared.computed["cache"]["actual_token_bytes"] * tokens / GIB
     print(f"cache: computed {held:.2f} GiB, logged {pools:.2f} GiB", flush=True)
     assert held == pytest.approx(pools, rel=WITHIN)
 
@@ -86,4 +86,4 @@ def test_weights_and_what_is_free(compared: Compared) -> None:
     assert memory["free_bytes"] / GIB == pytest.approx(free, rel=WITHIN)
     # the fraction that is called safe leaves room for all that was taken after the cache was made
     kept = memory["free_bytes"] / GIB * (1 - memory["fraction"])
-    assert kept - left < memory["working_bytes"] / GIB
+    assert kept - left < memory["activation_bytes"] / GIB

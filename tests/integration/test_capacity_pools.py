@@ -123,7 +123,7 @@ def test_tokens_and_bytes_are_those_of_real_sglang(real: dict[str, dict[str, obj
     # what its pools take: a page more than the tokens
     pools = told["pools"]
     assert isinstance(pools, list)
-    assert sum(pools) == pytest.approx(cache.held_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
+    assert sum(pools) == pytest.approx(cache.actual_token_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
 
 
 def test_the_log_says_the_same_size(real: dict[str, dict[str, object]]) -> None:
@@ -133,4 +133,4 @@ def test_the_log_says_the_same_size(real: dict[str, dict[str, object]]) -> None:
     told = re.search(r"#tokens: ([0-9]+), K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", line)
     assert told is not None
     assert int(told[1]) == cache.tokens
-    assert float(told[2]) + float(told[3]) == pytest.approx(cache.held_bytes * int(told[1]) / 2**30, rel=0.05)
+    assert float(told[2]) + float(told[3]) == pytest.approx(cache.actual_token_bytes * int(told[1]) / 2**30, rel=0.05)

@@ -219,7 +219,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
     assert set(statuses) == {200}
     assert len(statuses) > 100
     refused = pair.deploy.run(*pair.words("replicas=3"), "--replace")
-    assert (refused.returncode, "2 become 3" in refused.stderr) == (6, True), refused.stderr
+    assert (refused.returncode, "`replicas` changes from 2 to 3" in refused.stderr) == (6, True), refused.stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 

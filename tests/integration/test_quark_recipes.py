@@ -93,7 +93,7 @@ def test_the_target_and_what_is_said_of_it_beforehand(
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
     fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
     if not fatal:
-        assert bool(fusion.demanded) == (not TABLE[recipe][2]), "what does not load fused is told not to fuse"
+        assert bool(fusion.required_flag) == (not TABLE[recipe][2]), "what does not load fused is told not to fuse"
 
 
 def glm(version: str) -> Plan:

@@ -167,7 +167,7 @@ class Sweep:
     def begun(self) -> dict[str, object]:
         """What a journal was begun with, by which it is known again."""
         return {
-            "profile": self.plan.digest_on_any_port,
+            "profile": self.plan.digest_without_port,
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
             "workload": self.workload.digest,

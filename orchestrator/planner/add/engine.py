@@ -19,7 +19,7 @@ from orchestrator.engine.flags import parse_flags
 from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker
 from orchestrator.kernels.disk.image import ImageTables
 from orchestrator.kernels.disk.store import Store
-from orchestrator.plan.rules import release_in_name
+from orchestrator.plan.rules import sglang_version_in_tag
 from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
 from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
 from orchestrator.planner.flag_tables import flag_table, table_path
@@ -158,7 +158,7 @@ def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
 def _contradiction(facts: Mapping[str, Data], where: str) -> Mapping[str, Problem]:
     """The image is named after another release: no profile could be planned with both."""
     image, version = str(facts.get("image", "")), facts.get("version")
-    if (named := release_in_name(image)) in {None, version} or version is None:
+    if (named := sglang_version_in_tag(image)) in {None, version} or version is None:
         return {}
     hint = f"name an image of {version}; or one that is on this machine anew: `docker tag {image} NAME:TAG`"
     return {"image": Problem(f"`version` is {version}, and `{image}` is named after sglang {named}", where, hint)}

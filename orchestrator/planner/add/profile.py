@@ -22,10 +22,10 @@ from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import (
     ContextNeed,
     LayoutAttempt,
+    common_problems,
     inherited_flags,
     layouts,
-    longest,
-    refused_by_all,
+    longest_context,
     shortfall,
 )
 from orchestrator.plan.rules import VENDOR_OF, image_arch
@@ -299,21 +299,21 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
-        why = f"the largest that leaves activations and graphs {memory.working_bytes / 1e9:.1f} GB; an estimate"
+        why = f"the largest that leaves activations and graphs {memory.activation_bytes / 1e9:.1f} GB; an estimate"
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
-    served = valid.capacity.served
-    if memory is not None and served is not None and served.at_once:
+    served = valid.capacity.load_fit
+    if memory is not None and served is not None and served.concurrent:
         most = graph_requests(valid.profile, profile_serving(valid.profile))
-        running = min(served.at_once, most) if most else served.at_once
-        by = "fit" if running == served.at_once else "sglang makes graphs for"
+        running = min(served.concurrent, most) if most else served.concurrent
+        by = "fit" if running == served.concurrent else "sglang makes graphs for"
         draft.set("flags", *flag_for(Meaning.RUNNING_REQUESTS, running), f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
         valid.decide()
     except ProfileError as error:
-        return draft, LayoutAttempt(tp=tp, capacity=None, refused=error.each())
-    return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, refused=())
+        return draft, LayoutAttempt(tp=tp, capacity=None, problems=error.each())
+    return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, problems=())
 
 
 def _many(profile: Profile, tp: int, dp: int) -> str:
@@ -353,10 +353,10 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
 
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need: ContextNeed) -> ProfileError:
-    if common := refused_by_all(tried):
+    if common := common_problems(tried):
         message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
-    most = longest(tried)
+    most = longest_context(tried)
     hint = "take other hardware, or a checkpoint with a smaller quantization"
     if most:
         hint = f"`--max-context {most}` asks for requests of at most so many tokens; or take other hardware"

@@ -10,7 +10,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
-from orchestrator.plan.plan import AS_PLANNED, ContainerRequirements, FoundPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import (
     Artifacts,
@@ -67,7 +67,9 @@ class ContainerSpec:
     stop_grace: int  # seconds
 
 
-def render(plan: Plan, build: BuildContext | None, image: str, found: FoundPatches = AS_PLANNED) -> Artifacts:
+def render(
+    plan: Plan, build: BuildContext | None, image: str, found: DetectedPatches = NO_DETECTED_PATCHES
+) -> Artifacts:
     """A container listens on all its addresses: which of the host's it is reached by is decided when publishing.
 
     Several servers are published on loopback alone, where their gateway, in the host's network, finds them: it runs
@@ -79,7 +81,7 @@ def render(plan: Plan, build: BuildContext | None, image: str, found: FoundPatch
     return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image, found))
 
 
-def _several(plan: Plan, build: BuildContext | None, image: str, found: FoundPatches) -> Artifacts:
+def _several(plan: Plan, build: BuildContext | None, image: str, found: DetectedPatches) -> Artifacts:
     gateway = ContainerSpec(
         image=image,
         needs=_NOTHING,
@@ -115,7 +117,7 @@ def _script(path: str, line: str) -> RenderedFile:
     return script_file(path, f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
 
 
-def container_spec(plan: Plan, image: str, found: FoundPatches = AS_PLANNED) -> ContainerSpec:
+def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
     """The container of a plan: what its hardware needs, the checkpoint read-only, the caches of this image and GPU."""
     return ContainerSpec(
         image=image,
@@ -201,7 +203,7 @@ def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
     return " \\\n  ".join([*lines, shlex.quote(spec.image), wrap_argv(argv)]) + "\n"
 
 
-def _mounts(plan: Plan, found: FoundPatches) -> tuple[Mount, ...]:
+def _mounts(plan: Plan, found: DetectedPatches) -> tuple[Mount, ...]:
     model, inside = plan.model, container_model(plan)
     source = model.checkpoint.path if model.checkpoint.source == "local" else f"models/{model.name}"
     mounts = [Mount(source=source, target=inside, read_only=True)]

@@ -53,7 +53,7 @@ from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import Finding
-    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 

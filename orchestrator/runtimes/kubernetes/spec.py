@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.core.errors import Problem
-from orchestrator.plan.decide import RuntimeSettings
+from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import RuleContext
@@ -20,24 +20,24 @@ from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE, object_name, 
 from orchestrator.runtimes.labels import GATEWAY, PART
 
 
-def weights_have_a_place(case: RuleContext) -> Iterator[Problem]:
+def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
     """The pods find the checkpoint: in a claim, or on their node."""
-    weights, origin = case.profile.kubernetes.weights, case.profile.model.checkpoint.source
+    weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
         yield Problem(
             "nothing says where the pods find the checkpoint",
-            case.place("kubernetes", "weights") or case.place("runtime"),
+            context.location("kubernetes", "weights") or context.location("runtime"),
             "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
         )
 
 
-def asks_for_a_key(case: RuleContext) -> Iterator[Problem]:
+def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
     """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
-    server, service = case.profile.server, case.profile.kubernetes.service_type
+    server, service = context.profile.server, context.profile.kubernetes.service_type
     if service != "ClusterIP" and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             f"a Service of type {service} is reached from beyond the cluster and the server has no API key",
-            case.place("kubernetes", "service_type"),
+            context.location("kubernetes", "service_type"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )

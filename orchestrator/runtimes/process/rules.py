@@ -6,12 +6,12 @@ from orchestrator.core.errors import Problem
 from orchestrator.plan.rules import RuleContext
 
 
-def has_interpreter(case: RuleContext) -> Iterator[Problem]:
+def has_interpreter(context: RuleContext) -> Iterator[Problem]:
     """There is an interpreter with the engine, or a list to install one from."""
-    engine = case.profile.engine
+    engine = context.profile.engine
     if engine.requirements is None and engine.python is None:
         yield Problem(
             "the process runtime needs an engine with a requirement file or an interpreter",
-            case.place("engine"),
+            context.location("engine"),
             "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
         )

@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
-from orchestrator.plan.decide import RuntimeSettings
+from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
@@ -24,37 +24,37 @@ def settings(profile: Profile) -> RuntimeSettings:
     return RuntimeSettings(slurm=profile.slurm, one_node=False)
 
 
-def has_engine(case: RuleContext) -> Iterator[Problem]:
+def has_engine(context: RuleContext) -> Iterator[Problem]:
     """The node has an interpreter with the engine, or the container an image."""
-    section, engine = case.profile.slurm, case.profile.engine
+    section, engine = context.profile.slurm, context.profile.engine
     if section.container == "none":
         if engine.requirements is None and engine.python is None:
             yield Problem(
                 "on Slurm this engine needs an interpreter on the nodes, or the site's containers",
-                case.place("engine"),
+                context.location("engine"),
                 "`--set engine.python=PATH`, of a Python that has sglang; or `--set slurm.container=apptainer` (or "
                 "pyxis) with `--set slurm.image=…`",
             )
         if section.image is not None:
             yield Problem(
                 "`slurm.image` is for a container, and none is named",
-                case.place("slurm", "image"),
+                context.location("slurm", "image"),
                 "`--set slurm.container=apptainer`, or pyxis",
             )
     elif section.image is None:
         yield Problem(
             f"`{section.container}` needs an image",
-            case.place("slurm", "container"),
+            context.location("slurm", "container"),
             "`deploy build PROFILE` makes it; `--set slurm.image=…` names it as the cluster takes it",
         )
 
 
-def address_is_routable(case: RuleContext) -> Iterator[Problem]:
+def address_is_routable(context: RuleContext) -> Iterator[Problem]:
     """The server runs on another machine, at an address that is known once the job has its node.
 
     It listens on all of that node's, so it asks for a key, or somebody says that it need not.
     """
-    server = case.profile.server
+    server = context.profile.server
     try:
         address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
     except ValueError:
@@ -62,33 +62,33 @@ def address_is_routable(case: RuleContext) -> Iterator[Problem]:
     if not (address.is_loopback or address.is_unspecified):
         yield Problem(
             f"`{server.host}` may not be an address of the node that the job gets",
-            case.place("server", "host"),
+            context.location("server", "host"),
             "leave it out: on Slurm a server listens on its node's addresses",
         )
     elif server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             "on Slurm everyone in the cluster's network reaches the server, and it has no API key",
-            case.place("runtime"),
+            context.location("runtime"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )
 
 
-def no_requeue_with_replicas(case: RuleContext) -> Iterator[Problem]:
+def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
     """Slurm moves no server of several to another node: their gateway would look for it where it was."""
-    profile = case.profile
+    profile = context.profile
     if profile.replicas > 1 and profile.slurm.requeue:
         yield Problem(
             f"`slurm.requeue` is for one server: of {profile.replicas} the gateway would not find one on another node",
-            case.place("slurm", "requeue"),
+            context.location("slurm", "requeue"),
             "leave it out: `deploy watch` starts one that has ended as a new job, and tells the gateway",
         )
 
 
-def options_are_free(case: RuleContext) -> Iterator[Problem]:
+def options_are_free(context: RuleContext) -> Iterator[Problem]:
     """A further option of sbatch is none that this tool sets, and holds no secret."""
-    for index, option in enumerate(case.profile.slurm.sbatch_options):
-        place, name = case.place("slurm", "sbatch_options", index), option[2:].partition("=")[0]
+    for index, option in enumerate(context.profile.slurm.sbatch_options):
+        place, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
         if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as getopt_long(3) takes it
             hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "leave it out"
             yield Problem(f"`--{ours}` is set by this tool", place, hint)

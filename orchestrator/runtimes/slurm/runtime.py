@@ -69,7 +69,7 @@ from orchestrator.runtimes.supervisor.request import start_request
 
 if TYPE_CHECKING:
     from orchestrator.hosts.context import Check
-    from orchestrator.plan.decide import RuntimeSettings
+    from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 

@@ -20,7 +20,7 @@ from orchestrator.images.sources import carried_patches
 from orchestrator.kernels.disk.image import tables_below
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
-from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, Command, RenderedFile, gateway_command, server_command
 from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
@@ -64,7 +64,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
 
-def _command(plan: Plan, host: str | None, found: FoundPatches = AS_PLANNED) -> Command:
+def _command(plan: Plan, host: str | None, found: DetectedPatches = NO_DETECTED_PATCHES) -> Command:
     python, host, model = plan.engine.python or "python3", host or plan.server.host, model_path(plan, found)
     return server_command(plan, model_path=model, host=host, python=python, in_home=True, found=found)
 
@@ -81,7 +81,7 @@ def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
     return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables, unexpected=unexpected)
 
 
-def model_path(plan: Plan, found: FoundPatches = AS_PLANNED) -> str:
+def model_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str:
     """The checkpoint, or its overlay with the patched config.json."""
     if overlay := overlay_path(plan, found):
         return str(PurePosixPath(overlay).parent)

@@ -21,7 +21,7 @@ from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
 from orchestrator.plan.facts import MoeCheckpoint
-from orchestrator.plan.plan import AS_PLANNED, FoundPatches, Model, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Model, Plan
 from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
@@ -123,10 +123,12 @@ def prepare_engine(artifacts: Artifacts, place: HostRef) -> PreparedRun:
 
 def prepare_overlay(prepared: PreparedRun, place: HostRef) -> None:
     """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
-    _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or AS_PLANNED)
+    _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or NO_DETECTED_PATCHES)
 
 
-def _overlay(plan: Plan, place: HostRef, not_needed: frozenset[str], found: FoundPatches = AS_PLANNED) -> None:
+def _overlay(
+    plan: Plan, place: HostRef, not_needed: frozenset[str], found: DetectedPatches = NO_DETECTED_PATCHES
+) -> None:
     """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
     The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far

@@ -84,8 +84,8 @@ def test_what_is_not_known_yet_names_the_command_that_tells(
     assert deploy(monkeypatch, "coverage", "mi355x-tp4dp2", "--set", "layout.tp=4") == 0
     shown = capsys.readouterr().out
     assert "`deploy kernels build mi355x-tp4dp2 --set layout.tp=4` builds it with at least" in shown
-    assert "shared expert: unknown: the checkpoint says, and is not here" in shown
-    assert "hint: `--model DIR` names a copy of its config.json" in shown
+    assert "shared expert: unknown: depends on the checkpoint, which is not on this host" in shown
+    assert "hint: pass a directory with its `config.json`: `--model DIR`" in shown
 
 
 def test_full_coverage_exits_with_0_and_is_readable_by_programs(

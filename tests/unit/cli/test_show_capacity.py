@@ -30,12 +30,12 @@ def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["profile"] == "h200-glm-mtp"
     assert told["cache"]["token_bytes"] == 26624
     assert told["memory"]["fraction"] == 0.85
-    assert told["served"]["fits"] is True
+    assert told["load_fit"]["fits"] is True
 
 
 def test_what_does_not_fit_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True, set_=["flags.max-running-requests=512"])
-    assert re.search(r"warning: 512 requests of `wafer-20k-1k` at once need", capsys.readouterr().err)
+    assert re.search(r"warning: 512 concurrent requests of `wafer-20k-1k` need", capsys.readouterr().err)
 
 
 def test_pools_that_take_more_than_sglang_reckons_with_are_told() -> None:
@@ -47,7 +47,7 @@ def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.Captu
     loaded = load("h200-glm-mtp", overrides=["model.kv_cache=null"])
     table = capacity_table(loaded.valid.capacity)
     assert "weights of a GPU" in table
-    assert "`kv_cache` in profiles/models" in table
+    assert "in profiles/models has no `kv_cache`" in table
     note_capacity(loaded.plan, loaded.valid.capacity)
     assert "8.1 GB of weights" in capsys.readouterr().err
 
@@ -63,7 +63,7 @@ def test_a_dry_run_says_it_in_one_line(
     )  # fmt: skip
     preview(request, Home(tmp_path)).report()
     said = capsys.readouterr().err
-    assert said.count("requests of `random-4k-256` at once need") == len(settings)
+    assert said.count("concurrent requests of `random-4k-256` need") == len(settings)
     (line,) = [line for line in said.splitlines() if "capacity of" in line]
     assert line == (
         "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache a GPU; "

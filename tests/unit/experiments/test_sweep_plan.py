@@ -52,7 +52,7 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     told = dry_text(sweep, scan_space(sweep))
     assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
     assert "2 cannot fit: " in told
-    assert "do not divide by tp 3" in told
+    assert "are not divisible by tp 3" in told
     assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
     assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
     data = dry_data(sweep, scan_space(sweep))
@@ -82,7 +82,9 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
     most = "flags: {max-running-requests: [16, 5000]}"
     sweep = planned(home, most)
     assert sweep.refusal({"flags.max-running-requests": 0}) == ""
-    assert "5,000 requests of `single-stream-10k-1.5k` at once need" in sweep.refusal({"flags.max-running-requests": 1})
+    assert "5,000 concurrent requests of `single-stream-10k-1.5k` need" in sweep.refusal(
+        {"flags.max-running-requests": 1}
+    )
     own = planned(home, most, overrides=("flags.max-running-requests=5000",))
     assert own.refusal({"flags.max-running-requests": 1}) == ""
     short = planned(home, "flags: {context-length: [8192, 32768]}")

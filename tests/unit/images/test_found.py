@@ -9,7 +9,7 @@ from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
 from orchestrator.images.patch_drift import found_at_start, require_version, unexpected_patches
 from orchestrator.images.receipt import ImageReceipt, PatchRecord, SourceRecord
-from orchestrator.plan.plan import AS_PLANNED, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, Plan
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker import spec
@@ -55,7 +55,7 @@ def test_what_was_expected_and_found_is_no_difference() -> None:
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
     assert list(unexpected_patches(july(), found)) == []
-    assert found_at_start(july(), found) == AS_PLANNED
+    assert found_at_start(july(), found) == NO_DETECTED_PATCHES
 
 
 def test_each_difference_is_told_with_its_reason() -> None:

@@ -30,7 +30,7 @@ from orchestrator.kernels.plan_coverage import (
     require_tuned,
 )
 from orchestrator.kernels.plan_table import make_table
-from orchestrator.plan.facts import NOTHING_KNOWN, Facts
+from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.fusion import inferred_fusion_flag
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
@@ -286,14 +286,14 @@ def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
     assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
         added = next(flag for flag in told.flags if flag.name == "disable-shared-experts-fusion")
-        assert added.source == f"dtype: the checkpoint stores its shared experts as {shared}, its routed ones as U8"
+        assert added.source == f"dtype: the checkpoint stores shared experts as {shared} and routed experts as U8"
 
 
 def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for_nothing(
     tmp_path: Path,
 ) -> None:
     plan = plan_of("mi355x-tp8-july")
-    assert facts_of(Home(tmp_path / "empty"), plan) == NOTHING_KNOWN
+    assert facts_of(Home(tmp_path / "empty"), plan) == NO_FACTS
     staged(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
     assert load("mi355x-tp8-july", facts=facts_of(Home(tmp_path), plan)).plan == plan
     other = Home(tmp_path / "other")

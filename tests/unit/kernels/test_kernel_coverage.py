@@ -87,22 +87,24 @@ def test_another_dtype_is_not_fused_and_no_version_sees_it_where_the_exclude_lis
 ) -> None:
     decision = decide_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
     assert decision.fused is fused
-    assert decision.demanded == ("" if fused else "disable-shared-experts-fusion")
+    assert decision.required_flag == ("" if fused else "disable-shared-experts-fusion")
     assert fused or (shared in decision.reason and routed in decision.reason)
 
 
 def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
     apart = checkpoint(shared="BF16", routed="U8")
-    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), apart).demanded
-    assert not decide_fusion(plan_of("cpu-tiny"), apart).demanded
-    assert decide_fusion(glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), apart).demanded
+    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), apart).required_flag
+    assert not decide_fusion(plan_of("cpu-tiny"), apart).required_flag
+    assert decide_fusion(
+        glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), apart
+    ).required_flag
     kimi = MoeCheckpoint(
         moe=dataclasses.replace(GLM, routed_experts=384), layers=61, draft_layers=0, exclude=(), shared_dtype="BF16",
         routed_dtype="F8_E4M3",
     )  # fmt: skip
     fp8 = glm_plan()
     fp8 = dataclasses.replace(fp8, model=dataclasses.replace(fp8.model, quantization="fp8"))
-    assert (decide_fusion(glm_plan(), kimi).demanded != "", decide_fusion(fp8, kimi).demanded) == (True, "")
+    assert (decide_fusion(glm_plan(), kimi).required_flag != "", decide_fusion(fp8, kimi).required_flag) == (True, "")
 
 
 def test_flags_decide() -> None:
@@ -116,14 +118,14 @@ def test_flags_decide() -> None:
 @pytest.mark.parametrize(
     ("version", "entry", "helps"),
     [
-        ("0.5.18", BF16_DRAFT, "sglang 0.5.19 tells the two apart"),
-        ("0.5.23", "model.decoder.mlp.shared_experts.gate_proj", "those of `model.decoder` are not"),
+        ("0.5.18", BF16_DRAFT, "sglang 0.5.19 fixes this"),
+        ("0.5.23", "model.decoder.mlp.shared_experts.gate_proj", "not by `model.decoder`"),
     ],
 )
 def test_no_flag_lifts_the_veto_of_an_entry_that_is_taken_for_the_models(version: str, entry: str, helps: str) -> None:
     enforced = decide_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
     assert enforced.fused is False
-    assert "`--enforce-shared-experts-fusion` does not lift that veto" in enforced.hint
+    assert "`--enforce-shared-experts-fusion` does not override this" in enforced.hint
     assert helps in enforced.hint
 
 

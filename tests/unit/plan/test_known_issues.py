@@ -109,7 +109,7 @@ def test_a_refusal_names_the_key_that_is_known_bad() -> None:
 def test_a_report_that_the_user_accepts_is_not_raised() -> None:
     plan = plan_of("mi355x-tp8")
     spread = replace(plan, layout=replace(plan.layout, dp=8, dp_attention=True))
-    assert blocking_issues(REPORTS, on(spread, "0.5.14"), accepted=["dsa-dp-attention-hang"]) == ()
+    assert blocking_issues(REPORTS, on(spread, "0.5.14"), allowed=["dsa-dp-attention-hang"]) == ()
 
 
 @pytest.mark.parametrize(

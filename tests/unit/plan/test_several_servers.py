@@ -60,12 +60,12 @@ def test_gpus_are_counted_from_the_first_one_and_in_steps() -> None:
 
 def test_more_replicas_than_the_node_has_gpus_for_are_refused_where_they_are_asked_for() -> None:
     problems = refused("mi355x-tp4x2", "replicas=3")
-    assert problems["3 replicas of 4 GPUs need 12 GPUs, the node has 8"] == "--set replicas"
+    assert problems["3 replicas of 4 GPUs need 12 GPUs; the node has 8"] == "--set replicas"
 
 
 def test_the_line_of_the_profile_is_named() -> None:
     problems = refused("mi355x-tp4x2", "layout.tp=8")
-    place = problems["2 replicas of 8 GPUs need 16 GPUs, the node has 8"]
+    place = problems["2 replicas of 8 GPUs need 16 GPUs; the node has 8"]
     assert place.startswith("profiles/mi355x-tp4x2.yaml:")
 
 
@@ -85,11 +85,11 @@ def test_what_the_gateway_does_not_take_is_refused_even_before_one_server(settin
 
 def test_one_port_for_all_replicas_is_refused() -> None:
     problems = refused("cpu-tiny", "replicas=2", "flags.nccl-port=29500")
-    assert problems["`--nccl-port` gives one port to 2 replicas"] == "--set flags.nccl-port"
+    assert problems["`--nccl-port` sets one port for all replicas"] == "--set flags.nccl-port"
 
 
 def test_ports_beyond_the_last_one_are_refused() -> None:
-    message = "server.port 65530 leaves no ports for 2 replicas: the last takes 65546"
+    message = "`server.port` 65530 is too high: the last of 2 replicas needs 65546"
     assert refused("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
 
 
@@ -105,16 +105,16 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
     assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
     assert [replica.flag("base-gpu-id") for replica in replica_plans(plan)] == [None, None]
     elsewhere = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
-    assert "their place in the cluster" in rolling_update_blocker(plan, elsewhere)
+    assert "the location in the cluster" in rolling_update_blocker(plan, elsewhere)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("replicas=3", "2 become 3"),
-        ("server.port=21000", "they share `server`"),
-        ("gateway.policy=random", "they share `gateway`"),
-        ("model.served_name=other", "they share the served name"),
+        ("replicas=3", "`replicas` changes from 2 to 3"),
+        ("server.port=21000", "`server` changes"),
+        ("gateway.policy=random", "`gateway` changes"),
+        ("model.served_name=other", "`served_name` changes"),
     ],
 )
 def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
@@ -127,12 +127,12 @@ def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
     before = plan_of("cpu-tiny", *settings)
     assert rolling_update_blocker(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
     moved = plan_of("cpu-tiny", *settings, "kubernetes.namespace=other")
-    assert rolling_update_blocker(before, moved) == "they share their place in the cluster, which changes"
+    assert rolling_update_blocker(before, moved) == "the location in the cluster changes, which the replicas share"
 
 
 def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
     before = plan_of("mi355x-tp4x2")
     assert rolling_update_blocker(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
-    assert "their GPUs change, from 4 each to 2" in rolling_update_blocker(
+    assert "the GPUs of a replica change from 4 to 2" in rolling_update_blocker(
         before, plan_of("mi355x-tp4x2", "layout.tp=2")
     )

@@ -47,7 +47,7 @@ def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
 
     found = cache(profile, *overrides)
     assert found.tokens == pytest.approx(tokens, rel=0.004)
-    assert found.held_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
+    assert found.actual_token_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
     assert memory(profile, *overrides).free_bytes / GIB == pytest.approx(free, rel=0.01)
     assert memory(profile, *overrides).weights_bytes / GIB == pytest.approx(sum(weights), rel=0.02, abs=0.03)
 
@@ -73,7 +73,7 @@ def test_sparse_attention_takes_what_others_measured(
 ) -> None:
     found = cache(profile, *overrides, "flags.mem-fraction-static=0.95")
     drafting = 1
-    assert found.held_bytes / (layers + drafting) * layers * tokens / GIB == pytest.approx(gib, rel=0.01)
+    assert found.actual_token_bytes / (layers + drafting) * layers * tokens / GIB == pytest.approx(gib, rel=0.01)
 
 
 NEWER = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23")
@@ -83,22 +83,25 @@ def test_an_amd_gpu_holds_what_others_measured() -> None:
     """The same script: a pool of "182.7 GB/rank" with 0.85, TP8 as far as its sum tells. No other figure is public."""
     found = cache("mi355x-tp8", "flags.kv-cache-dtype=bf16", "flags.mem-fraction-static=0.85",
                   "flags.chunked-prefill-size=32768")  # fmt: skip
-    assert found.held_bytes / 79 * 78 * (found.tokens or 0) / GIB == pytest.approx(182.7, rel=0.05)
+    assert found.actual_token_bytes / 79 * 78 * (found.tokens or 0) / GIB == pytest.approx(182.7, rel=0.05)
 
 
 def test_a_token_of_sparse_attention_by_backend_and_version() -> None:
     """656 B of latent and scales and 132 of indexer a layer; where the scales are left out 576 and 132, bf16 1284."""
     layers = 79
     scaled = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95")
-    assert (scaled.token_bytes, scaled.held_bytes) == (708 * layers, 788 * layers)  # 0.5.16 reckons without them
+    assert (scaled.token_bytes, scaled.actual_token_bytes) == (
+        708 * layers,
+        788 * layers,
+    )  # 0.5.16 reckons without them
     newer = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95", *NEWER)
-    assert (newer.token_bytes, newer.held_bytes) == (788 * layers, 788 * layers)
+    assert (newer.token_bytes, newer.actual_token_bytes) == (788 * layers, 788 * layers)
     raw = cache("mi355x-tp8")
-    assert (raw.token_bytes, raw.held_bytes) == (708 * layers, 708 * layers)
+    assert (raw.token_bytes, raw.actual_token_bytes) == (708 * layers, 708 * layers)
     assert cache("mi355x-tp8", "flags.kv-cache-dtype=bf16").token_bytes == 1284 * layers
     assert cache("mi355x-tp8", "flags.kv-cache-dtype=null").kind == "bfloat16"
     assert cache("b200-tp8", "flags.kv-cache-dtype=null").kind == "fp8_e4m3"
-    assert cache("b200-tp8").held_bytes == 708 * layers  # trtllm
+    assert cache("b200-tp8").actual_token_bytes == 708 * layers  # trtllm
     assert raw.page == 64
     assert (raw.tokens or 0) % 64 == 0
 
@@ -124,31 +127,30 @@ def test_without_speculation_the_mtp_layer_takes_nothing() -> None:
 
 def test_requests_of_the_own_load() -> None:
     """20,000 tokens of which 12,000 lie in one of 8 prefixes; 1,000 out, six drafts; in pages of 64."""
-    served = capacity("mi355x-tp4dp2").served
+    served = capacity("mi355x-tp4dp2").load_fit
     assert served is not None
     assert (served.tokens, served.shared_tokens, served.running, served.fits) == (9088, 8 * 11968, 80, True)
-    assert served.at_once == (cache("mi355x-tp4dp2").tokens - 8 * 11968) // 9088  # type: ignore[operator]
-    alone = capacity("mi355x-tp4dp2", "flags.disable-radix-cache=true").served
+    assert served.concurrent == (cache("mi355x-tp4dp2").tokens - 8 * 11968) // 9088  # type: ignore[operator]
+    alone = capacity("mi355x-tp4dp2", "flags.disable-radix-cache=true").load_fit
     assert alone is not None
     assert (alone.tokens, alone.shared_tokens) == (21056, 0)
-    assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").served.running == 48  # type: ignore[union-attr]
+    assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").load_fit.running == 48  # type: ignore[union-attr]
 
 
 def test_more_requests_than_fit_are_told() -> None:
     assert warnings("mi355x-tp4dp2") == {}
     assert warnings("mi355x-tp4dp2", "flags.max-running-requests=512") == {
-        "capacity-requests": "512 requests of `wafer-20k-1k` at once need 4,748,800 tokens of a replica's cache, which "
-        "holds 2,713,536: 288 fit, the others wait"
+        "capacity-requests": "512 concurrent requests of `wafer-20k-1k` need 4,748,800 tokens of cache; a replica has "
+        "2,713,536: 288 fit, the others wait"
     }
     assert "capacity-requests" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
 
 
 def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
     assert warnings("cpu-tiny", "flags.max-total-tokens=1000") == {
-        "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of a replica's cache, which holds 1,000: "
-        "none fits",
-        "capacity-context": "`max-total-tokens` 1,000 is less than one context of 32,768 tokens: longer requests are "
-        "refused",
+        "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of cache; a replica has 1,000: none fits",
+        "capacity-context": "`max-total-tokens` 1,000 is less than one context of 32,768 tokens: sglang rejects "
+        "longer requests",
     }
     assert "capacity-context" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "model.kv_cache=null")
     assert warnings("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
@@ -159,7 +161,7 @@ def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
     told = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
-    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 keeps 21.5 GB of a GPU")
+    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
 
 
 def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
@@ -167,9 +169,9 @@ def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
     assert "capacity-fraction" not in warnings("mi325x-tp8")
     capped = capacity("mi325x-tp8")
     assert capped.spare_bytes == memory("mi325x-tp8").cache_bytes - 1048576 * 1284 * 79
-    assert (capped.kept_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (721, 0.99)
+    assert (capped.reserved_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (721, 0.99)
     told = warnings("mi325x-tp8", "flags.max-total-tokens=1300000")
-    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.85 keeps 46.7 GB of a GPU")
+    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.85 leaves 46.7 GB of a GPU free")
     assert memory("mi325x-tp8", "flags.max-total-tokens=null").safe_fraction == 0.77
     assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
 
@@ -187,8 +189,8 @@ def test_weights_that_leave_no_room_are_refused(written: str) -> None:
         load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=8.22GB"])
     (problem,) = caught.value.problems
     assert problem.message == (
-        "the weights need 8.2 GB a GPU at tp 1 and leave no room for a cache: 0.055 of the 149 GB that are free of 150 "
-        "is 8.2 GB"
+        "the weights leave no room for a cache: they need 8.2 GB per GPU at tp 1; sglang may use 8.2 GB, 0.055 of the "
+        "149 GB free of 150"
     )
 
 
@@ -203,13 +205,13 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
 
 def test_what_is_not_known_is_said() -> None:
     found = capacity("h200-glm-mtp", "model.kv_cache=null")
-    assert (found.cache, found.served) == (None, None)
+    assert (found.cache, found.load_fit) == (None, None)
     [why] = found.unknown
-    assert why.startswith("the model's file does not say what its cache holds: `kv_cache` in profiles/models; where")
-    words = "the MTP layer is not loaded, and its part of the weights is not known: they are counted whole"
+    assert why.startswith("the model's file in profiles/models has no `kv_cache`")
+    words = "the size of the MTP layer is unknown: the weights include it, although it is not loaded"
     assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
     assert capacity("h200-glm-mtp", "flags.kv-cache-dtype=mxfp8").unknown == (
-        "what a cache of type `mxfp8` takes is not known here",
+        "the size of a cache of type `mxfp8` is unknown",
     )
     on_cpu = capacity("cpu-tiny", "flags.max-total-tokens=null")
     assert on_cpu.memory is None
@@ -255,7 +257,7 @@ def test_what_drafts_counts_with_the_layers_that_keep_all() -> None:
     drafting = [each for each in WINDOWED if each not in NO_DRAFTS]
     found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
     assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
-    assert found.held_bytes == found.token_bytes
+    assert found.actual_token_bytes == found.token_bytes
 
 
 def test_a_part_of_a_byte_leaves_nothing_free() -> None:
@@ -269,9 +271,9 @@ def test_a_part_of_a_byte_leaves_nothing_free() -> None:
 def test_short_requests_are_as_many_as_the_windows_hold() -> None:
     """Each holds its last 128 tokens, 128 more until they are evicted, and two pages; or all that it has."""
     few = (*WINDOWED, "flags.swa-full-tokens-ratio=0.01", "workload=random-4k-256")
-    found, windows = capacity("h200-glm-mtp", *few).served, cache("h200-glm-mtp", *few)
+    found, windows = capacity("h200-glm-mtp", *few).load_fit, cache("h200-glm-mtp", *few)
     assert found is not None
-    assert found.at_once == (windows.window_tokens or 0) // (128 + 128 + 2 * windows.page)
+    assert found.concurrent == (windows.window_tokens or 0) // (128 + 128 + 2 * windows.page)
 
 
 def test_windows_that_are_shared_out_otherwise_are_not_computed() -> None:

@@ -47,9 +47,9 @@ def why(proposal: Proposal, key: str) -> str:
 def test_the_layout_is_the_smallest_that_holds_a_whole_context(home: Home) -> None:
     found = proposed(home, "glm-5.2-fp8", "mi355x")
     assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (8, 1)
-    assert "the weights need 378.0 GB a GPU" in why(found, "tp 2")
+    assert "they need 378.0 GB per GPU" in why(found, "tp 2")
     assert why(found, "tp 4") == (
-        "189.0 GB of weights a GPU leave a cache of 997,952 tokens, and a request may have 1,048,576"
+        "189.0 GB of weights a GPU leave a cache of 997,952 tokens; a request may have 1,048,576"
     )
     assert "1,941,504" in why(found, "layout.tp")
 
@@ -77,9 +77,9 @@ def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Hom
     capacity = loaded.valid.capacity
     assert capacity.memory is not None
     assert capacity.memory.fraction == capacity.memory.safe_fraction
-    assert capacity.served is not None
-    assert capacity.served.running is not None
-    assert capacity.served.running <= (capacity.served.at_once or 0)
+    assert capacity.load_fit is not None
+    assert capacity.load_fit.running is not None
+    assert capacity.load_fit.running <= (capacity.load_fit.concurrent or 0)
     for key, setting in loaded.profile.flags.items():
         assert setting.note or setting.source, key
 
@@ -89,7 +89,7 @@ def test_what_cannot_fit_is_refused_with_the_figures_of_each_layout(home: Home) 
         proposed(home, "kimi-k2-instruct", "h200")
     said = [problem.message for problem in caught.value.problems]
     assert [line.partition(":")[0] for line in said] == ["tp 1", "tp 2", "tp 4", "tp 8"]
-    assert said[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens, and a request may have 131,072"
+    assert said[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens; a request may have 131,072"
     context = int(caught.value.hint.split("--max-context ")[1].split("`")[0])
     assert proposed(home, "kimi-k2-instruct", "h200", max_context=context).valid.profile.layout.tp.value == 8
     with pytest.raises(ProfileError):
@@ -103,7 +103,7 @@ def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
     add_model(str(checkpoint), home, name="own-wide", environ={})
     with pytest.raises(ProfileError, match="does not fit") as caught:
         proposed(home, "wide", "h200")
-    assert caught.value.problems[-1].message == "tp 8: 20 attention heads do not divide by tp 8"
+    assert caught.value.problems[-1].message == "tp 8: 20 attention heads are not divisible by tp 8"
 
 
 def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
@@ -117,7 +117,7 @@ def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
     assert found.valid.profile.workload == "wafer-20k-1k"
     assert flags["reasoning-parser"].source == "sglang cookbook GLM-4.7-Flash.mdx"  # the model's own
     plain = proposed(home, "llama-3.3-70b-instruct", "mi355x", base="mi355x-tp4dp2")
-    assert why(plain, "flags.speculative-algorithm") == "the checkpoint has no layer that drafts"
+    assert why(plain, "flags.speculative-algorithm") == "the checkpoint has no MTP layer"
     assert "SGLANG_USE_AITER" not in [key for section, _, key in _settings(plain.text) if section == "env"]
 
 
@@ -137,7 +137,7 @@ def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path)
     assert "# `Qwen3NextForCausalLM` has linear attention in some of its layers" in model.path.read_text()
     found = proposed(home, "linear", "h200")
     assert found.valid.profile.layout.tp.value == 1
-    assert "does not say what its cache holds" in why(found, "layout.tp")
+    assert "has no `kv_cache`" in why(found, "layout.tp")
 
 
 def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:

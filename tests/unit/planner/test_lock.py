@@ -163,7 +163,7 @@ def test_what_is_locked_is_started(home: Home) -> None:
 def test_a_lock_that_was_edited_is_refused_with_its_line(home: Home, old: str, new: str) -> None:
     path = written(home, "cpu-tiny")
     line = edit(path, old, new)
-    with pytest.raises(ProfileError, match="not as it was written") as caught:
+    with pytest.raises(ProfileError, match="was edited") as caught:
         locked(path, home)
     assert [problem.where for problem in caught.value.problems] == [f"{path}:{line}"]
 
@@ -176,7 +176,7 @@ def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) 
     with pytest.raises(ProfileError) as caught:
         locked(path, home)
     [problem] = caught.value.problems
-    assert problem.message == "`plan` has lost 1 of its lines"
+    assert problem.message == "`plan` lost 1 line"
     assert problem.where == f"{path}:{lines.index('plan:') + 1}"
 
 
@@ -200,8 +200,8 @@ def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home:
     lines = path.read_text().splitlines()
     said = {problem.message: lines[int(problem.where.rpartition(":")[2]) - 1] for problem in caught.value.problems}
     assert said == {
-        "`server.port` is `31000` in the lock, and `31001` now": "  server.port: '31000'",
-        "`flags.device` is `cpu` in the lock, and `nothing` now": "  flags.device: cpu",
+        "`server.port` is `31000` in the lock and `31001` now": "  server.port: '31000'",
+        "`flags.device` is `cpu` in the lock and `nothing` now": "  flags.device: cpu",
     }
     profile.unlink()
     with pytest.raises(ProfileError, match="no profile `owl`"):

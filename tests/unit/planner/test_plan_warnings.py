@@ -49,4 +49,4 @@ def test_what_was_said_of_an_earlier_plan_is_not_repeated(capsys: pytest.Capture
     after = load("mi355x-tp8", overrides=["flags.max-running-requests=512"]).plan
     report_warnings(after, before=before)
     said = capsys.readouterr().err
-    assert (KNOWN in said, "512 requests" in said) == (False, True)
+    assert (KNOWN in said, "512 concurrent requests" in said) == (False, True)

@@ -14,7 +14,7 @@ from orchestrator.planner.source import profile_source
 
 def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("merge_layers", "validate", "decide", "read_ledger", "read_flags"):
+    for name in ("merge_layers", "validate", "build_plan", "read_ledger", "read_flags"):
         original = getattr(planning, name)
 
         def counted(*args: object, _name: str = name, _original: object = original, **named: object) -> object:
@@ -24,13 +24,20 @@ def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatc
         monkeypatch.setattr(planning, name, counted)
     source = profile_source("mi355x-tp8", (), Home(tmp_path))
     plan = source.decide(Facts())
-    once = ["decide", "merge_layers", "read_flags", "read_ledger", "validate", "validate"]  # the profile, and its load
+    once = [
+        "build_plan",
+        "merge_layers",
+        "read_flags",
+        "read_ledger",
+        "validate",
+        "validate",
+    ]  # the profile, and its load
     assert sorted(calls) == once
     built = Store.of(Home(tmp_path), plan).table(plan)
     built.parent.mkdir(parents=True)
     built.write_text("built")
     again, files = source.planned()
-    assert sorted(calls) == sorted([*once, "decide"])
+    assert sorted(calls) == sorted([*once, "build_plan"])
     assert files == {"moe-table": b"built"}
     assert again.digest != plan.digest
 
@@ -49,7 +56,7 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(tmp_path: Path) 
 
 @pytest.mark.parametrize("image", [None, "mine:1"])
 def test_a_runtime_that_there_is_not_is_refused_where_it_is_written(tmp_path: Path, image: str | None) -> None:
-    with pytest.raises(ProfileError, match="cannot be planned") as caught:
+    with pytest.raises(ProfileError, match="cannot plan profile") as caught:
         _ = profile_source("mi355x-tp8", ("runtime=dockr",), Home(tmp_path), image=image).runtime
     (problem,) = caught.value.problems
-    assert (problem.message, problem.where) == ("there is no runtime `dockr`", "--set runtime")
+    assert (problem.message, problem.where) == ("no runtime `dockr`", "--set runtime")

@@ -50,7 +50,7 @@ def test_an_unknown_key_hides_nothing_else() -> None:
     assert [(problem.message, problem.where) for problem in caught.value.problems] == [
         ("unknown key `model.layrs`", "--set model.layrs"),
         ("unknown key `no`", "--set no.such"),
-        ("tp 8 x dp 2 needs 16 GPUs, the node has 8", "--set layout.tp"),
+        ("tp 8 x dp 2 needs 16 GPUs; the node has 8", "--set layout.tp"),
         ("sglang 0.5.16 has no option `--nsa-prefil-backend`", "--set flags.nsa-prefil-backend"),
     ]
     with pytest.raises(ProfileError) as caught:

@@ -11,7 +11,7 @@ from plan_samples import plan_of
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
-from orchestrator.plan.plan import EnvVar, FoundPatches, Plan
+from orchestrator.plan.plan import DetectedPatches, EnvVar, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
@@ -89,7 +89,7 @@ def test_a_server_waits_for_the_vram_of_its_own_gpus(pair: Artifacts) -> None:
 
 def test_what_the_image_was_found_to_hold_changes_no_record(plan: Plan) -> None:
     variable = EnvVar(name="HSA_FOUND", value="one", origin=Origin.RECIPE, source="")
-    held = render(plan, None, IMAGE, FoundPatches(ids=frozenset({"found"}), env=(variable,)))
+    held = render(plan, None, IMAGE, DetectedPatches(ids=frozenset({"found"}), env=(variable,)))
     assert (held.plan, tuple(server.plan for server in held.replicas)) == (plan, replica_plans(plan))
     assert all(("HSA_FOUND", "one") in server.command.env for server in held.replicas)
 

@@ -176,7 +176,7 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     run, plan = with_table(home, b"x")
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"x")
-    monkeypatch.setattr(planning, "decide", refuse)
+    monkeypatch.setattr(planning, "build_plan", refuse)
     monkeypatch.setattr(decisions, "make_table", refuse)
     for name in (
         "look_at_coverage",

@@ -58,13 +58,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
     """The facts of each decision."""
     found: list[Facts] = []
-    original = planning.decide
+    original = planning.build_plan
 
     def counted(name: str, *, facts: Facts, **named: Any) -> Plan:  # noqa: ANN401 - as the original has them
         found.append(facts)
         return original(name, facts=facts, **named)
 
-    monkeypatch.setattr(planning, "decide", counted)
+    monkeypatch.setattr(planning, "build_plan", counted)
     return found
 
 
@@ -194,5 +194,5 @@ def test_nothing_is_looked_at_where_the_rules_refuse(home: Home, monkeypatch: py
         raise Reached
 
     monkeypatch.setattr(up, "require_host", asked)
-    with pytest.raises(DeployError, match="cannot be planned"):
+    with pytest.raises(DeployError, match="cannot plan profile"):
         up.up(request_of("layout.tp=3", "layout.ep=2"), home)

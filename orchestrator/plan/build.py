@@ -1,4 +1,4 @@
-"""From a valid profile to a plan: the rules are asked, then everything that is still open is decided."""
+"""The step from a valid profile to a plan: check every rule, then decide every open value."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,78 +37,79 @@ from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
 from orchestrator.profiles.slurm import SlurmSection
 
-_LARGEST_CHUNK: Final = (
-    16384  # tokens; of sglang's defaults, which go by the GPU's memory (0.5.14, server_args.py:3201)
-)
-_TOKENS_OF_A_WORD: Final = 3  # at most; English is below 1.5, the vocabulary of the generated model at 2.2
+# Tokens: the largest default chunk of sglang, which depends on the GPU's memory (0.5.14, server_args.py:3201).
+_MAX_DEFAULT_CHUNK: Final = 16384
+_MAX_TOKENS_PER_WORD: Final = 3  # English is below 1.5, the vocabulary of the generated model at 2.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeSettings:
-    """What the profile's section for its runtime says, decided."""
+    """The settings of the profile's runtime."""
 
     kubernetes: KubernetesSection | None = None
     slurm: SlurmSection | None = None
-    one_node: bool = True  # the replicas share its GPUs and its loopback
-    same_port: bool = False  # each replica has a network of its own, as a pod has
+    one_node: bool = True  # the replicas share the GPUs and the loopback of one node
+    same_port: bool = False  # each replica has its own network, like a pod
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningContext:
-    """What a plan is decided from, apart from the profile and the facts: the catalog as it was read."""
+    """The inputs of a plan besides the profile and the facts."""
 
     table: FlagTable
     ledger: Sequence[Patch]
     known_issues: KnownIssues
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
-    load: Load | None  # that the profile is meant for
-    settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes that have a section in a profile
+    load: Load | None  # of the profile's workload
+    settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes with a section in the profile
 
 
-def decide(name: str, *, profile: Profile, composed: MergedProfile, knowledge: PlanningContext, facts: Facts) -> Plan:
-    """Decide the plan of profile `name`, final as far as the facts go. Pure.
+def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
+    """Build the plan of profile `name`. Pure.
 
-    Raises ProfileError with everything that its rules refuse.
+    Raises ProfileError with every problem that the rules find.
     """
-    case = RuleContext(
+    rule_context = RuleContext(
         profile=profile,
-        composed=composed,
-        table=knowledge.table,
-        ledger=knowledge.ledger,
-        runtimes=knowledge.runtimes,
-        blocked_issues=knowledge.known_issues.blocked,
-        load=knowledge.load,
+        merged=merged,
+        table=context.table,
+        ledger=context.ledger,
+        runtimes=context.runtimes,
+        blocked_issues=context.known_issues.blocked,
+        load=context.load,
     )
-    _refuse(name, (problem for rule in RULES for problem in rule(case)))
-    plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge, facts=facts)
+    _require_no_problems(name, (problem for rule in RULES for problem in rule(rule_context)))
+    plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
     plan = with_fusion_flag(plan, facts.experts)
     accepted = profile.allow_known_issues
-    _refuse(name, blocking_issues(knowledge.known_issues.blocked, plan, accepted=accepted, place=composed.place))
-    reports = knowledge.known_issues
+    _require_no_problems(
+        name, blocking_issues(context.known_issues.blocked, plan, allowed=accepted, location=merged.place)
+    )
+    reports = context.known_issues
     return replace(
         plan,
-        warnings=(*matching_issues(reports.warnings, plan), *capacity_warnings(case.capacity)),
+        warnings=(*matching_issues(reports.warnings, plan), *capacity_warnings(rule_context.capacity)),
         wrong_answers=matching_issues(reports.wrong_answers, plan),
         nondeterministic=matching_issues(reports.nondeterministic, plan),
     )
 
 
-def _refuse(name: str, problems: Iterable[Problem]) -> None:
+def _require_no_problems(name: str, problems: Iterable[Problem]) -> None:
     if found := truncate_problems(problems):
-        raise ProfileError(f"profile `{name}` cannot be planned", problems=found)
+        raise ProfileError(f"cannot plan profile `{name}`", problems=found)
 
 
-def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: PlanningContext, facts: Facts) -> Plan:
-    uses = _patches(profile, knowledge, facts)
-    decided = knowledge.settings.get(profile.runtime)
+def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
+    uses = _patches(profile, context, facts)
+    decided = context.settings.get(profile.runtime)
     settings = decided(profile) if decided else RuntimeSettings()
     return Plan(
         profile=name,
         description=profile.description,
         runtime=profile.runtime,
-        hardware=_hardware(profile, composed),
-        model=model_of(profile, composed),
-        engine=_engine(profile, composed),
+        hardware=_hardware(profile, merged),
+        model=planned_model(profile, merged),
+        engine=_engine(profile, merged),
         layout=Layout(
             tp=profile.layout.tp.value,
             dp=profile.layout.dp.value,
@@ -119,9 +120,9 @@ def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: Pl
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),
         server=_server(profile),
         flags=_flags(profile),
-        env=_env(profile, patch_env(knowledge.ledger, uses)),
+        env=_env(profile, patch_env(context.ledger, uses)),
         patches=uses,
-        warnings=(),  # these three are looked for in the plan itself
+        warnings=(),  # these three are matched against the finished plan
         wrong_answers=(),
         nondeterministic=(),
         timeouts=profile.timeouts,
@@ -132,7 +133,7 @@ def _plan(name: str, *, profile: Profile, composed: MergedProfile, knowledge: Pl
     )
 
 
-def _patches(profile: Profile, knowledge: PlanningContext, facts: Facts) -> tuple[PlannedPatch, ...]:
+def _patches(profile: Profile, context: PlanningContext, facts: Facts) -> tuple[PlannedPatch, ...]:
     drafts = profile_serving(profile).drafts
     known = PatchFacts(
         engine_version=profile.engine.version,
@@ -142,7 +143,7 @@ def _patches(profile: Profile, knowledge: PlanningContext, facts: Facts) -> tupl
         speculative_steps=drafts.steps if drafts else None,
         inputs=facts.inputs,
     )
-    return tuple(use for use in select_patches(knowledge.ledger, known) if use.id not in profile.skip_patches)
+    return tuple(use for use in select_patches(context.ledger, known) if use.id not in profile.skip_patches)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:
@@ -154,13 +155,13 @@ def _flags(profile: Profile) -> tuple[Flag, ...]:
 
 
 def _server(profile: Profile) -> HttpEndpoint:
-    """The HTTP side; `localhost` is an address of this machine alone, which docker publishes as it is written."""
+    """Plan the HTTP endpoint; `localhost` becomes 127.0.0.1, because docker publishes only addresses."""
     server = profile.server.model_dump()
     return HttpEndpoint(**{**server, "host": LOOPBACK if server["host"] == "localhost" else server["host"]})
 
 
 def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
-    """The profile's variables; those of patches where the profile does not set them itself."""
+    """Merge the variables of patches and of the profile; the profile wins."""
     variables = {variable.name: variable for variable in of_patches}
     for name, setting in profile.env.items():
         value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
@@ -168,10 +169,10 @@ def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
     return tuple(variables[name] for name in sorted(variables))
 
 
-def _hardware(profile: Profile, composed: MergedProfile) -> Hardware:
+def _hardware(profile: Profile, merged: MergedProfile) -> Hardware:
     hardware = profile.hardware
     return Hardware(
-        name=composed.names["hardware"],
+        name=merged.names["hardware"],
         vendor=hardware.vendor,
         arch=hardware.arch,
         gpu_product=hardware.gpu_product,
@@ -196,11 +197,11 @@ def _container(container: ContainerSection) -> ContainerRequirements:
     )
 
 
-def model_of(profile: Profile, composed: MergedProfile) -> Model:
-    """Decide what a plan says of the model: the profile alone says it."""
+def planned_model(profile: Profile, merged: MergedProfile) -> Model:
+    """Plan the model; this needs only the profile."""
     model = profile.model
     return Model(
-        name=composed.names["model"],
+        name=merged.names["model"],
         served_name=model.served_name,
         checkpoint=ModelSource(
             source=model.checkpoint.source, path=model.checkpoint.path, revision=model.checkpoint.revision
@@ -220,26 +221,28 @@ def model_of(profile: Profile, composed: MergedProfile) -> Model:
 
 
 def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
-    """The questions that fit into the context and the cache, their filler counted in words.
+    """Yield the questions that fit into the context and the cache, with their filler in words.
 
-    A word is at least one token: as many words as a chunk of prefill has tokens are more than one chunk.
+    A word is at least one token, so a filler of as many words as a prefill chunk has tokens exceeds one chunk.
     """
     facts = profile_serving(profile)
     room = min(facts.context, facts.cache_tokens or inf)
-    most = int(room) // _TOKENS_OF_A_WORD
+    max_words = int(room) // _MAX_TOKENS_PER_WORD
     for section in profile.model.questions:
         by_chunk = section.filler_words == "chunk"
-        words = facts.prefill_chunk or _LARGEST_CHUNK if isinstance(section.filler_words, str) else section.filler_words
-        if by_chunk or words <= most:
+        words = (
+            facts.prefill_chunk or _MAX_DEFAULT_CHUNK if isinstance(section.filler_words, str) else section.filler_words
+        )
+        if by_chunk or words <= max_words:
             yield SmokeQuestion(
                 prompt=section.prompt,
                 expected=section.expected,
-                filler_words=min(words, most),
+                filler_words=min(words, max_words),
                 max_tokens=section.max_tokens,
                 origin=section.origin,
                 source=section.source,
             )
 
 
-def _engine(profile: Profile, composed: MergedProfile) -> Engine:
-    return Engine(name=composed.names["engine"], **profile.engine.model_dump(exclude={"source"}))
+def _engine(profile: Profile, merged: MergedProfile) -> Engine:
+    return Engine(name=merged.names["engine"], **profile.engine.model_dump(exclude={"source"}))
