@@ -160,9 +160,7 @@ def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
     """List the reasons why the size of a token in the cache is unknown."""
     model, why = profile.model, []
     if model.kv_cache is None:
-        why.append(
-            "the model's file in profiles/models has no `kv_cache`; its comments may give the reason"
-        )
+        why.append("the model's file in profiles/models has no `kv_cache`; its comments may give the reason")
     elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file in profiles/models has no `attention_heads`")
     if _windows(profile, facts) is not None and facts.window_pool_option:
