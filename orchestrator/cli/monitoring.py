@@ -36,7 +36,7 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="ttft_p95_s, hit_share or accept_length to expect (may be repeated)",
+            help="ttft_p95_s, cache_hit_rate or accept_length to expect (may be repeated)",
         ),
     ] = None,
     target: Annotated[

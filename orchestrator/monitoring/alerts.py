@@ -1,4 +1,4 @@
-"""The recorded series and the alerts of a server, by `rules.yaml.j2`, and what of them is left out."""
+"""The recording rules and alerts of a server, from `rules.yaml.j2`, without those that lack a metric."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.monitoring.series import ACCEPT_LENGTH, HIT_SHARE, RECORDED, TTFT_P95, MonitoredServer
+from orchestrator.monitoring.series import ACCEPT_LENGTH, CACHE_HIT_RATE, RECORDED, TTFT_P95, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 _METRIC: Final = re.compile(r"sglang:\w+?(?=_bucket\b|\b)")
@@ -15,20 +15,20 @@ _METRIC: Final = re.compile(r"sglang:\w+?(?=_bucket\b|\b)")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The groups of rules of a server, without those that need what its version of sglang lacks."""
+    """The rule groups of a server, without rules for metrics that its version of sglang lacks."""
 
     groups: list[dict[str, Any]]
-    missing_metrics: dict[str, str]  # by the series that need them
-    missing_series: dict[str, str]  # by the alerts that need them
+    missing_metrics: dict[str, str]  # by series
+    missing_series: dict[str, str]  # by alert
 
     @property
     def recorded(self) -> frozenset[str]:
-        """The series that are recorded."""
+        """The names of the recorded series."""
         return frozenset(rule["record"] for group in self.groups for rule in group["rules"] if "record" in rule)
 
 
 def rules_of(server: MonitoredServer) -> Rules:
-    """Render the rules, and leave out what cannot be computed."""
+    """Render the rules, and remove those without their metrics."""
     groups = yaml.safe_load(rendered("rules.yaml.j2", server))["groups"]
     series, alerts = (group["rules"] for group in groups)
     needs: dict[str, set[str]] = {}
@@ -53,19 +53,19 @@ def rules_of(server: MonitoredServer) -> Rules:
 
 
 def skipped_rules(server: MonitoredServer) -> Iterator[str]:
-    """What is not recorded or told of, each with the reason."""
+    """Yield the skipped series and alerts, each with the reason."""
     rules = rules_of(server)
     for record, missing in rules.missing_metrics.items():
         yield f"no {record}: sglang {server.plan.engine.version} has no {missing}"
     for alert, missing in rules.missing_series.items():
         yield f"no alert {alert}: {missing} is not recorded"
-    for name, of in ((TTFT_P95, "DeployTtftHigh"), (HIT_SHARE, "DeployHitShareLow")):
+    for name, of in ((TTFT_P95, "DeployTtftHigh"), (CACHE_HIT_RATE, "DeployCacheHitRateLow")):
         if name not in server.expected:
-            yield f"no alert {of}: nothing is expected; `--workload` names a load that does, or `--expect {name}=…`"
+            yield f"no alert {of}: no expected value; set one with `--workload` or `--expect {name}=…`"
     if server.speculates and ACCEPT_LENGTH not in server.expected:
-        yield f"DeployAcceptLengthLow fires where no draft is right: `--expect {ACCEPT_LENGTH}=…` names a better length"
+        yield f"DeployAcceptLengthLow fires only if no draft is accepted; change it with `--expect {ACCEPT_LENGTH}=…`"
     if server.servers > 1 and not server.gateway_is_scraped:
-        yield "no alert of the gateway: nobody may read its counters; see `kubernetes.allowed_scrapers`"
+        yield "no gateway alerts: no scraper may read its metrics; see `kubernetes.allowed_scrapers`"
     if server.plan.gpus and not server.gpu_target:
-        yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
-    yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"
+        yield "no alert DeployVramFull: sglang exports no VRAM use; set an exporter with `--gpu-exporter HOST:PORT`"
+    yield f"no alert for untuned kernels: only the log has them; see `deploy top {server.name}`"

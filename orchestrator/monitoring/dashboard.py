@@ -7,16 +7,18 @@ from orchestrator.monitoring.series import RECORDED, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 _ACROSS: Final = 3
-_WIDTH: Final = 24 // _ACROSS  # of the 24 columns that a dashboard has
+_WIDTH: Final = 24 // _ACROSS  # of the 24 columns of a dashboard
 _HEIGHT: Final = 8
 
 
 def dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
-    """The dashboard as JSON; a series that is not recorded is left out, and a panel without any."""
+    """Return the dashboard as JSON, without unrecorded series and without empty panels."""
     shown = json.loads(rendered("dashboard.json.j2", server))
     panels: list[dict[str, Any]] = []
     for panel in shown["panels"]:
-        panel["targets"] = [each for each in panel["targets"] if recorded.issuperset(RECORDED.findall(each["expr"]))]
+        panel["targets"] = [
+            target for target in panel["targets"] if recorded.issuperset(RECORDED.findall(target["expr"]))
+        ]
         for letter, target in zip("ABCDEF", panel["targets"], strict=False):
             target["refId"] = letter
         if panel["targets"]:

@@ -1,4 +1,4 @@
-"""The files: YAML for Prometheus, JSON for Grafana. The same bytes for the same server."""
+"""The monitoring files: YAML for Prometheus, JSON for Grafana; reproducible byte for byte."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from orchestrator.runtimes.base import PodTargets
 
 
 def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
-    """All of them, sorted by path, with what was left out at the head of the rules."""
+    """Return all files sorted by path; the rules start with a list of the skipped ones."""
     name, rules = server.name, rules_of(server)
     texts = {f"{name}.dashboard.json": dashboard(server, rules.recorded)}
     if server.pods is not None:
@@ -33,9 +33,9 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
 
 
 def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, Any]]) -> str:
-    """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.93.0, CRDs of both kinds, v1).
+    """Return the objects for the Prometheus operator (0.93.0, PodMonitor and PrometheusRule v1).
 
-    A pod's name and address change with each start: its series go on under the server's name.
+    Series carry the name of the server, as the name and address of a pod change with each start.
     """
     objects = [("PodMonitor", pods.called, _monitor(server, SCRAPED, pods.labels, pods.port, pods.replica))]
     if pods.gateway is not None:
@@ -88,7 +88,7 @@ def _monitor(
 
 
 def _scrape() -> dict[str, object]:
-    """The same for every server, so that several share a folder."""
+    """Return the scrape configuration, which all servers in a directory share."""
     written, name = ESCAPED
     renamed = {"source_labels": ["__name__"], "regex": written, "target_label": "__name__", "replacement": name}
     job = {
@@ -105,7 +105,7 @@ def _scrape() -> dict[str, object]:
 
 
 def _targets(server: MonitoredServer) -> list[dict[str, object]]:
-    """The servers, without a key: metrics are open where the rest asks for one; their gateway; what tells of GPUs."""
+    """Return the targets: servers (metrics need no API key), their gateway, and the GPU exporter."""
     labels = {"server": server.name, "profile": server.plan.profile}
     several = server.servers > 1
     found: list[dict[str, object]] = [

@@ -12,7 +12,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.flags import read_flags
 from orchestrator.engine.options import Meaning
-from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, MonitoredServer
+from orchestrator.monitoring.series import ACCEPT_LENGTH, CACHE_HIT_RATE, EXPECTED, TTFT_P95, Expected, MonitoredServer
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.planner.planning import LoadedProfile, load, read_profile
@@ -24,7 +24,7 @@ from orchestrator.servers.run_history import read_request
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringRequest:
-    """Which server is to be watched, and what is expected of it."""
+    """The server to monitor, and its expected values."""
 
     name: str | None  # of a server that was started; None: one that `profile` would start
     profile: str | None
@@ -36,26 +36,26 @@ class MonitoringRequest:
 
 
 def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
-    """The server that is meant. Raises UsageError, StartError and ProfileError."""
+    """Resolve the server to monitor. Raises UsageError, StartError and ProfileError."""
     catalog = Catalog.of(home)
     given = _given(request.expected)
     if request.name is None:
         if request.profile is None:
             raise UsageError(
-                "which server? name one, or a profile: --profile", hint="`deploy status` lists the servers"
+                "no server specified", hint="name a server, as listed by `deploy status`, or use `--profile`"
             )
         loaded = load(request.profile, overrides=request.overrides, catalog=catalog)
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
     else:
         name, (plan, workload) = request.name, _started(request, home, catalog)
     if not plan.serving.metrics:
-        hint = f"`--set flags.{Meaning.METRICS}=true` exports them"
-        raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
+        hint = f"enable them with `--set flags.{Meaning.METRICS}=true`"
+        raise UsageError(f"`{name}` exports no metrics", hint=hint)
     table = read_flags(plan.engine.version, catalog)
     if table.metrics is None:
         version = plan.engine.version
-        hint = f"`deploy add engine {version} --flags-only` makes it anew"
-        raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
+        hint = f"`deploy add engine {version} --flags-only` recreates it"
+        raise ProfileError(f"the flag table for sglang {version} has no metrics", hint=hint)
     pods, targets, gateway_target = _reached(request, plan, name)
     return MonitoredServer(
         name=name,
@@ -79,11 +79,11 @@ def _reached(
         why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
         raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
     if request.target is None and not kind.is_local and pods is None:
-        hint = "`--target HOST:PORT` says where: its node, or its Service"
-        raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
+        hint = "set the address of its node or Service with `--target HOST:PORT`"
+        raise UsageError(f"the address of `{name}` in its cluster is unknown", hint=hint)
     if pods is not None and request.gpu_exporter is not None:
         hint = "its own monitor has the Prometheus of a cluster scrape it"
-        raise UsageError(f"`--gpu-exporter` is not for `{name}`, which runs in a cluster", hint=hint)
+        raise UsageError(f"`--gpu-exporter` cannot be used for `{name}`, which runs in a cluster", hint=hint)
     if plan.gateway is None:
         target = _address("--target", request.target)
         return pods, ((target,) if target else () if pods else (urlsplit(plan.server.url).netloc,)), None
@@ -101,7 +101,7 @@ def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[
     """The plan of a server's last start, and the load that its profile is meant for."""
     name = request.name or ""
     if request.profile or request.overrides:
-        raise UsageError("`--profile` and `--set` are for a server that was not started", hint="or leave the name out")
+        raise UsageError("`--profile` and `--set` are only for servers that never started", hint="omit the name")
     require_name(name)
     run = latest_run(home, name)
     if run is None:
@@ -126,12 +126,12 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)
-    limit = Expected(value=load.slo.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
+    limit = Expected(value=load.slo.ttft_p95_s, source=f"`slo.{TTFT_P95}` of workload `{name}`")
     if not load.cache_hit_rate:
         return {TTFT_P95: limit}
     return {
         TTFT_P95: limit,
-        HIT_SHARE: Expected(value=load.cache_hit_rate, source=f"`cache_hit_rate` of workload `{name}`"),
+        CACHE_HIT_RATE: Expected(value=load.cache_hit_rate, source=f"`cache_hit_rate` of workload `{name}`"),
     }
 
 
@@ -141,12 +141,12 @@ def _given(pairs: Sequence[str]) -> dict[str, Expected]:
     for pair in pairs:
         key, _, text = pair.partition("=")
         if key not in EXPECTED:
-            raise UsageError(f"nothing is expected of `{key}`", hint=did_you_mean(key, EXPECTED))
+            raise UsageError(f"`{key}` is not a key of `--expect`", hint=did_you_mean(key, EXPECTED))
         try:
             value = float(text)
         except ValueError:
             value = 0.0
-        least, most = {HIT_SHARE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
+        least, most = {CACHE_HIT_RATE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
         if not least < value <= most:
             raise UsageError(f"`--expect {pair}`: expected a number above {least:g}, up to {most:g}")
         found[key] = Expected(value=value, source=f"`--expect {key}={value:g}`")
@@ -163,5 +163,5 @@ def _address(option: str, text: str | None) -> str | None:
     except ValueError:
         plain = None
     if not plain or not set(text).isdisjoint(" \"'\\{}"):
-        raise UsageError(f"`{option} {text}` is no address that Prometheus scrapes", hint="HOST:PORT, without a scheme")
+        raise UsageError(f"`{option} {text}` is not an address", hint="use HOST:PORT, without a scheme")
     return text

@@ -1,4 +1,4 @@
-"""A server as Prometheus reaches it, and what is expected of it."""
+"""The targets of a monitored server, and its expected values."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.base import PodTargets
 
 TTFT_P95: Final = "ttft_p95_s"
-HIT_SHARE: Final = "hit_share"
+CACHE_HIT_RATE: Final = "cache_hit_rate"
 ACCEPT_LENGTH: Final = "accept_length"
-EXPECTED: Final = (TTFT_P95, HIT_SHARE, ACCEPT_LENGTH)
+EXPECTED: Final = (TTFT_P95, CACHE_HIT_RATE, ACCEPT_LENGTH)
 SCRAPED: Final = "deploy"  # the job's name
 SCRAPED_GATEWAY: Final = f"{SCRAPED}-gateway"  # that of a gateway's own counters
 RECORDED: Final = re.compile(r"deploy:[\w:]+")  # a series that the rules record, in an expression
@@ -20,7 +20,7 @@ EVERY: Final = "15s"  # scraped, and its rules evaluated
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a figure is to be, and who says so."""
+    """An expected value and its source."""
 
     value: float
     source: str
@@ -28,10 +28,7 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoredServer:
-    """A server, or several behind a gateway, as Prometheus reaches them.
-
-    `exported` are the metrics that their version of sglang has.
-    """
+    """A server with its Prometheus targets; `exported` are the metrics of its version of sglang."""
 
     name: str
     plan: Plan
@@ -44,20 +41,20 @@ class MonitoredServer:
 
     @property
     def gateway_is_scraped(self) -> bool:
-        """Whether the gateway's own counters are read."""
+        """Whether the metrics of the gateway are scraped."""
         return self.gateway_target is not None or (self.pods is not None and self.pods.gateway is not None)
 
     @property
     def servers(self) -> int:
-        """How many there are."""
+        """The number of replicas."""
         return self.plan.replicas
 
     @property
     def each(self) -> str:
-        """The labels that tell one server from another."""
+        """The labels that distinguish replicas."""
         return "server" if self.servers == 1 else "server, replica"
 
     @property
     def speculates(self) -> bool:
-        """Whether its plan drafts tokens."""
+        """Whether the plan uses speculation."""
         return self.plan.serving.drafts is not None

@@ -66,7 +66,7 @@ FAULTS = {
     "it is started again and again": (
         {f'up{{{OF},job="deploy"}}': "1x40 0x3 1x40 0x3 1x153"},
         "25m",
-        "DeployRestarting",
+        "DeployServerFlapping",
     ),
     "more arrives than it serves": (
         {QUEUE: "0+1x240", **ranks("num_used_tokens", "400x240")},
@@ -80,8 +80,12 @@ FAULTS = {
         "12m",
         "DeployTtftHigh",
     ),
-    "prompts are not found in the cache": (ranks("cached_tokens_total", "0+300000x240"), "25m", "DeployHitShareLow"),
-    "the cache was never hit": (ranks("cached_tokens_total", "_x240"), "25m", "DeployHitShareLow"),
+    "prompts are not found in the cache": (
+        ranks("cached_tokens_total", "0+300000x240"),
+        "25m",
+        "DeployCacheHitRateLow",
+    ),
+    "the cache was never hit": (ranks("cached_tokens_total", "_x240"), "25m", "DeployCacheHitRateLow"),
     "no draft is right": (ranks("spec_verify_calls_total", "0+36000x240"), "25m", "DeployAcceptLengthLow"),
     "drafts are off": (ranks("spec_verify_calls_total", "_x240"), "25m", "DeployAcceptLengthLow"),
 }
@@ -167,8 +171,8 @@ FAULTS_OF_SEVERAL = {
     "both were never there": ({UP % 1: "_x240", UP % 2: "_x240"}, "14m", {"DeployServerDown"}),
     "the gateway died": ({GATEWAY: "1x40 0x200"}, "14m", {"DeployGatewayDown"}),
     "the gateway is sent nobody's word": ({GATEWAY: "_x240"}, "14m", {"DeployGatewayDown"}),
-    "one hangs, and says nothing of it": ({health(2): "1x40 0x200"}, "14m", {"DeployReplicaLeftOut"}),
-    "clients are answered with errors": ({answers(502): "0+1x240"}, "14m", {"DeployGatewayFails"}),
+    "one hangs, and says nothing of it": ({health(2): "1x40 0x200"}, "14m", {"DeployReplicaNotRouted"}),
+    "clients are answered with errors": ({answers(502): "0+1x240"}, "14m", {"DeployGatewayErrors"}),
     "one rank of the second is dead": (
         {name: "0+9000x40 360000x200" for name in of_each(2) if "realtime" in name},
         "17m",

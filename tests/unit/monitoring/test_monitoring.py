@@ -59,24 +59,26 @@ def test_the_rules_name_no_metric_but_those_that_every_version_has(home: Home) -
 def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
     server = of_profile(home)
     assert server.expected == {
-        "ttft_p95_s": Expected(value=5.0, source="`limits.ttft_p95_s` of workload `wafer-20k-1k`"),
-        "hit_share": Expected(value=0.6, source="`cache_hit_rate` of workload `wafer-20k-1k`"),
+        "ttft_p95_s": Expected(value=5.0, source="`slo.ttft_p95_s` of workload `wafer-20k-1k`"),
+        "cache_hit_rate": Expected(value=0.6, source="`cache_hit_rate` of workload `wafer-20k-1k`"),
     }
     late = alerts(server)["DeployTtftHigh"]
     assert str(late["expr"]).endswith(" > 5")
-    assert late["annotations"]["limit"] == "5 s: `limits.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
+    assert late["annotations"]["limit"] == "5 s: `slo.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
     assert of_profile(home, workload="single-stream-10k-1.5k").expected.keys() == {"ttft_p95_s"}
 
 
 def test_what_is_given_goes_before_the_load(home: Home) -> None:
-    server = of_profile(home, expected=("hit_share=0.9", "accept_length=3.6"))
-    assert str(alerts(server)["DeployHitShareLow"]["expr"]).endswith("< 0.72")
+    server = of_profile(home, expected=("cache_hit_rate=0.9", "accept_length=3.6"))
+    assert str(alerts(server)["DeployCacheHitRateLow"]["expr"]).endswith("< 0.72")
     assert str(alerts(server)["DeployAcceptLengthLow"]["expr"]).endswith("< 2.88")
-    assert server.expected["hit_share"].source == "`--expect hit_share=0.9`"
+    assert server.expected["cache_hit_rate"].source == "`--expect cache_hit_rate=0.9`"
     assert not any("Accept" in text for text in skipped_rules(server))
 
 
-@pytest.mark.parametrize("pair", ["hit_share=1.5", "hit_share=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"])
+@pytest.mark.parametrize(
+    "pair", ["cache_hit_rate=1.5", "cache_hit_rate=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"]
+)
 def test_an_expectation_that_cannot_be_is_refused(home: Home, pair: str) -> None:
     with pytest.raises(UsageError):
         of_profile(home, expected=(pair,))
@@ -85,36 +87,40 @@ def test_an_expectation_that_cannot_be_is_refused(home: Home, pair: str) -> None
 def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None:
     server = of_profile(home)
     server = replace(server, exported=server.exported - {Metric.CACHED_TOKENS})
-    assert "DeployHitShareLow" not in alerts(server)
-    assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployHitShareLow"}
-    assert "hit_share" not in monitoring_files(server)[0].content.decode()
+    assert "DeployCacheHitRateLow" not in alerts(server)
+    assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployCacheHitRateLow"}
+    assert "prefix_cache_hit" not in monitoring_files(server)[0].content.decode()
     said = list(skipped_rules(server))
     version = server.plan.engine.version
-    assert f"no deploy:hit_share:rate: sglang {version} has no `sglang:cached_tokens_total`" in said
-    assert "no alert DeployHitShareLow: deploy:hit_share:rate is not recorded" in said
+    assert f"no deploy:prefix_cache_hit:rate5m: sglang {version} has no `sglang:cached_tokens_total`" in said
+    assert "no alert DeployCacheHitRateLow: deploy:prefix_cache_hit:rate5m is not recorded" in said
 
 
 def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home) -> None:
     past_run(home, 1, "server.port=31999")
     server = monitored(replace(NOTHING, name="owl"), home)
     assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
-    assert server.expected["hit_share"].source == "`cache_hit_rate` of workload `smoke-tiny`"
+    assert server.expected["cache_hit_rate"].source == "`cache_hit_rate` of workload `smoke-tiny`"
     past_run(home, 2, "workload=null")
     server = monitored(replace(NOTHING, name="owl"), home)
-    assert any("no alert DeployTtftHigh: nothing is expected" in text for text in skipped_rules(server))
+    assert any("no alert DeployTtftHigh: no expected value" in text for text in skipped_rules(server))
 
 
 @pytest.mark.parametrize(
     ("asked", "kind", "said"),
     [
-        ({}, UsageError, "which server"),
+        ({}, UsageError, "no server specified"),
         ({"name": "owls"}, StartError, "nothing was started as `owls`"),
         ({"name": "../owl"}, UsageError, "cannot be called"),
-        ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "not started"),
+        ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "never started"),
         ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),
-        ({"profile": "cpu-tiny", "overrides": SLURM}, UsageError, "reaches `cpu-tiny` in its cluster is not known"),
-        ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "no address"),
-        ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "no address"),
+        (
+            {"profile": "cpu-tiny", "overrides": SLURM},
+            UsageError,
+            "the address of `cpu-tiny` in its cluster is unknown",
+        ),
+        ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "is not an address"),
+        ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "is not an address"),
         ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` is 2 servers"),
     ],
 )
@@ -148,7 +154,7 @@ def test_several_servers_and_their_gateway_are_scraped_each_by_itself(home: Home
         == {file.path: file.content for file in monitoring_files(of_profile(home))}["prometheus.yml"]
     )
     assert alerts(server).keys() - alerts(of_profile(home, gpu_exporter="x:1")).keys() == {
-        "DeployReplicaDown", "DeployGatewayDown", "DeployReplicaLeftOut", "DeployGatewayFails",
+        "DeployReplicaDown", "DeployGatewayDown", "DeployReplicaNotRouted", "DeployGatewayErrors",
     }  # fmt: skip
 
 
@@ -247,9 +253,9 @@ def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -
     own = home.root / f"profiles/engines/flags/{version}.json"
     own.parent.mkdir(parents=True)
     own.write_text(json.dumps({key: value for key, value in table.items() if key != "metrics"}))
-    with pytest.raises(ProfileError, match="does not tell its metrics") as caught:
+    with pytest.raises(ProfileError, match="has no metrics") as caught:
         monitored(replace(NOTHING, profile="cpu-tiny"), home)
-    assert caught.value.hint == f"`deploy add engine {version} --flags-only` makes it anew"
+    assert caught.value.hint == f"`deploy add engine {version} --flags-only` recreates it"
 
 
 def test_the_command_writes_the_files_and_says_what_it_left_out(
@@ -263,7 +269,7 @@ def test_the_command_writes_the_files_and_says_what_it_left_out(
         "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "cpu-tiny.targets.yml", "prometheus.yml",
     ]  # fmt: skip
     assert all(Path(file).is_file() for file in written["files"])
-    assert "the log alone" in written["left_out"][-1]
+    assert "only the log" in written["left_out"][-1]
 
 
 def test_two_servers_share_a_folder_and_a_prometheus(home: Home) -> None:
