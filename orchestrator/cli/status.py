@@ -39,5 +39,5 @@ def command(
             if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
             elif server.status == Status.EXITED:
-                note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")
+                note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` restarts it")
         require_healthy(servers, found, named=name is not None)

@@ -1,4 +1,4 @@
-"""`deploy ask`: one streamed answer of a running server."""
+"""`deploy ask`: one streamed completion of a running server."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,16 +16,16 @@ from orchestrator.engine.responses import (
 )
 from orchestrator.servers.servers import Servers
 
-# The first request after a start may compile kernels; a long answer takes its time.
+# The first request after a start may compile kernels, and a long answer takes long.
 _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
 
 
 def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = "default") -> Iterator[str]:
-    """The pieces of a greedy completion of at most `tokens` tokens, as they arrive.
+    """Stream a greedy completion of at most `tokens` tokens, piece by piece.
 
-    sglang takes any `model` for its own, its gateway only one that a server behind it has.
+    sglang accepts any `model` name; its gateway only the name of a worker's model.
 
-    Raises StartError for no answer, for one that is cut or has no text, and for one that goes on behind its last token.
+    Raises StartError if there is no response, or if it is truncated, empty or too long.
     """
     body = completion_body(model, prompt, tokens=tokens)
     try:
@@ -41,22 +41,22 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
 
 
 def ask_server(servers: Servers, name: str, prompt: str, *, tokens: int) -> Iterator[str]:
-    """The same of the server of that name. Raises StartError where none runs."""
+    """Stream a completion of the server of that name. Raises StartError if none is running."""
     server = servers.open(name)
     server.require_running()
     return ask(server.url, prompt, tokens=tokens, key=server.key, model=server.model)
 
 
 def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
-    pieces, ending = 0, None
+    pieces, finish_reason = 0, None
     for text, reason in map(read_completion_event, events):
-        ending = reason or ending
+        finish_reason = reason or finish_reason
         pieces += bool(text)
         if pieces > tokens:
             raise UnexpectedResponseError(f"it goes on after {tokens} tokens")
         if text:
             yield text
-    if ending is None:
+    if finish_reason is None:
         raise UnexpectedResponseError("it does not say how it ended")
     if not pieces:
         raise UnexpectedResponseError("it holds no text")

@@ -13,23 +13,23 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import host_ref, wait_until_released
 
-_GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
+_GRACE: Final = 120.0  # seconds for running requests, if the plan of the server is not in this home
 
 
 def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = True, grace: float | None = None) -> None:
-    """Stop the server of a name within `grace`, by default its plan's, and return when its port and VRAM are free.
+    """Stop the server of that name and wait until its ports and VRAM are free.
 
-    Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
-    the port or the VRAM, with who does.
+    `grace` is in seconds; None means the termination grace of its plan. Without `all_homes` only a server of this home
+    is stopped. Raises StartError if there is none, and HostError if another process holds a port or the VRAM.
     """
     servers.open(name)
     with name_lock(servers.home, name):
         for handle in servers.find(name):
             if all_homes or _is_ours(servers, handle):
-                within = grace_of(servers, name) if grace is None else grace
+                seconds = grace_of(servers, name) if grace is None else grace
                 if grace is None:
-                    say(f"stopping `{name}`: its requests have {within:g} s to end")
-                stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, reason="stopped")
+                    say(f"stopping `{name}`: its requests have {seconds:g} s to end")
+                stop_server(servers.runtime(handle), handle, home=servers.home, grace=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, host_ref(plan.runtime, servers.home, host))
 
@@ -37,10 +37,10 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
 def down_all(
     servers: Servers, *, host: str | None, all_homes: bool = False, ended: Callable[[str], object] | None = None
 ) -> None:
-    """Stop every server that was started from this home; with `everyones` those of other homes too.
+    """Stop every server of this home; with `all_homes` those of other homes too.
 
-    One that does not end keeps none of the others up; all of those are told at the end, and who could not be asked.
-    `ended` is told each name that is down.
+    `ended` is called with each name that was stopped. Raises HostError at the end, with one problem for each server
+    that was not stopped and each runtime that did not respond.
     """
     failures: dict[str, DeployError] = {}
     found = servers.find()
@@ -67,9 +67,9 @@ def down_all(
 
 
 def _is_ours(servers: Servers, handle: RunningServer) -> bool:
-    """Whether it was started from this home: several homes may share a Docker daemon.
+    """Return whether a server was started from this home; several homes may share a Docker daemon.
 
-    A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
+    If the run directory was deleted, its path decides for a process. The labels of a container could name any path.
     """
     run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
@@ -77,6 +77,6 @@ def _is_ours(servers: Servers, handle: RunningServer) -> bool:
 
 
 def grace_of(servers: Servers, name: str) -> float:
-    """Seconds the server of that name may take to finish its running requests."""
+    """Return the seconds that the server of that name gets to finish its running requests."""
     plan = read_plan(latest_run(servers.home, name))
     return float(plan.timeouts.termination_grace) if plan else _GRACE

@@ -1,4 +1,4 @@
-"""The end of a server: who stops one keeps in its run directory how it ended, as its runtime forgets that."""
+"""The exit record in the run directory: how a server ended, which its runtime forgets after the stop."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,16 +15,16 @@ from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 
-RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` began to heal this start, and why
-STOPPED_FOR_RESTART: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
+RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` restarted the server of this run, and why
+STOPPED_FOR_RESTART: Final = "ended by `deploy watch`, to be started again"  # the reason of a stop
 UP_FAILED: Final = "`up` failed"
 
 
 def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:
-    """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
+    """Stop a server and record `reason`, or how it had exited before. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None
-    with suppress(DeployError):  # what cannot be asked can often be stopped
+    with suppress(DeployError):  # a server whose state is unknown can often be stopped
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
@@ -33,17 +33,16 @@ def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grac
 
 
 def record_exit(run: RunDir, reason: str, state: ServerState | None = None) -> None:
-    """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
+    """Record how a run ended: its own exit if `state` is exited, otherwise a stop now for `reason`.
 
-    `why` holds no secret: `deploy watch` reads it again, and a key may be a word of it.
-    A disk that does not take it keeps nobody from stopping a server; it takes, in place, that this is no healing's
-    start any more, which a watch would begin again.
+    `reason` contains no secret and is not redacted, because `deploy watch` reads it again. A full disk does not prevent
+    a stop: the flag `by_watch` is then cleared in place, so that no watcher restarts the server.
     """
-    by_itself = state is not None and state.status is Status.EXITED
+    exited = state is not None and state.status is Status.EXITED
     record = {
         "asked": reason,
-        "how": redact(state.detail or "it exited") if state and by_itself else reason,
-        "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
+        "how": redact(state.detail or "it exited") if state and exited else reason,
+        "ended_at": state.ended_at if state and exited else datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_code": state.exit_code if state else None,
         "restarts": state.restarts if state else 0,
     }
@@ -56,13 +55,13 @@ def record_exit(run: RunDir, reason: str, state: ServerState | None = None) -> N
 
 
 def saved_state(run: RunDir) -> ServerState | None:
-    """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
+    """Return the state that the runtime saved in a run directory; None if there is no readable one."""
     with suppress(HostError):
         return next(filter(None, (runtime_class(name).saved_state(run.path) for name in REGISTRY)), None)
     return None
 
 
 def failure_reason(failure: BaseException) -> str:
-    """What the run directory keeps of a start that failed."""
+    """Return the reason that the exit record gets after a failed start."""
     code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
     return f"{UP_FAILED} with {code}: {redact(str(failure)) or type(failure).__name__}"

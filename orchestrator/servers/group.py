@@ -1,7 +1,7 @@
-"""The units of one runtime as servers: what belongs to several units, whichever runtime has them.
+"""The servers of one runtime: a single unit, or a gateway and its replicas.
 
-Servers start before their gateway, and the gateway is stopped first. Their logs are joined. Of each number the newest
-start counts.
+Replicas start before their gateway, and the gateway is stopped first. Logs are joined. After a rolling update, the
+newest run of each replica number counts.
 """
 
 from __future__ import annotations
@@ -27,75 +27,75 @@ if TYPE_CHECKING:
     from orchestrator.plan.plan import Plan
     from orchestrator.render.artifacts import Artifacts
 
-NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="its gateway was not started")
-_PAUSE: Final = 0.2  # seconds between two looks at the logs of several
+NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="the gateway was not started")
+_PAUSE: Final = 0.2  # seconds between two reads of the logs of replicas
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer(Unit):
-    """What runs under one name: a unit by itself, or a gateway and the servers behind it."""
+    """A server under one name: a single unit, or a gateway and its replicas."""
 
     replicas: tuple[RunningServer, ...] = ()
-    gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
+    gateway_dir: str = ""  # run directory of the gateway, if `run_dir` is that of a later run
 
     @classmethod
     def of(cls, unit: Unit) -> RunningServer:
-        """A unit by itself."""
+        """Return a single unit as a server."""
         return cls(**{each.name: getattr(unit, each.name) for each in fields(Unit)})
 
     @property
     def log_dir(self) -> str:
-        """Where its own record and log are: the server's, or those of the gateway alone."""
+        """Directory of the record and log of `unit`."""
         return self.gateway_dir or self.run_dir
 
     @property
     def unit(self) -> Unit:
-        """The unit itself, or the gateway."""
+        """The single unit, or the gateway."""
         own = {each.name: getattr(self, each.name) for each in fields(Unit)}
         return Unit(**{**own, "run_dir": self.log_dir})
 
     @property
     def run(self) -> RunDir:
-        """The run that it is of, by its newest start."""
+        """The newest run of the server."""
         return RunDir(Path(self.run_dir))
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of that start; None where it is not on this machine."""
+        """The plan of the newest run; None if it is not in this home."""
         return read_plan(self.run)
 
     def require_plan(self) -> Plan:
-        """The plan of that start. Raises StartError where it is not on this machine."""
+        """Return the plan of the newest run. Raises StartError if it is not in this home."""
         return require_plan(self.run, self.name)
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """The unit itself, or the gateway, where there is one, and those behind it."""
+        """The single unit, or the gateway if it exists and the replicas."""
         own = (self.unit,) if self.runtime_id or not self.replicas else ()
         return (*own, *(each.unit for each in self.replicas))
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data that another command can read."""
-        left_out = {"role", "number", "state"}
-        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
-        return told | {"replicas": [each.to_dict() for each in self.replicas]}
+        """Return the server as JSON-able data."""
+        omitted = {"role", "number", "state"}
+        data = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in omitted}
+        return data | {"replicas": [each.to_dict() for each in self.replicas]}
 
 
 class ServerGroup:
     """The servers of one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Put the units of a runtime together."""
+        """Group the units of `runtime`."""
         self.runtime = runtime
 
     @property
     def host_given(self) -> bool:
-        """Whether the user has named the machine that it asks."""
+        """Whether the user gave the host of the runtime."""
         return self.runtime.host_given
 
     @property
     def gateway_discovery(self) -> bool:
-        """Whether its gateways find their servers by themselves."""
+        """Whether gateways discover their replicas."""
         return self.runtime.gateway_discovery
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
@@ -105,34 +105,34 @@ class ServerGroup:
     def wait_for_placement(
         self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None
     ) -> RunningServer:
-        """Wait until a unit has its place. See `Runtime.wait_for_placement`."""
+        """Wait until a unit is scheduled. See `Runtime.wait_for_placement`."""
         return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, meanwhile=meanwhile))
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """The servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
+        """Return the servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
         return servers_of(self.runtime.find(name))
 
     def state(self, server: RunningServer) -> ServerState:
-        """What has become of a unit, or of the gateway, since it was found."""
+        """Return the current state of a single unit or of the gateway."""
         return NO_GATEWAY if server.replicas and not server.runtime_id else self.runtime.state(server.unit)
 
     def process_cmdlines(self, server: RunningServer) -> tuple[str, ...]:
-        """The command lines of the processes of a unit. See `Runtime.process_cmdlines`."""
+        """Return the command lines of the processes of a unit. See `Runtime.process_cmdlines`."""
         return self.runtime.process_cmdlines(server.unit)
 
     def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """The log; of several units each piece below the name of its file, as `tail` does."""
+        """Yield the log; with replicas, each part follows the name of its file, as `tail` prints it."""
         if server.replicas:
             return self._all_logs(server, follow=follow, since=since)
         return self.runtime.logs(server.unit, follow=follow, since=since)
 
     def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
-        """The new lines of the log, or of all logs, at each call."""
+        """Return a function that yields the new lines of all logs at each call."""
         tails = [self.runtime.tail(unit) for unit in server.units]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
     def stop(self, server: RunningServer, *, grace: float) -> None:
-        """Stop the gateway first, and then the servers behind it, which drain at the same time."""
+        """Stop the gateway first, then the replicas, which drain at the same time."""
         until, own = time.monotonic() + grace, server.unit
         if not server.replicas:
             self.runtime.stop(own, grace=grace)
@@ -140,23 +140,23 @@ class ServerGroup:
         try:
             if own.runtime_id:
                 self.runtime.stop(own, grace=grace)
-        finally:  # the highest replica first, the gateway once more as the last, in case it did not end
+        finally:  # the highest replica first; the gateway again at the end, in case its stop failed
             self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def set_routable(self, server: RunningServer, *, routable: bool) -> None:
-        """Let the gateway find a server, or not. See `Runtime.set_routable`."""
+        """Make a replica discoverable for its gateway, or not. See `Runtime.set_routable`."""
         self.runtime.set_routable(server.unit, routable=routable)
 
     def is_routable(self, server: RunningServer) -> bool:
-        """Whether the gateway may find it."""
+        """Return whether the gateway may discover this replica."""
         return self.runtime.is_routable(server.unit)
 
     def is_ready(self, server: RunningServer) -> bool:
-        """Whether a gateway that finds it takes it."""
+        """Return whether a gateway registers this replica after it discovers it."""
         return self.runtime.is_ready(server.unit)
 
     def close(self) -> None:
-        """Let go of connections; servers run on."""
+        """Close connections; servers keep running."""
         self.runtime.close()
 
     def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
@@ -180,13 +180,13 @@ class ServerGroup:
 
 
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
-    """Units as servers, sorted by name."""
+    """Return units as servers, sorted by name."""
     known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name)))
 
 
 def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
-    """The starts of one name, and those units whose records cannot be read."""
+    """Yield the runs of one name, then the units with an unreadable record."""
     starts: dict[Path, list[RunningServer]] = {}
     for unit in units:
         if unit.runtime_id:
@@ -196,17 +196,14 @@ def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
 
 
 def _start(units: Sequence[RunningServer]) -> RunningServer:
-    """The units of one start."""
+    """Join the units of one run."""
     own = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
     behind = [unit for unit in units if unit is not own]
     return own if own is not None and not behind else join_replicas(own, sorted(behind, key=lambda unit: unit.number))
 
 
 def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
-    """Several servers as one, with the gateway that was started before them, or not yet.
-
-    They are the newest start that any of them is of.
-    """
+    """Join replicas, and their gateway if it was started, to one server of their newest run."""
     if gateway is not None:
         newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers)])
         if newest == gateway.log_dir:
@@ -228,10 +225,7 @@ def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer
 
 
 def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
-    """The starts of one name as they serve: those without a gateway behind the one there is.
-
-    The newest server of each number counts.
-    """
+    """Merge the runs of one name after a rolling update: one gateway, and the newest replica of each number."""
     gateways = [server for server in found if server.runtime_id]
     without = [server for server in found if server.replicas and not server.runtime_id]
     if len(gateways) != 1 or not without:
@@ -243,18 +237,18 @@ def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
 
 
 def run_dir_of(unit: Unit) -> Path:
-    """The run directory of the start that a unit is of, one of several too."""
+    """Return the run directory of a unit; for a replica, that of the whole run."""
     return run_root(Path(unit.run_dir)).absolute()
 
 
 def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
-    """The run directories of all starts that these servers, and those behind them, are of."""
+    """Return the run directories of servers and of their replicas."""
     found = {run_dir_of(each) for server in servers for each in (server, *server.replicas)}
     return sorted(found | {Path(server.log_dir) for server in servers})
 
 
 def _planned_digest(run_dir: Path) -> str:
-    """The digest of the plan of a run; "" where it cannot be read."""
+    """Return the digest of the plan of a run; "" if it is unreadable."""
     try:
         return hashlib.sha256(read_private(run_dir / "plan.json")).hexdigest()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The log of a server: of one that exists, or of the last start under its name."""
+"""`deploy logs`: the log of a server, or of the last run of its name."""
 
 import re
 from collections import deque
@@ -21,9 +21,9 @@ _CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
 
 
 def parse_since(text: str, now: datetime, *, option: str = "--since") -> datetime:
-    """The moment that `5m`, `2h`, `1h30m`, `14:05` or `2026-11-22T14:05` names; times are of the zone of `now`.
+    """Parse `5m`, `2h`, `1h30m`, `14:05` or `2026-11-22T14:05`; times are in the time zone of `now`.
 
-    Raises UsageError for anything else.
+    Raises UsageError for other texts.
     """
     if ago := _AGO.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in ago.groups())
@@ -38,7 +38,7 @@ def parse_since(text: str, now: datetime, *, option: str = "--since") -> datetim
 
 
 def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Iterator[str] | None:
-    """The log that the last start under a name has left, and a note that it is one; None without such a start."""
+    """Return the log of the last run of a name, and print a note; None if there is no log."""
     run = latest_run(servers.home, name)
     if run is None or not run.log.is_file():
         return None
@@ -50,9 +50,9 @@ def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Ite
 def log_lines(
     servers: Servers, name: str, *, follow: bool, last: int | None = None, since: datetime | None = None
 ) -> Iterator[str]:
-    """The log of the server of that name, or of the last one: all of it, or the `last` lines, and what follows.
+    """Yield the log of the server of that name, or of its last run: all lines or the `last` ones, then new lines.
 
-    With `since` only what was written from that moment on. Raises StartError where none was started under that name.
+    `since` omits earlier lines. Raises StartError if there is no server and no log.
     """
     found = servers.find(name)
     if not found and (kept := saved_log(servers, name, since)) is not None:
@@ -73,6 +73,6 @@ def _lines(
 
 
 def _zone(run: RunDir) -> tzinfo | None:
-    """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
+    """Return the time zone of the log: UTC in a container, None (that of this host) for a process."""
     plan = read_plan(run)
     return UTC if plan is not None and runtime_class(plan.runtime).in_container else None

@@ -1,7 +1,7 @@
-"""`deploy prune`: run directories are removed by count and by age, and nothing else is.
+"""`deploy prune`: remove old run directories by count and by age.
 
-A run goes where it is none of its name's newest, is old enough, is known to have ended, is not asked for by a later
-command, and holds only what a start writes. What is in doubt stays, and is told.
+A run is removed if it is not among the newest of its name, is old enough, has exited, is not needed by a later command,
+and contains only files of `deploy`. Any other run is kept and reported.
 """
 
 import os
@@ -84,9 +84,9 @@ class OldRun:
 
 
 def prune(servers: Servers, name: str | None, request: PruneRequest) -> tuple[OldRun, ...]:
-    """Remove old runs (of that name), or with `dry_run` say which would go.
+    """Remove old runs (of that name); with `dry_run` only report them.
 
-    Raises StartError where nothing was started under the name, HostError at the end where something was not removed.
+    Raises StartError if the name has no runs, and HostError at the end if a run was not removed.
     """
     names = known_names(servers.home)
     if name is not None:
@@ -106,13 +106,13 @@ def prune(servers: Servers, name: str | None, request: PruneRequest) -> tuple[Ol
             problems += error.each() if isinstance(error, DeployError) else [_problem(error)]
     if problems:
         for old in told:
-            note(f"looked at `{old.run_dir}`{f': {old.kept}' if old.kept else ''}")
-        raise HostError("not all that is old was removed", problems=problems)
+            note(f"checked `{old.run_dir}`{f': {old.kept}' if old.kept else ''}")
+        raise HostError("cannot remove all old runs", problems=problems)
     return tuple(told)
 
 
 def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
-    """What went, what stayed and why, and how much that is."""
+    """Return a text with the removed runs, the kept ones with reasons, and the total size."""
     gone = [old for old in found if not old.kept]
     lines = [f"`{old.run_dir}` stays: {old.kept}" for old in found if old.kept]
     lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
@@ -121,7 +121,7 @@ def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
 
 
 def _prune(servers: Servers, name: str, request: PruneRequest) -> Iterator[OldRun]:
-    """The runs of a name that are old enough, while nobody else works on it."""
+    """Yield the old runs of a name while holding its lock."""
     if not _old(servers, name, request):
         return
     with nullcontext() if request.dry_run else name_lock(servers.home, name):
@@ -136,7 +136,7 @@ def _old(servers: Servers, name: str, request: PruneRequest) -> list[RunDir]:
 
 @dataclass(frozen=True)
 class _Found:
-    """The servers of a name that there are, and the runtimes that have answered."""
+    """The servers of a name, and the runtimes that responded."""
 
     run_dirs: tuple[Path, ...]
     asked: frozenset[str]
@@ -152,10 +152,9 @@ class _Found:
         return cls(tuple(found), frozenset(asked))
 
     def may_run(self, run: RunDir, *, empty: bool) -> str:
-        """Why its server may still run; "" for one that is known to have ended.
+        """Return why the server of a run may still be running; "" if it has exited.
 
-        A container of a far machine is known there alone, and one that was started by hand to its daemon: it takes that
-        daemon's answer, and what was kept when it was stopped.
+        Only the daemon of its host knows a container: it must have responded, and a record of the exit must exist.
         """
         if any(_same(run_dir, run.path) for run_dir in self.run_dirs):
             return "`deploy status` still lists its server"
@@ -169,7 +168,7 @@ class _Found:
             return ""
         if plan is not None and runtime_class(plan.runtime).in_container and run.log.is_file():
             return ""  # the log of a container is kept when it is stopped
-        return "its server is not known to have ended"
+        return "its server may still be running"
 
 
 def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found) -> OldRun:
@@ -179,7 +178,7 @@ def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found)
         size = sum(status.st_size for _, status in held if not stat.S_ISDIR(status.st_mode))
         kept = kept or _of_other_version(run) or found.may_run(run, empty=not held) or _stranger(run, held)
     except OSError as error:
-        kept = f"it cannot be looked through: {error.strerror}"
+        kept = f"cannot list its files: {error.strerror}"
     return OldRun(name=name, run_dir=str(run.path), bytes=size, kept=kept)
 
 
@@ -194,7 +193,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _contents(run: RunDir) -> list[tuple[str, os.stat_result]]:
-    """Everything in a run directory, by its path there, what a folder holds before the folder. Raises OSError."""
+    """Return the contents of a run directory by relative path, folders after their contents. Raises OSError."""
     own = run.path.lstat()
     if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid():
         raise PermissionError(1, "it belongs to another user", str(run.path))
@@ -210,7 +209,7 @@ def _raise(error: OSError) -> None:
 
 
 def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
-    """What in it no start has written, by its name, its kind and its owner."""
+    """Return the reason to keep a run directory: a file that `deploy` did not write; "" if there is none."""
     listed = run.read(FILES_FILE).get("files")
     rendered = {str(each) for each in listed} if isinstance(listed, list) else set()
     of_runtimes = _of_runtimes()
@@ -224,7 +223,7 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
             named = known in {*rendered, *_OURS, *of_runtimes} or _PIECE.fullmatch(known) is not None
             ours = named and stat.S_ISREG(mode)
         if not ours or status.st_uid != os.geteuid():
-            return f"no start has written `{path}` in it"
+            return f"`{path}` in it is not a file of `deploy`"
     return ""
 
 
@@ -233,10 +232,10 @@ def _of_runtimes() -> tuple[str, ...]:
 
 
 def _remove(run: RunDir) -> None:
-    """Remove what a start has written, and the folder that held it. Raises OSError, HostError."""
+    """Remove a run directory and its files. Raises OSError, HostError."""
     found = _contents(run)
     if stranger := _stranger(run, found):
-        raise HostError(f"it changes: {stranger}", where=str(run.path))
+        raise HostError(f"the directory has changed: {stranger}", where=str(run.path))
     records = (*_LAST, *_of_runtimes(), EXIT_FILE)
     for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
         at = run.path / RelativePath(path)

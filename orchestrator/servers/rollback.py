@@ -1,4 +1,4 @@
-"""`deploy rollback`, `deploy up --from` and `--locked`: an earlier start once more, or one that was locked."""
+"""`deploy rollback`, `deploy up --from` and `--locked`: requests that repeat a run or follow a lockfile."""
 
 import dataclasses
 
@@ -26,29 +26,26 @@ from orchestrator.servers.start.up import up
 
 
 def rollback(name: str, home: Home) -> UpResult:
-    """Bring back what was proven last under a name: of the newest start, if that was proven, the one before it.
-
-    Raises StartError where nothing was.
-    """
+    """Return a server to its last known good run. Raises StartError if there is none."""
     require_name(name)
     if (run := last_good_run(home, name)) is None:
         if (newest := latest_run(home, name)) is None:
             raise not_started(home, name)
         require_version(newest)
         hint = f"`deploy history {name}` shows each with its smoke test"
-        raise StartError(f"there is no proven start of `{name}` to go back to", hint=hint)
+        raise StartError(f"no last known good run of `{name}`", hint=hint)
     note(f"back to `{name}/{run.path.name}`")
     return up(dataclasses.replace(request_from(run), name=name, replace=True), home)
 
 
 def request_from(run: RunDir) -> UpRequest:
-    """What asks for a run once more, with its own plan. Raises StartError where what was asked for is not known."""
+    """Return the request that repeats a run with its plan. Raises StartError if its request is unreadable."""
     require_version(run)
     note_request(run)
     request = read_request(run)
     if request is None:
         raise StartError(
-            "what was asked for at this start cannot be read: it is damaged",
+            "cannot read the request of this run",
             where=str(run.path / REQUEST_FILE),
             hint="`deploy up PROFILE` starts a profile",
         )
@@ -63,20 +60,20 @@ def request_from(run: RunDir) -> UpRequest:
 
 
 def named_run(home: Home, text: str) -> RunDir:
-    """The run that a user names, by its directory, as `NAME/RUN` or as `RUN`. Raises UsageError for anything else."""
+    """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
         known = [f"{name}/{each.path.name}" for name in known_names(home) for each in runs_of(home, name)[:5]]
-        raise UsageError(f"there is no run `{text}`", hint=did_you_mean(text, known) or "`deploy history` lists them")
+        raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, known) or "`deploy history` lists them")
     return run
 
 
 def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
-    """What asks for a run once more, with what the command line gives beside it.
+    """Return the request that repeats a run, with the options of the command line.
 
-    Raises UsageError for a run that is not there, and for what would make it another one.
+    Raises UsageError for an unknown run, and for options that would change its plan.
     """
     if given.profile or given.overrides or given.image:
-        what = "`--from` starts a run as it was: without a profile, `--set`, `--revision` and `--image`"
+        what = "`--from` repeats a run; it takes no profile, `--set`, `--revision` or `--image`"
         raise UsageError(what, hint="`deploy diff` shows what a run and a profile differ in")
     was = request_from(named_run(home, text))
     return dataclasses.replace(
@@ -92,26 +89,25 @@ def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
 
 
 def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: bool) -> UpRequest:
-    """What is asked for: an earlier start, a lock, or a profile. Raises UsageError where none of them is named."""
+    """Return the request for a run, a lockfile or a profile. Raises UsageError if none is given."""
     if run is not None:
         if locked:
-            raise UsageError("`--from` and `--locked` name two starts", hint="a run's own lock is its `lock.yaml`")
+            raise UsageError("`--from` and `--locked` exclude each other", hint="a run's own lock is its `lock.yaml`")
         return rerun_request(run, given, home)
     if locked:
         return _as_locked(given)
     if not given.profile:
-        raise UsageError("which profile?", hint="`deploy profiles` lists them; `--from RUN` repeats an earlier start")
+        raise UsageError("no profile given", hint="`deploy profiles` lists them; `--from RUN` repeats a run")
     return given
 
 
 def _as_locked(given: UpRequest) -> UpRequest:
-    """What asks for what a lock holds, where the command line names the lock or its profile.
+    """Return the request that starts a lockfile, given by its path or its profile.
 
-    Raises UsageError for a lock that is not there, and for what would make it another one; ProfileError for an edited
-    lock.
+    Raises UsageError for a missing lockfile and for options that would change its plan, ProfileError for an edited one.
     """
     if given.overrides or given.image:
-        what = "`--locked` starts what is locked: without `--set`, `--revision` and `--image`"
+        what = "`--locked` starts the lockfile; it takes no `--set`, `--revision` or `--image`"
         raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` locks it with them")
     path = lock_path(given.profile or None)
     lock, _ = read_lock(path)

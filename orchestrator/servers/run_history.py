@@ -1,4 +1,4 @@
-"""Starts of the past that can be had again: what was asked for, whether it came up, whether it was proven."""
+"""Past runs of a name: their requests, and whether they became ready and passed the smoke test."""
 
 import json
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from orchestrator.servers.start.request import UpRequest
 
 
 def ready_runs(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
-    """The runs that were asked to prove themselves, newest first, with what was asked for."""
+    """Yield the runs that became ready, newest first, with their requests."""
     for run in runs_with_smoke(home, name):
         if (request := read_request(run)) is not None:
             yield run, replace(request, name=name)
 
 
 def last_good_run(home: Home, name: str) -> RunDir | None:
-    """What `deploy rollback` brings back: the last run whose smoke test passed.
+    """Return the last run that passed the smoke test, for `deploy rollback`.
 
-    Where that is the newest start itself, the last one of another plan.
+    If that is the newest run, return the last one with another plan.
     """
     runs = runs_of(home, name)
     proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and read_request(run) is not None]
@@ -29,26 +29,26 @@ def last_good_run(home: Home, name: str) -> RunDir | None:
 
 
 def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
-    """The runs that a later command may ask for, with what for."""
+    """Return the runs that a later command may need, each with the reason."""
     runs = runs_of(home, name)
-    came_up, _ = next(ready_runs(home, name), (None, None))
+    ready, _ = next(ready_runs(home, name), (None, None))
     proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
     found = [
-        (runs[0] if runs else None, "the newest start"),
-        (came_up, "what `deploy restart` starts"),
-        (proven[0] if proven else None, "the last that was proven"),
-        (last_good_run(home, name), "what `deploy rollback` brings back"),
+        (runs[0] if runs else None, "the newest run"),
+        (ready, "`deploy restart` uses it"),
+        (proven[0] if proven else None, "the last run that passed its smoke test"),
+        (last_good_run(home, name), "`deploy rollback` returns to it"),
     ]
     return {run: why for run, why in reversed(found) if run is not None}
 
 
 def repeatable_request(request: UpRequest) -> UpRequest:
-    """What was asked for, without what was meant for one change of several replicas."""
+    """Return the request without the options of a single rolling update."""
     return replace(request, max_replicas=None, min_gsm8k=None)
 
 
 def read_request(run: RunDir) -> UpRequest | None:
-    """What was asked for; None for a run of another version, and for what a hand has written."""
+    """Return the request of a run; None if it is of another version or invalid."""
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one
 
     try:

@@ -1,4 +1,4 @@
-"""The servers that exist, over every runtime."""
+"""All servers, over all runtimes."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,78 +36,76 @@ from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 if TYPE_CHECKING:
     from orchestrator.engine.client import EngineClient, TimeLimits
 
-RESTART_HINT: Final = (
-    "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
-)
+RESTART_HINT: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` restarts it"
 PROCESSES_FILE: Final = "processes.json"  # what a server is made of, noted when it is ready
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """What runs under a name, with everything that a command needs of it."""
+    """A server with its runtime, run directory, plan and API key."""
 
     found: RunningServer
     runtime: ServerGroup
-    run: RunDir | None  # None for one of another home: what names its directory may name any
+    run: RunDir | None  # None for a server of another home, whose labels could name any directory
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the server."""
         return self.found.name
 
     @property
     def url(self) -> str:
-        """Its base URL, as reached from this machine; of several that of their gateway."""
+        """Base URL as reached from this host; with replicas that of the gateway."""
         return self.found.url
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """What it is made of, each with its state when it was found: a gateway first."""
+        """Units with their states at the listing, the gateway first."""
         return self.found.units
 
     @property
     def engines(self) -> tuple[RunningServer, ...]:
-        """The sglang servers themselves: itself, or those behind its gateway."""
+        """The sglang servers: this one, or the replicas."""
         return self.found.replicas or (self.found,)
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The plan that it was started with; None where that is not on this machine, or not read."""
+        """The plan of the server; None if it is missing or unreadable."""
         return self.found.plan
 
     @property
     def key(self) -> Secret | None:
-        """Its API key, from the variable that its plan names. Raises UsageError where that is not set."""
+        """The API key, from the variable in the plan. Raises UsageError if it is not set."""
         return api_key(self.plan.server.api_key_env) if self.plan else None
 
     @property
     def model(self) -> str:
-        """What clients call its model; sglang's `default` where its plan is not on this machine."""
+        """Served model name; sglang's `default` without a plan."""
         return self.plan.model.served_name if self.plan else "default"
 
     def require_plan(self) -> Plan:
-        """Its plan. Raises StartError where it is not on this machine."""
+        """Return the plan. Raises StartError if it is not in this home."""
         return self.found.require_plan()
 
     def require_own_run(self) -> RunDir:
-        """Its run directory. Raises StartError where it is not in this home."""
+        """Return the run directory. Raises StartError if it is not in this home."""
         if self.run is None:
             raise no_plan(None, self.name)
         return self.run
 
     def require_running(self) -> ServerState:
-        """How it runs. Raises StartError, with how it has ended, where it no longer does."""
+        """Return the state. Raises StartError with the exit reason if the server is not running."""
         state = self.runtime.state(self.found)
         if (ended := exit_problem(self.name, state)) is not None:
             raise StartError(ended.message, hint=ended.hint)
         return state
 
     def dead_processes(self) -> str:
-        """What of it has ended while it runs. See `dead_processes`."""
+        """Return the dead processes of the server. See `dead_processes`."""
         return dead_processes(self.runtime, self.found)
 
     def client(self, limits: "TimeLimits | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
-        """A client with its key, of one of its `engines` or of all."""
+        """Return a client with the API key, for the server or one of its `engines`."""
         from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
         return client.EngineClient((engine or self.found).url, key=self.key, limits=limits or client.ORDINARY)
@@ -115,19 +113,17 @@ class Server:
 
 @dataclass(frozen=True)
 class Servers:
-    """The runtimes of this machine, or of a far one."""
+    """The servers of this host or of a remote one, over all runtimes."""
 
     home: Home
     runtimes: Mapping[str, ServerGroup]
-    explicit_hosts: frozenset[str] = frozenset()  # runtimes whose machine the user has named
-    unreachable: dict[str, str] = field(
-        default_factory=dict
-    )  # runtimes that somebody may miss, and why they did not answer
+    explicit_hosts: frozenset[str] = frozenset()  # runtimes whose host the user gave
+    unreachable: dict[str, str] = field(default_factory=dict)  # runtimes that did not respond, with the reason
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
+        """Return all servers (of that name), sorted by name; add runtimes that do not respond to `unreachable`.
 
-        Raises UsageError for what cannot be a name.
+        Raises UsageError for an invalid name.
         """
         if name is not None:
             require_name(name)
@@ -137,9 +133,9 @@ class Servers:
         return found
 
     def open(self, name: str) -> Server:
-        """The server of that name.
+        """Return the server of that name.
 
-        Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
+        Raises StartError with the closest name if there is none, and HostError if a runtime does not respond.
         """
         if found := self.find(name):
             return self.server(found[0])
@@ -149,22 +145,22 @@ class Servers:
             unasked = "; ".join(f"cannot query {kind}: {why}" for kind, why in self.unreachable.items())
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
         if any(runs_with_smoke(self.home, name)):
-            near = f"`deploy restart {name}` starts it as it last came up"
+            near = f"`deploy restart {name}` starts its last ready run"
         raise StartError(
-            f"there is no server `{name}`",
+            f"no server `{name}` found",
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
     def server(self, found: RunningServer) -> Server:
-        """A server that was found, with everything that a command needs of it."""
+        """Return a listed server with its runtime and run directory."""
         return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
 
     def runtime(self, handle: RunningServer) -> ServerGroup:
-        """The runtime that started it."""
+        """Return the runtime of a server."""
         return self.runtimes[handle.runtime]
 
     def run_of(self, handle: RunningServer) -> RunDir | None:
-        """Return the run directory of a server, None for one of another home: what names it may name any directory."""
+        """Return the run directory of a server; None if it is of another home."""
         run_dir = Path(handle.run_dir)
         return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
 
@@ -178,13 +174,13 @@ class Servers:
                     self.unreachable[kind] = error.message
 
     def _started_with(self, kind: str) -> bool:
-        """Whether a server was started from this home with that runtime: a pod needs no Docker daemon."""
+        """Return whether a newest run of this home is of that runtime: a pod needs no Docker daemon."""
         return any(runtime_of(latest_run(self.home, name)) == kind for name in known_names(self.home))
 
 
 @contextmanager
 def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
-    """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
+    """Open the runtimes and close them at the end; with `host` (`ssh://user@node`) only those that support ssh."""
     names = (name for name in REGISTRY if host is None or runtime_class(name).supports_ssh)
     runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
     try:
@@ -195,57 +191,57 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
 
 
 def _know(handle: RunningServer) -> None:
-    """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
+    """Register the API key of a server for redaction, and its profile for hints."""
     note_request(handle.run)
     if (plan := handle.plan) is not None:
         register_env_secret(plan.server.api_key_env)
 
 
 def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """The API key that stands in the variable a plan names.
+    """Return the API key in the environment variable of a plan.
 
-    Raises UsageError where it is not set, and for a key that no server can be given.
+    Raises UsageError if it is not set or is invalid.
     """
     if variable is None:
         return None
     if not (value := environ.get(variable)):
-        what = f"`{variable}` is not set; the plan says that it holds the API key"
+        what = f"`{variable}` is not set; the plan takes the API key from it"
         raise UsageError(what, hint=f"export {variable}=…")
     key = read_key(value, where=variable)
     if len(key.reveal()) < SAFE_LENGTH:
         what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
-        warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
+        warn(f"{what}: it can be guessed, and output redacts it only as a whole word")
     return key
 
 
 def exit_problem(name: str, state: ServerState) -> Problem | None:
-    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
+    """Return how a server exited, with a hint; None if it is running."""
     if state.status is Status.RUNNING:
         return None
     if state.status is Status.PENDING:
         hint = f"wait for it; `deploy down {name}` cancels it"
-        return Problem(f"`{name}` does not run yet: {state.detail}", hint=hint)
+        return Problem(f"`{name}` is pending: {state.detail}", hint=hint)
     if state.status is Status.UNKNOWN:
         return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` ends it where it can")
-    return Problem(f"`{name}` does not run: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
+    return Problem(f"`{name}` is not running: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
 
 
 def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
-    """Note what a server that is ready is made of, and how many seconds it took to become so."""
-    told = {"parts": process_names(runtime.process_cmdlines(handle)), "ready_seconds": round(seconds, 1)}
-    handle.run.save_state(PROCESSES_FILE, told)
+    """Record the processes of a ready server, and the seconds until it was ready."""
+    data = {"parts": process_names(runtime.process_cmdlines(handle)), "ready_seconds": round(seconds, 1)}
+    handle.run.save_state(PROCESSES_FILE, data)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
-    """Note that several servers are ready behind their gateway; what each is made of stands in its own folder."""
+    """Record the seconds until all replicas were ready; their processes are recorded in their own directories."""
     run.save_state(PROCESSES_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
 def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
-    """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
+    """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if there are none or it is unknown.
 
-    It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
-    next health request, after 20 s, and that of a tensor-parallel rank when the others wait for it.
+    The process table shows a death first: sglang notices a dead data-parallel rank by the next health request, after
+    20 s, and a dead tensor-parallel rank when the others wait for it.
     """
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
@@ -261,7 +257,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
 
 
 def _started_again(state: ServerState, run: RunDir) -> str:
-    """That a server was started again by its runtime after it was ready, and how long ago; "" for one that was not."""
+    """Return that the runtime restarted a ready server, with its age; "" if it did not."""
     if state.started_at is None:
         return ""
     noted = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
@@ -272,22 +268,23 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
-    """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
+    """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
     planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
     return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
 
 
 def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
-    """What has ended behind a gateway: a server, or a part of one that runs on."""
+    """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
     plan = handle.plan
     count = plan.replicas if plan else len(handle.replicas)
     known = {Path(server.run_dir).name: server for server in handle.replicas}
     for number in range(1, count + 1):
         which, server = f"replica {number} of {count}", known.get(replica_folder(number))
         if server is None:
-            yield f"{which} has no record that can be read"
+            yield f"{which} has no readable record"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
-            yield f"{which} does not run: {'it was stopped' if state.status is Status.NOT_FOUND else state.exit_reason}"
+            reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
+            yield f"{which} is not running: {reason}"
         elif lost := dead_processes(runtime, server):
             yield f"{which}: {lost}"

@@ -1,4 +1,4 @@
-"""`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
+"""`deploy status`: servers, as the runtimes and their health checks report them."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -12,12 +12,12 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes
 
-_ASKED_AT_ONCE = 16
+_MAX_PARALLEL = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStatus:
-    """One server. `health` is `healthy`, `unhealthy`, or empty where it was not asked to generate a token."""
+    """The status of a server. `health` is `healthy`, `unhealthy`, or empty if it was not checked."""
 
     name: str
     profile: str
@@ -33,56 +33,56 @@ class ServerStatus:
     exit_code: int | None
     detail: str
     run_dir: str
-    replicas: "tuple[ServerStatus, ...]" = ()  # of several servers each; its plan is that of the start it is of
+    replicas: "tuple[ServerStatus, ...]" = ()  # each with the plan of its own run
 
     @property
     def rows(self) -> "tuple[ServerStatus, ...]":
-        """It, and below it the servers behind it while not all of them are of one plan."""
+        """The server, followed by its replicas if these have different plans."""
         return (self, *(self.replicas if len({each.plan for each in self.replicas}) > 1 else ()))
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Return the status as JSON-able data."""
         return asdict(self)
 
 
 def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:
-    """The servers (of that name); with `ask` each running one is asked for its health.
+    """Return the status of the servers (of that name), with the health of the running ones if `check_health`.
 
-    That takes about a second, at most 54: two requests to which sglang has an answer within 20 s each. One that has
-    lost a process is not asked.
+    A health check takes about 1 s and at most 54 s: two requests, which sglang answers within 20 s each. A server with
+    a dead process is not checked.
     """
     handles = servers.find(name)
     for handle in handles:
         warn_of_version(handle.run)
-    with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
+    with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
         return tuple(pool.map(lambda handle: _status(servers, handle, ask=check_health), handles, chunksize=1))
 
 
 def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
-    """Raises HostError where a runtime was not to be asked; where one server is meant, StartError or SmokeError for it.
+    """Raise HostError if a runtime does not respond, and with `named` an error for the server.
 
-    StartError is for one that has ended, SmokeError for one that runs and does not serve.
+    StartError means that the server has exited, SmokeError that it is running but unhealthy.
     """
-    if servers.unreachable and not (named and found):  # of one that was found, the others have nothing to say
+    if servers.unreachable and not (named and found):  # the server was found: other runtimes do not matter
         raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.unreachable.items()))
     if not named:
         return
     for server in found:
         servers.open(server.name).require_running()
         if server.health == "unhealthy":
-            why = server.detail or _unanswered(len(server.replicas))
+            reason = server.detail or _unhealthy_reason(len(server.replicas))
             raise SmokeError(
-                f"`{server.name}` runs and does not serve: {why}", hint=RESTART_HINT.format(name=server.name)
+                f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=server.name)
             )
 
 
-def _unanswered(replicas: int) -> str:
-    """What is known of a server that has lost nothing, and gave no token when it was asked."""
-    return f"its gateway does not count all {replicas} servers as healthy" if replicas else "it does not answer"
+def _unhealthy_reason(replicas: int) -> str:
+    """Return why a server is unhealthy although all its processes run."""
+    return f"not all {replicas} replicas are healthy at its gateway" if replicas else "it does not respond"
 
 
 def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
-    """The servers for people; their health where any of them was asked."""
+    """Return a table of servers, with a health column if any was checked."""
     found = tuple(found)
     asked = any(server.health for server in found)
     rows = [
@@ -105,7 +105,9 @@ def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> 
 def _status(servers: Servers, handle: RunningServer, *, ask: bool) -> ServerStatus:
     state = handle.state
     asked = ask and state.status is Status.RUNNING
-    looked = asked or (handle.replicas and state.status is Status.RUNNING)  # an ended replica costs no question
+    looked = asked or (
+        handle.replicas and state.status is Status.RUNNING
+    )  # the state of replicas is known from the listing
     lost = dead_processes(servers.runtime(handle), handle) if looked else ""
     health = "unhealthy" if lost else _health(handle) if asked else ""
     whole = _told(handle, state, health=health, detail=lost or state.detail)
@@ -125,7 +127,7 @@ def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=handle.service_url or handle.url,  # a way there that this command has opened ends with it
+        url=handle.service_url or handle.url,  # a tunnel of this command closes with it
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,

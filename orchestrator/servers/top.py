@@ -1,4 +1,4 @@
-"""`deploy top`: what a server does now, by its own counters, its log and its GPUs."""
+"""`deploy top`: load, latency, cache and GPU use of a server, from its metrics, log and GPUs."""
 
 import time
 from collections import deque
@@ -47,8 +47,8 @@ class Activity:
     ttft_p95_s: float | None = None
     itl_p50_s: float | None = None
     itl_p95_s: float | None = None
-    hit_share: float | None = None  # of the prompt tokens, 0 to 1
-    kv_share: float | None = None  # of the tokens that fit, those that requests hold
+    cache_hit_rate: float | None = None  # of the prompt tokens, 0 to 1
+    kv_cache_usage: float | None = None  # of the tokens that fit, those that requests hold
     kv_tokens: float | None = None  # that fit
     accept_length: float | None = None  # tokens a verify step
 
@@ -79,7 +79,7 @@ class Frame:
     name: str
     url: str
     age: str  # how long it has run
-    trouble: str  # why it does not serve as it should; "" where nothing is known
+    problem: str  # why it does not serve as it should; "" where nothing is known
     activity: Activity
     kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
     gpus: tuple[GpuSample, ...]
@@ -93,7 +93,7 @@ class Frame:
         """A screen for people."""
         parts = [
             f"{self.name}  up for {self.age}  {self.url}  {self.time[11:19]}",
-            f"NOT SERVING: {self.trouble}" if self.trouble else "",
+            f"UNHEALTHY: {self.problem}" if self.problem else "",
             table(
                 ("", f"last {self.activity.window_s:.0f} s", ""),
                 [row for row in self._rows() if any(row[1:])],
@@ -111,12 +111,16 @@ class Frame:
         now = self.activity
         waiting = shown(now.running, "{:.0f} running") + shown(now.queued, ", {:.0f} queued")
         yield "requests", shown(now.requests_per_s, "{:.2f}/s"), waiting
-        yield "tokens in", shown(now.input_tokens_per_s, "{:,.0f}/s"), shown(now.hit_share, "{:.0%} from the cache")
+        yield (
+            "tokens in",
+            shown(now.input_tokens_per_s, "{:,.0f}/s"),
+            shown(now.cache_hit_rate, "{:.0%} from the cache"),
+        )
         accepted = shown(now.accept_length, "{:.2f} a verify step")
         yield "tokens out", shown(now.output_tokens_per_s, "{:,.0f}/s"), accepted
         yield "time to first token", shown(now.ttft_p50_s, "p50 {:.3f} s"), shown(now.ttft_p95_s, "p95 {:.3f} s")
         yield "between tokens", shown(now.itl_p50_s, "p50 {:.4f} s"), shown(now.itl_p95_s, "p95 {:.4f} s")
-        yield "KV cache", shown(now.kv_share, "{:.0%} in use"), shown(now.kv_tokens, "of {:,.0f} tokens")
+        yield "KV cache", shown(now.kv_cache_usage, "{:.0%} in use"), shown(now.kv_tokens, "of {:,.0f} tokens")
         yield "untuned kernels", shown(self.kernel_misses, "{} since the start"), ""
 
 
@@ -156,8 +160,8 @@ def activity(first: Counters, last: Counters) -> Activity:
         ttft_p95_s=quantile(first.first_token, last.first_token, 0.95),
         itl_p50_s=quantile(first.between_tokens, last.between_tokens, 0.5),
         itl_p95_s=quantile(first.between_tokens, last.between_tokens, 0.95),
-        hit_share=cached / prompt if cached is not None and prompt else None,
-        kv_share=used / room if used is not None and room else None,
+        cache_hit_rate=cached / prompt if cached is not None and prompt else None,
+        kv_cache_usage=used / room if used is not None and room else None,
         kv_tokens=room or None,
         accept_length=counted.accept_length,
     )
@@ -221,7 +225,7 @@ class TopView:
         plan = self._server.require_plan()
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
-            raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
+            raise UsageError(f"`{name}` exports no metrics", hint=hint)
         place = host_ref(plan.runtime, servers.home, host)
         runner = runner_for(place) if runtime_class(self._server.found.runtime).is_local else None
         self._gpus = GpuReader(plan, runner, None if place.remote else partial(read_energy, tuple(plan.gpus)))
@@ -233,22 +237,22 @@ class TopView:
         self._clock = clock
         self._counters: deque[Counters] = deque()
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
-        self._seen: tuple[str, int, int] | None = None  # trouble, restarts, misses
+        self._seen: tuple[str, int, int] | None = None  # problem, restarts, misses
 
     def look(self) -> Frame:
         """The server as it is now. Raises StartError when it has ended."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
-        trouble = self._server.dead_processes() or self._count()
+        problem = self._server.dead_processes() or self._count()
         misses = self._misses()
-        self._note(moment, trouble=trouble, restarts=state.restarts, misses=misses or 0)
+        self._note(moment, problem=problem, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
         return Frame(
             time=moment.isoformat(timespec="seconds"),
             name=self._server.name,
             url=self._server.url,
             age=state.age(),
-            trouble=trouble,
-            activity=activity(first, last) if first and last and not trouble else Activity(window_s=0),
+            problem=problem,
+            activity=activity(first, last) if first and last and not problem else Activity(window_s=0),
             kernel_misses=misses,
             gpus=self._gpus.read(self._clock()),
             events=tuple(self._events),
@@ -272,7 +276,7 @@ class TopView:
             between_tokens=read_buckets(exported, Metric.ITL),
         )
         if not read.metrics:
-            return "it exports no counters any more"
+            return "it exports no metrics any more"
         self._counters.append(read)
         while self._counters[0].at < read.at - WINDOW_S and len(self._counters) > 2:
             self._counters.popleft()
@@ -285,14 +289,14 @@ class TopView:
             self._gate.feed(line)
         return len(self._gate.report().misses)
 
-    def _note(self, moment: datetime, *, trouble: str, restarts: int, misses: int) -> None:
+    def _note(self, moment: datetime, *, problem: str, restarts: int, misses: int) -> None:
         """Keep what has changed since the last look as events."""
         before = self._seen or ("", restarts, misses)
         changes = (
-            (trouble and trouble != before[0], trouble),
-            (before[0] and not trouble, "it serves again"),
-            (restarts > before[1], f"restarted, for the {restarts}. time"),
+            (problem and problem != before[0], problem),
+            (before[0] and not problem, "recovered"),
+            (restarts > before[1], f"restarted ({restarts} in all)"),
             (misses > before[2], f"{misses - before[2]} more MoE keys without a tuned kernel"),
         )
         self._events.extend(Event(at=f"{moment:%H:%M:%S}", what=what) for changed, what in changes if changed)
-        self._seen = (trouble, restarts, misses)
+        self._seen = (problem, restarts, misses)

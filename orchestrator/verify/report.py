@@ -78,7 +78,7 @@ class SmokeReport:
         if not self.ok:
             problems = [Problem(f"{check.name}: {check.evidence}") for check in self.failures]
             raise SmokeError(
-                f"`{self.served_name}` answers and does not serve as its profile says",
+                f"`{self.served_name}` failed its smoke test",
                 problems=problems,
                 details="\n\n".join(check.format_causes for check in self.failures if check.causes),
             )

@@ -87,8 +87,8 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
 
     told = pair.deploy.run("status", NAME)
     assert told.returncode == 8
-    assert "replica 2 of 2 does not run: killed by SIGKILL" in told.stderr
-    assert "replica 2 of 2 does not run" in pair.deploy.run("status").stderr
+    assert "replica 2 of 2 is not running: killed by SIGKILL" in told.stderr
+    assert "replica 2 of 2 is not running" in pair.deploy.run("status").stderr
     again = pair.deploy.run(*pair.words())
     assert (again.returncode, "replica 2 of 2" in again.stderr) == (6, True), again.stderr
 
@@ -99,7 +99,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
             ("died", True),
             ("restarted", True),
         ]
-        assert "replica 2 of 2 does not run: killed by SIGKILL" in events[1]["detail"]
+        assert "replica 2 of 2 is not running: killed by SIGKILL" in events[1]["detail"]
         first, healed = pair.handle.replicas
         assert (healed != second, Path(healed.run_dir).parent.name) == (True, events[2]["run"])
         assert pair.deploy.run("status", NAME).returncode == 0
@@ -208,7 +208,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
         assert "`deploy rollback pair` returns to the last plan" in broken.stderr
         assert count_workers(pair.url) == 1
         told = pair.deploy.run("status", NAME)
-        assert (told.returncode, "replica 1 of 2 does not run: it was stopped" in told.stderr) == (8, True)
+        assert (told.returncode, "replica 1 of 2 is not running: it was stopped" in told.stderr) == (8, True)
 
         back = pair.deploy.run("rollback", NAME)
         assert back.returncode == 0, back.stderr

@@ -89,10 +89,10 @@ def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path
     again = deploy.run("restart", NAME, "--json")
 
     assert status.returncode == 6
-    assert f"`{NAME}` does not run: killed by SIGKILL, " in status.stderr
+    assert f"`{NAME}` is not running: killed by SIGKILL, " in status.stderr
     assert f"`deploy restart {NAME}`" in status.stderr
     assert top.returncode == 6
-    assert f"`{NAME}` does not run: killed by SIGKILL, " in top.stderr
+    assert f"`{NAME}` is not running: killed by SIGKILL, " in top.stderr
     assert changed.returncode == 6
     assert f"`{NAME}` has another plan and is not running: killed by SIGKILL" in changed.stderr
     assert "+ flags.max-total-tokens: 32768" in changed.stderr

@@ -134,7 +134,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         told = status(deploy, "queued")
         assert (told["status"], told["url"], "(Resources)" in told["detail"]) == ("pending", "", True)
         asked = deploy.run("status", "queued")
-        assert (asked.returncode, "does not run yet" in asked.stderr) == (6, True)
+        assert (asked.returncode, "is pending: " in asked.stderr) == (6, True)
         twin = deploy.run(*up)
         assert (twin.returncode, f"pid {first.process.pid}" in twin.stderr) == (6, True)
         code, said = first.end(signal.SIGINT)

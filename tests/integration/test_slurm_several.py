@@ -106,7 +106,9 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
         pair.cluster.run("scancel", handle.replicas[1].runtime_id)
         wait_for(lambda: count_workers(handle.url) == 1)
         told = pair.deploy.run("status", NAME)
-        assert (told.returncode, "replica 2 of 2 does not run: its job was cancelled" in told.stderr) == (8, True), told
+        assert (told.returncode, "replica 2 of 2 is not running: its job was cancelled" in told.stderr) == (8, True), (
+            told
+        )
         with pair.deploy.running("watch", NAME, "--json") as watch:
             events = [json.loads(watch.line()) for _ in range(3)]
             assert [event["event"] for event in events] == ["unhealthy", "died", "restarted"]

@@ -155,7 +155,7 @@ def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
     wait_for(lambda: not processes_in(run))  # the supervisor goes last, a moment after it has recorded the end
     smoke = deploy.run("smoke", name)
     assert smoke.returncode == 6
-    assert f"`{name}` does not run: killed by SIGKILL" in smoke.stderr
+    assert f"`{name}` is not running: killed by SIGKILL" in smoke.stderr
 
 
 @pytest.mark.slow

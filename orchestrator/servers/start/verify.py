@@ -1,4 +1,4 @@
-"""Waiting for a server and proving it, with what each part needs to know put together."""
+"""Readiness and the smoke test of a server, and the diagnosis of its failure."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -36,15 +36,15 @@ _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no
 
 
 def is_healthy(handle: RunningServer) -> bool:
-    """Whether the server generates a token when asked for its health, which needs no API key.
+    """Return whether the server generates a token for a health check, which needs no API key.
 
-    Of several, whether their gateway, which asks each of them, counts all.
+    With replicas, return whether the gateway counts all of them as healthy.
     """
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
 def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
-    """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
+    """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `within` seconds."""
     if handle.replicas:
         return count_workers(handle.url)
     try:
@@ -86,7 +86,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
 
 def is_gateway_alive(handle: RunningServer) -> bool:
-    """Whether the gateway before several servers says that it runs."""
+    """Return whether the gateway responds to its liveness check."""
     try:
         with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
             return gateway.status("GET", LIVENESS) == httpx.codes.OK
@@ -104,10 +104,10 @@ def wait_for_server(
     about: float,
     state: Callable[[], ServerState] | None = None,
 ) -> float:
-    """Wait until the server serves, and note what it is made of; returns the seconds that took.
+    """Wait until a server is ready, record its processes, and return the seconds that this took.
 
-    `about` is how many were estimated, `state` what is looked at in the place of the server's
-    own. Raises NotReadyError at once when it exited, or when nothing moves any more.
+    `about` is the estimate in seconds; `state` replaces the state of the server. Raises NotReadyError when the server
+    has exited or makes no progress.
     """
     starting = StartingServer(
         url=handle.url,
@@ -123,10 +123,9 @@ def wait_for_server(
 
 
 def run_smoke_test(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
-    """Run the smoke test, with the known faults that the server's log shows without its having failed.
+    """Run the smoke test of a server, including the known faults in its log.
 
-    Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
-    fail at.
+    With replicas, each is tested with the plan of its own run; the checks of the gateway follow.
     """
     if handle.replicas:
         checks = [
@@ -144,39 +143,39 @@ def run_smoke_test(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, k
 
 
 def _plan_of(server: RunningServer) -> Plan | None:
-    """The plan of the start that one of several servers is of."""
+    """Return the plan of the run of a replica."""
     return read_plan(RunDir(run_dir_of(server)))
 
 
 def prefix_replica(number: int, report: SmokeReport) -> list[CheckResult]:
-    """The checks of one of several servers, named after it."""
+    """Return the checks of a replica, with its number before their names."""
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
 def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeReport:
-    """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
+    """Run the smoke test of a running server with its plan, and check its kernels again.
 
-    Raises StartError where this machine does not know that plan or the server has ended, KernelsError on a miss where
+    Raises StartError if the plan is not in this home or the server has exited, KernelsError for an untuned kernel with
     `strict_kernels`.
     """
     server = servers.open(name)
     run, plan = server.require_own_run(), server.require_plan()
     server.require_running()
     if lost := server.dead_processes():
-        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=RESTART_HINT.format(name=name))
+        raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
     report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key)
     try:
         run.save(SMOKE_FILE, report.to_dict())
         kernel_gate(server.runtime.logs(server.found, follow=False), plan=plan, run=run, strict=strict_kernels)
-    except HostError as error:  # a full disk: what was found out is worth more than its record
-        warn(f"not all of this is kept: {error.message}", hint=error.hint)
+    except HostError as error:  # a full disk: the result still matters
+        warn(f"cannot save all results: {error.message}", hint=error.hint)
     return report
 
 
 def smoke_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
-    """The smoke test of an endpoint that somebody else started, by a plan, or by what it says of itself.
+    """Run the smoke test of any endpoint, with a plan or with its own server info.
 
-    Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
+    Raises UsageError for an invalid URL, SmokeError if no sglang server responds.
     """
     from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
 
@@ -194,7 +193,7 @@ def smoke_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
 def unidentified_server(
     url: str, error: NoResponseError | UnexpectedResponseError, *, key: Secret | None
 ) -> SmokeError:
-    """That nothing at a URL says of itself what it is, and what helps."""
+    """Return the error for a URL without the server info of sglang, with a hint."""
     hint = "a gateway does not: give the URL of one of its servers, or the name of a server of `deploy status`"
     if isinstance(error, NoResponseError):
         hint = "`deploy status` lists the URLs of your own servers"
@@ -204,15 +203,15 @@ def unidentified_server(
 
 
 def degraded_faults(log: Iterable[str]) -> tuple[str, ...]:
-    """Known faults in the log of a server that runs on in spite of them."""
+    """Return the known faults in the log of a server that is still running."""
     return diagnose(log).degraded
 
 
 def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
-    """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
+    """Diagnose a failure from the log and the exit detail of the runtime."""
     try:
         log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
         matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
-        return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
+        return f"diagnosis: cannot read the log: {str(error) or 'interrupted'}"
     return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

@@ -97,9 +97,9 @@ def test_energy_of_this_machines_gpus_is_not_read_for_a_pod_behind_a_port_of_it(
 
 
 def test_a_server_that_has_ended_is_not_measured_and_says_how_it_ended(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="`mine` does not run: killed by SIGKILL") as told:
+    with pytest.raises(StartError, match="`mine` is not running: killed by SIGKILL") as told:
         server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
-    assert "`deploy restart mine` starts it anew" in told.value.hint
+    assert "`deploy restart mine` restarts it" in told.value.hint
 
 
 def test_any_endpoint_can_be_measured_by_its_url() -> None:

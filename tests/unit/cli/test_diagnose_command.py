@@ -97,11 +97,11 @@ def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch
     write_record(home / "runs/tiny/20260703T101431Z-bbbb", record)
     (home / "runs/tiny/20260703T101431Z-bbbb/server.log").write_text("nothing of note\n")
     shown = diagnose("tiny").splitlines()
-    assert re.fullmatch("`tiny` does not run: killed by SIGKILL, [34] s ago", shown[0])
+    assert re.fullmatch("`tiny` is not running: killed by SIGKILL, [34] s ago", shown[0])
     listed = CliRunner().invoke(app, ["status"])
-    assert "note: `tiny`: killed by SIGKILL; `deploy restart tiny` starts it anew" in listed.stderr
+    assert "note: `tiny`: killed by SIGKILL; `deploy restart tiny` restarts it" in listed.stderr
     assert shown[2] == "no known signature; the last 1 of 1 lines:"
-    assert json.loads(diagnose("tiny", "--json"))["ended"].startswith("`tiny` does not run: killed by SIGKILL")
+    assert json.loads(diagnose("tiny", "--json"))["ended"].startswith("`tiny` is not running: killed by SIGKILL")
 
 
 def test_without_a_name_the_last_start(home: Path) -> None:

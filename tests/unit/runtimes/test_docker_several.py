@@ -122,7 +122,7 @@ def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_r
     assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
     state = ServerGroup(docker).state(found)
     assert found.state == state
-    assert (state.status, state.detail) == (Status.EXITED, "its gateway was not started")
+    assert (state.status, state.detail) == (Status.EXITED, "the gateway was not started")
 
 
 def test_a_label_that_no_start_writes_makes_no_server(plan: Plan, tmp_path: Path) -> None:

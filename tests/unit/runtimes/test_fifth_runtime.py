@@ -47,7 +47,7 @@ class OnPaper(Runtime):
         return tuple(replace(self._unit(log.parent), state=RUNS) for log in sorted(logs))
 
     def state(self, unit):
-        return RUNS if Path(unit.run_dir, "server.log").exists() else ServerState(status=Status.ABSENT)
+        return RUNS if Path(unit.run_dir, "server.log").exists() else ServerState(status=Status.NOT_FOUND)
 
     def logs(self, unit, *, follow, since=None):
         return LogTail(Path(unit.run_dir, "server.log")).to_end()

@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
     failing(monkeypatch, NotReadyError("the server exited"))
     with pytest.raises(NotReadyError, match="the server exited") as caught:
         launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
-    assert "the log was not read" in caught.value.details
+    assert "cannot read the log" in caught.value.details
 
 
 def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     assert verify.smoke_server(servers, "tiny", strict_kernels=False) is report
-    assert "warning: not all of this is kept: cannot write below" in capsys.readouterr().err
+    assert "warning: cannot save all results: cannot write below" in capsys.readouterr().err
 
 
 def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(
     cut = Noted(Home(tmp_path), "run/replica-1", "run/replica-2")
     [server] = ServerGroup(cut).find("pair")
     assert server.state == ServerGroup(cut).state(server)
-    assert (server.state.status, server.state.detail) == (Status.EXITED, "its gateway was not started")
+    assert (server.state.status, server.state.detail) == (Status.EXITED, "the gateway was not started")
     ServerGroup(cut).stop(server, grace=0)
     assert cut.ended == {"run/replica-1", "run/replica-2"}
 

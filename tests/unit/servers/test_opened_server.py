@@ -53,7 +53,7 @@ def test_a_server_that_has_ended_says_how(home: Home, servers: Servers) -> None:
     run = past_run(home, 1, running=True)
     server = servers.open("owl")
     (run.path / "process.json").unlink()
-    with pytest.raises(StartError, match="`owl` does not run") as caught:
+    with pytest.raises(StartError, match="`owl` is not running") as caught:
         server.require_running()
     assert "`deploy restart owl`" in caught.value.hint
 

@@ -113,9 +113,9 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
     assert [(server.health, server.detail) for server in found] == [
         ("unhealthy", "rank DP1 has ended while the server runs")
     ]
-    with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
+    with pytest.raises(SmokeError, match="`two` is running but unhealthy: rank DP1 has ended"):
         require_healthy(servers, found, named=True)
-    with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
+    with pytest.raises(SmokeError, match="`two` failed its smoke test: rank DP1 has ended"):
         smoke_server(servers, "two", strict_kernels=False)
 
 
@@ -139,7 +139,7 @@ def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
     servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
-    with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
+    with pytest.raises(SmokeError, match="not all 2 replicas are healthy at its gateway"):
         require_healthy(servers, statuses(servers, "two", check_health=True), named=True)
 
 
@@ -153,7 +153,7 @@ def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_t
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
     )
 
-    said = "replica 1 of 2 has no record that can be read"
+    said = "replica 1 of 2 has no readable record"
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [said]
     with pytest.raises(SmokeError, match=said):
         smoke_server(servers, "two", strict_kernels=False)

@@ -76,8 +76,8 @@ def test_what_restart_and_rollback_need_stays(home: Home) -> None:
     assert kept == {
         "05": "",
         "04": "",
-        "03": "what `deploy restart` starts",
-        "02": "the last that was proven",
+        "03": "`deploy restart` uses it",
+        "02": "the last run that passed its smoke test",
         "01": "",
     }
 
@@ -221,7 +221,7 @@ def test_a_name_that_is_worked_on_is_left_and_the_others_are_not(home: Home) -> 
     for name in ("hen", "owl"):
         for day in (1, 2):
             past_run(home, day, name=name)
-    with name_lock(home, "hen"), pytest.raises(HostError, match="not all that is old was removed") as caught:
+    with name_lock(home, "hen"), pytest.raises(HostError, match="cannot remove all old runs") as caught:
         pruned(home)
     assert "working on `hen`" in caught.value.problems[0].message
     assert (days(home, "hen"), days(home, "owl")) == ([2, 1], [2])
@@ -265,7 +265,7 @@ def test_a_file_that_comes_meanwhile_is_not_removed(home: Home, monkeypatch: pyt
         return found
 
     monkeypatch.setattr(command, "_judged", then_comes)
-    with pytest.raises(HostError, match="not all"):
+    with pytest.raises(HostError, match="cannot remove all"):
         pruned(home)
     assert (run.path / "notes.txt").exists()
     assert (run.path / "plan.json").exists()
@@ -290,7 +290,7 @@ class Docker:
     [
         (True, "exit.json", False, ""),
         (True, "server.log", False, ""),
-        (True, "", False, "its server is not known to have ended"),
+        (True, "", False, "its server may still be running"),
         (False, "exit.json", False, "cannot query docker for its server"),
         (True, "exit.json", True, "`deploy status` still lists its server"),
     ],

@@ -58,7 +58,7 @@ def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: P
     home = Home(tmp_path)
     for came_up, hint in ((False, "`deploy status` lists"), (True, "`deploy restart owl` starts it")):
         ran(home, request_of(), came_up=came_up)
-        with pytest.raises(StartError, match="there is no server `owl`") as raised:
+        with pytest.raises(StartError, match="no server `owl` found") as raised:
             Servers(home, {}).open("owl")
         assert raised.value.hint.startswith(hint)
 

@@ -101,7 +101,7 @@ def test_figures_are_of_what_was_counted_in_between(server: Scripted, tmp_path: 
     assert first.activity.window_s == 0
     assert (found.window_s, found.requests_per_s, found.input_tokens_per_s) == (10, 2.0, 200.0)
     assert (found.output_tokens_per_s, found.running, found.queued) == (102.0, 3, 2)
-    assert (found.hit_share, found.kv_share, found.kv_tokens) == (0.25, 0.25, 4000)
+    assert (found.cache_hit_rate, found.kv_cache_usage, found.kv_tokens) == (0.25, 0.25, 4000)
     assert found.accept_length == (1020 - 20) / 250  # the first token of a request comes from its prefill
     assert "102/s" in view.look().to_text()
 
@@ -134,9 +134,9 @@ def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
     assert view.look().events == ()
     server.counters = NoResponseError("http://x/metrics: no answer within 5 s")
     silent = view.look()
-    assert "NOT SERVING: http://x/metrics: no answer within 5 s" in silent.to_text()
+    assert "UNHEALTHY: http://x/metrics: no answer within 5 s" in silent.to_text()
     server.processes = ("sglang::scheduler_TP0",)
-    assert view.look().trouble == "rank TP1 has ended while the server runs"
+    assert view.look().problem == "rank TP1 has ended while the server runs"
     view.look()
     server.processes = ("sglang::scheduler_TP0", "sglang::scheduler_TP1")
     server.counters, server.restarts = exported(output=1), 1
@@ -146,8 +146,8 @@ def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
     assert [event.what for event in found.events] == [
         "http://x/metrics: no answer within 5 s",
         "rank TP1 has ended while the server runs",
-        "it serves again",
-        "restarted, for the 1. time",
+        "recovered",
+        "restarted (1 in all)",
         "2 more MoE keys without a tuned kernel",
     ]
 
@@ -155,7 +155,7 @@ def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
 def test_a_server_without_counters_is_not_watched(server: Scripted, tmp_path: Path) -> None:
     plan = load("mi355x-tp8", overrides=["flags.enable-metrics=false"]).plan
     (tmp_path / "plan.json").write_text(plan.to_json())
-    with pytest.raises(UsageError, match="exports no counters"):
+    with pytest.raises(UsageError, match="exports no metrics"):
         looking(server, tmp_path)
 
 
