@@ -153,5 +153,5 @@ def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool
             return might_exist(servers, server)
 
     require_all_questions(planned, remaining_steps(planned.steps, state.done), dataset)
-    runner = StepRunner(run=_run_step, may_be_there=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
+    runner = StepRunner(run=_run_step, might_exist=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
     reproduce(planned.steps, state, runner, keep=keep)

@@ -1,7 +1,7 @@
-"""`deploy reproduce`: a published measurement, made again step by step.
+"""`deploy reproduce`: repeat a published measurement step by step.
 
-The steps are this tool's own commands, as far as a plan needs them. What is done stands in a state file, so that a call
-after a failure goes on where the last one ended; a server whose measurement is not finished is brought up again.
+The steps are `deploy` commands. A state file records the finished steps, so that a second call resumes after a failure;
+a server with unfinished measurements is started again.
 """
 
 import datetime as dt
@@ -48,7 +48,7 @@ _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command. `run` names the server it belongs to; `about` is how long it may take, in seconds."""
+    """One command. `run` is the name of its server, `about` the estimated duration in seconds."""
 
     id: str
     stage: str
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproducePlan:
-    """Every step in order, and a sentence for each that a plan has no use for."""
+    """The steps in order, and the reasons for skipped ones."""
 
     steps: tuple[Step, ...]
     left_out: tuple[str, ...]
@@ -70,7 +70,7 @@ class ReproducePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRequest:
-    """What the user asked for; by default the published runs, from the hub, on this machine."""
+    """The request of the user; by default the published runs, from the hub, on this host."""
 
     named: str  # what the user called the published figures: a name, or a file
     download_mb_s: float
@@ -85,7 +85,7 @@ class ReproduceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredServer:
-    """One server to bring up, with what is asked of it."""
+    """One server to start, with its workloads and suites."""
 
     name: str
     profile: str
@@ -98,9 +98,9 @@ class MeasuredServer:
 
 
 def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
-    """First what may fail before anything is measured, then one server after the other.
+    """Plan the steps: first those that may fail before a measurement, then one server after the other.
 
-    Raises UsageError for an ablation that the publication does not have.
+    Raises UsageError for an unknown ablation.
     """
     servers = tuple(_servers(published, request))
     early = [(stage, server) for stage in _BEFORE for server in servers]
@@ -120,7 +120,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
 
 
 def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
-    """Those of the publication, then one for each ablation, whose settings come last."""
+    """Yield the servers of the publication, then one for each ablation."""
     known = {ablation.name: ablation for ablation in published.reproduce.ablations}
     if unknown := next((name for name in request.ablations if name not in known), None):
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
@@ -152,7 +152,7 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
 
 
 def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
-    """Why a plan does without a stage; None where it needs it."""
+    """Return the reason why a plan does not need a stage; None if it needs it."""
     if stage == "stage" and plan.model.checkpoint.source == "generated":
         return "its checkpoint is made on the way up"
     if stage == "kernels" and not uses_tuned_table(plan):
@@ -167,7 +167,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
 
 
 def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceRequest) -> Iterator[Step]:
-    """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
+    """Yield the steps before the first server; a shared checkpoint or image is downloaded once."""
     here: set[str] = set()
     for stage, server in needed:
         what, seconds = _download(stage, server.plan, request.download_mb_s)
@@ -187,7 +187,7 @@ def _there(host: str | None) -> tuple[str, ...]:
 
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
-    """What a stage downloads where it is missing, and for how many seconds."""
+    """Return what a stage downloads, and the estimated seconds."""
     if stage == "stage" and plan.model.checkpoint.source == "hub":
         return plan.model.checkpoint.path, plan.model.weight_bytes / (download_mb_s * 1e6)
     if stage in {"kernels", "build"} and plan.engine.image:
@@ -228,7 +228,7 @@ def _serve(
 def _eval(
     server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
 ) -> Step:
-    """As many questions and seeds as were published; what is done of them is not asked again."""
+    """Return the evaluation step of a suite, with the published number of questions and seeds."""
     part, output = suite_run(suite, published.evals), directory / FileName(server.name)
     asked = ["eval", server.name, "--suite", suite]
     asked += ["--limit", str(part.limit)] if part.limit else []
@@ -246,7 +246,7 @@ def _eval(
 
 
 def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Path | None) -> None:
-    """Raise UsageError where a suite that is still to be asked has questions that cannot be had."""
+    """Raise UsageError if the questions of a remaining suite are unavailable."""
     left = {step.id for step in todo}
     for server in planned.servers:
         for suite in server.suites:
@@ -259,19 +259,19 @@ def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Pa
 
 
 def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
-    """What was published and has no step."""
+    """Yield published results that have no step."""
     asked = next((server.name for server in servers if server.suites and not server.ablation), None)
     if asked is not None and any(line.suite == tau2.NAME for line in published.evals):
         yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(asked)}"
 
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
-    """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
+    """Return a step of one server; `more` adds seconds to its usual duration."""
     return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=STEP_SECONDS.get(stage, 0.0) + more)
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:
-    """How long a workload takes: arrivals at each rate and a drain, or one answer after the other at `tok_s`."""
+    """Return the duration of a workload: arrivals and drain at each rate, or sequential answers at `tok_s`."""
     if workload.load == "closed":
         return workload.requests * workload.output_tokens / tok_s / (workload.concurrency or 1)
     rates = list(workload.request_rates)
@@ -281,16 +281,16 @@ def bench_seconds(workload: Workload, *, tok_s: float) -> float:
 
 
 class StepLog:
-    """Which steps are done, in a file that is replaced whole."""
+    """The log of finished steps, in a file that is replaced atomically."""
 
     def __init__(self, file: Path, steps: Sequence[Step]) -> None:
-        """Read `file`, or begin anew. Raises UsageError for a state of other steps, or one that cannot be read."""
+        """Read `file`, or start empty. Raises UsageError if it is unreadable or of other steps."""
         self._file = file
         self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
         self.done: dict[str, str] = self._read()
 
     def finish(self, step: Step, now: dt.datetime) -> None:
-        """Note that a step is done."""
+        """Record that a step is done."""
         self.done[step.id] = now.isoformat(timespec="seconds")
         atomic_write(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
 
@@ -311,14 +311,14 @@ class StepLog:
 
 
 def _times(found: object) -> dict[str, str]:
-    """When each step was done. Raises ValueError for anything else: taken for nothing, all would be done again."""
+    """Validate the finished steps. Raises ValueError for anything but times, as an empty log would repeat all steps."""
     if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
         return found
     raise ValueError("`done` does not say when each step was done")
 
 
 def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
-    """The steps that remain; an `up` that is done comes again while its server has something left to do."""
+    """Return the remaining steps; a finished `up` is repeated if its server has remaining steps."""
     left = [step for step in steps if step.id not in done]
     needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
     return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
@@ -326,30 +326,30 @@ def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Ste
 
 @dataclass(frozen=True, kw_only=True)
 class StepRunner:
-    """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
+    """The environment of the steps; `run` executes one `deploy` command and returns its exit code."""
 
     run: Callable[[tuple[str, ...]], int]
-    may_be_there: Callable[[str], bool]
+    might_exist: Callable[[str], bool]
     now: Callable[[], dt.datetime]
     host: str | None = None  # where the servers are; None for this machine
 
     def take_down(self, server: str) -> int:
-        """Take a server down that may be gone already; the exit code."""
-        return self.run(("down", server, *_there(self.host))) if self.may_be_there(server) else 0
+        """Stop a server, if it might exist; return the exit code."""
+        return self.run(("down", server, *_there(self.host))) if self.might_exist(server) else 0
 
 
 def might_exist(servers: Servers, name: str) -> bool:
-    """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
+    """Whether a server exists, or its runtime is unreachable."""
     found = servers.find(name)
     plan = read_plan(latest_run(servers.home, name))
     return bool(found) or (plan is not None and plan.runtime in servers.unreachable)
 
 
 def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:
-    """Do what remains.
+    """Run the remaining steps.
 
-    A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
-    Interrupted after Ctrl-C.
+    If a step fails or is interrupted, its server is stopped unless `keep` is set. Raises DeployError with the exit code
+    of the step, Interrupted after Ctrl-C.
     """
     todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
@@ -367,7 +367,7 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
 
 
 def _do(step: Step, runner: StepRunner) -> None:
-    """Run one step. Raises DeployError where its command fails."""
+    """Run one step. Raises DeployError if its command fails."""
     argv = command(step)
     code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
     if code != 0:
@@ -379,6 +379,6 @@ def _do(step: Step, runner: StepRunner) -> None:
 
 
 def command(step: Step) -> tuple[str, ...]:
-    """The step's command as it is run now: a measurement that was begun is resumed."""
+    """Return the command of a step; an unfinished measurement is resumed."""
     begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
     return (*step.argv, "--resume") if begun else step.argv

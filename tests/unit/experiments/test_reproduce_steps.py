@@ -79,7 +79,7 @@ class Machine:
 
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
-    runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+    runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
     reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep=keep)
 
 
@@ -284,7 +284,7 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
         told = {key for key in json.loads(changed)["done"] if key in whole}
         assert {key for key in state.done if key in whole} == told
         machine = Machine()
-        runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+        runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
         reproduce(planned, state, runner, keep=False)
         assert not [
             step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
@@ -336,7 +336,7 @@ def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
 def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
     asked_for: list[tuple[str, ...]] = []
     runner = StepRunner(
-        run=lambda argv: asked_for.append(argv) or 0, may_be_there=lambda _: True, now=lambda: NOW, host="ssh://node"
+        run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, now=lambda: NOW, host="ssh://node"
     )
     assert runner.take_down("tiny") == 0
     assert asked_for == [("down", "tiny", "--host", "ssh://node")]
