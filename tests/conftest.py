@@ -121,7 +121,8 @@ def pytest_terminal_summary(
     terminalreporter.section("this run")
     seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
     option = config.option
-    if config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or option.lf):
+    whole = config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or option.lf)
+    if whole or "KUBERNETES_RUN" in os.environ:
         record_run(reports)
     skipped = needless(terminalreporter.stats.get("skipped", []))
     if hasattr(config, "cache"):  # not where pytest has no cache

@@ -126,7 +126,7 @@ def command(
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
-    note(f"the result is in `{directory}`")
+    note(f"wrote the result to `{directory}`")
     _tell_ending(result, url=found.url, again=resume_command(options.command, directory))
 
 
@@ -135,16 +135,16 @@ def _named(gpu: str | None, gpus: int | None, layout: str | None) -> ClaimedHard
 
 
 def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:
-    """Measure under a progress line; a result that cannot be written goes to standard output."""
+    """Measure with a progress line; a result that cannot be written goes to standard output."""
     progress = Progress()
     try:
         return bench(target, options, lambda text, far: progress.update(text, transient=far))
     except ResultWriteError as error:
         _show(error.result, json=True)
         raise BenchError(
-            f"the result cannot be written: {error.cause.strerror}",
+            f"cannot write the result: {error.cause.strerror}",
             where=str(error.cause.filename or ""),
-            hint="what was measured is on standard output: keep it as `result.json`, free space, then --resume",
+            hint="the result is on standard output: save it as `result.json`, free disk space, then `--resume`",
         ) from error
     finally:
         progress.done()
@@ -158,16 +158,18 @@ def _show(result: BenchResult, *, json: bool) -> None:
 
 
 def _tell_ending(result: BenchResult, *, url: str, again: str) -> None:
-    """Raise Interrupted or BenchError where not every point was measured; `again` is the command that goes on."""
+    """Raise Interrupted or BenchError if a point was not measured; `again` is the command that continues."""
     if result.ending is BenchEnding.INTERRUPTED:
-        raise Interrupted("interrupted; what was finished is kept", hint=f"go on with `{again}`")
+        raise Interrupted("interrupted; finished points are saved", hint=f"continue with `{again}`")
     if result.ending is BenchEnding.ENDPOINT_DIED:
         failure = result.points[-1].failures[0]
-        raise BenchError(f"the endpoint died: {failure.example}", where=url, hint=f"when it is back: `{again}`")
+        raise BenchError(
+            f"the endpoint died: {failure.example}", where=url, hint=f"once it is back, continue with `{again}`"
+        )
 
 
 def _check(api: str, arrivals: str | None) -> None:
     if api not in {"completions", "generate"}:
-        raise UsageError(f"`--api {api}` is not known", hint="completions or generate")
+        raise UsageError(f"unknown API `{api}`", hint="`--api completions` or `--api generate`")
     if arrivals not in {None, "constant", "poisson"}:
-        raise UsageError(f"`--arrivals {arrivals}` is not known", hint="constant or poisson")
+        raise UsageError(f"unknown arrival process `{arrivals}`", hint="`--arrivals constant` or `--arrivals poisson`")

@@ -68,7 +68,7 @@ def command(
     The kernel table is built first, as by `up`. Then the image's own sglang checks the arguments.
     """
     if push and tag is None:
-        raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
+        raise UsageError("`--push` needs `--tag`", hint="for example `--tag registry/name:tag`")
     given = named_files("--input", input_)
     home = Home.from_environment()
     plan, inputs = plan_to_build(

@@ -131,7 +131,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def commands_below(group: str) -> Iterator[tuple[str, str, str]]:
-    """The section, the word and the text of each command of a group, or of the program for ""."""
+    """Return section, name and help of each command of a group; "" is the top level."""
     for section, commands in COMMANDS.items():
         for words, text in commands.items():
             above, _, word = words.rpartition(" ")
@@ -140,11 +140,11 @@ def commands_below(group: str) -> Iterator[tuple[str, str, str]]:
 
 
 def group_text(words: str) -> str | None:
-    """The help of a group of commands; None for a command."""
+    """Return the help of a group; None for a command."""
     found = (commands[words] for commands in COMMANDS.values() if words in commands)
     return next(found, None) if any(commands_below(words)) else None
 
 
 def listed_below(group: str) -> Iterator[tuple[str, str, str]]:
-    """The commands of a group that its help lists and a shell completes."""
+    """Return the visible commands of a group."""
     return (each for each in commands_below(group) if f"{group} {each[1]}".lstrip() not in HIDDEN)

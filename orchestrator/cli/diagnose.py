@@ -58,7 +58,7 @@ def command(
 
 
 def _is_well(subject: str, home: Home, host: str | None) -> bool:
-    """Whether it is a server that runs and answers."""
+    """Return whether the subject is a healthy server."""
     if subject not in known_names(home):
         return False
     with open_servers(home, host) as servers:
@@ -67,7 +67,7 @@ def _is_well(subject: str, home: Home, host: str | None) -> bool:
 
 @contextmanager
 def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterator[str], str]]:
-    """The lines of a file, of stdin, of a server that exists, or of the last start under that name.
+    """Yield the lines of a file, of stdin, of a server, or of the last run of a name.
 
     With them how a server has ended that does not run: the log of what was killed says nothing of it.
     """
@@ -89,7 +89,7 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
                 yield kept, ""
             else:
                 raise UsageError(
-                    f"`{subject}` is neither a log file nor a server that was started from here",
+                    f"no log file or server `{subject}` found",
                     hint=did_you_mean(subject, known_names(home)) or "`deploy status` lists servers",
                 )
 
@@ -97,5 +97,5 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
 def _last_started(home: Home) -> str:
     runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
     if not runs:
-        raise UsageError("nothing was started from here yet", hint="give a log file: `deploy diagnose server.log`")
+        raise UsageError("no run found", hint="pass a log file: `deploy diagnose server.log`")
     return max(runs, key=lambda name: runs[name])

@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Stop a server and free its GPUs. Returns when its ports and GPU memory are free."""
     if (name is None) != (all_ or all_homes):
-        raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
+        raise UsageError("no server named", hint="pass a NAME of `deploy status`, or `--all`")
     ended: list[str] = []
     with open_servers(Home.from_environment(), host) as servers:
         try:
@@ -34,7 +34,7 @@ def command(
                 down_all(servers, host=host, all_homes=all_homes, ended=ended.append)
             else:
                 down(servers, name, host=host)
-                say(f"`{name}` is down")
+                say(f"`{name}` is stopped")
                 ended.append(name)
         finally:
             if json:

@@ -113,11 +113,11 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
             print_data(line)
         note(f"wrote the result to `{each.file}`")
     if several:
-        note(f"`deploy report {scored[0].file.parent}` makes one report of them")
+        note(f"next: `deploy report {scored[0].file.parent}`")
 
 
 def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
-    """Say what an evaluation will tell, take and cost: on standard output where that was asked for."""
+    """Print the significance, time and cost of an evaluation; on standard output for `--dry-run`."""
     if expected.parts and (asked or expected.worth_a_table):
         (print_data if asked else say)(expected.to_table())
     if sized:

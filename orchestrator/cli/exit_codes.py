@@ -1,4 +1,4 @@
-"""How a command ends: by a signal, or with an exit code for its error. The only place that makes one of the other."""
+"""How a command exits: by a signal, or with the exit code of its error."""
 
 import errno
 import os
@@ -68,19 +68,21 @@ def _run(command: Callable[[], object]) -> None:
     except DeployError as error:
         _exit_with(error)
     except UnsafeValueError as error:  # of a record, an index or an answer that nobody expected to be read
-        _exit_with(HostError(str(error), hint="the file or the host that says so is damaged, or not to be trusted"))
-    except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
+        _exit_with(HostError(str(error), hint="the file or host that contains it is damaged or hostile"))
+    except Exception as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
         _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
 
 
 def _require_output() -> None:
-    """Raise OutputError where a command that has succeeded could not write its result."""
+    """Raise OutputError if a command succeeded but could not write its result."""
     if why := lost_output():
         raise OutputError(f"cannot write the result to standard output: {why}")
 
 
 def _answer(ctrl_c: _Handler, others: _Handler) -> None:
-    """How this process takes the signals that ask it to end, of those that are not ignored."""
+    """Set the handlers of termination signals, except for signals that are ignored."""
     for number, handler in ((signal.SIGINT, ctrl_c), (signal.SIGTERM, others), (signal.SIGHUP, others)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -91,13 +93,20 @@ def _exit_with(error: DeployError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error: a library may catch KeyboardInterrupt and raise its own exception."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
-    """Whether a system call failed for what the user can change: a full disk, a foreign home, a dead file."""
+    """Return whether a system call failed for a reason that the user can change, such as a full disk."""
     return isinstance(error, OSError) and (error.errno in _OF_THE_MACHINE | _IN_THE_WAY or _is_of_tempfile(error))
 
 
 def _is_of_tempfile(error: OSError) -> bool:
-    """Whether Python's tempfile has found no directory that takes a file."""
+    """Return whether Python's tempfile found no usable directory."""
     return error.errno == errno.ENOENT and str(error.strerror).startswith("No usable temporary directory")
 
 
@@ -129,7 +138,7 @@ def _variable_for(place: str) -> str:
 
 
 def _of_this_tool(error: Exception) -> DeployError:
-    """A fault of ours, said as one; the whole of it is in a file, for whoever repairs it."""
+    """Return the error for a bug of this tool; the traceback goes into a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     whole = redact("".join(traceback.format_exception(error)))
     try:
@@ -150,7 +159,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Python drops what is raised in a callback of its own, as importlib's are: an interrupt there comes once more."""
+    """Repeat an interrupt that Python dropped, because it was raised in one of its own callbacks (importlib)."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return

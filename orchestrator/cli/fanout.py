@@ -1,4 +1,4 @@
-"""The same command on several machines: each in a process of its own, its name before what it says."""
+"""Run a command on several hosts, each in its own process; its label precedes each line of output."""
 
 import re
 import signal
@@ -25,7 +25,7 @@ _SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # as the Docker SDK t
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One of several machines. Its servers are called `NAME-label`, so that one home knows them apart."""
+    """One of several hosts. Its servers are called `NAME-label`, to keep them apart in one home."""
 
     url: str
     label: str
@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class HostResult:
-    """How the command ended there, and what it printed for programs."""
+    """The result of the command on one host, with its standard output."""
 
     node: Node
     code: int
@@ -42,12 +42,12 @@ class HostResult:
 
     @property
     def exit_code(self) -> int:
-        """As a shell tells it: 128 and the number of the signal that ended it."""
+        """The exit code as a shell reports it: 128 plus the number of a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
-    """The machines that `--host` options name, those in files among them.
+    """Return the hosts of the `--host` options and of the files they name.
 
     Raises UsageError for a file that cannot be read or names none, and for two machines of one name.
     """
@@ -56,22 +56,22 @@ def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
         label = _label(url)
         if label in nodes:
             raise UsageError(
-                f"`{nodes[label].url}` and `{url}` are both `{label}`",
-                hint="name each machine once; an ssh alias tells apart two that are reached by one name",
+                f"`{nodes[label].url}` and `{url}` have the same label `{label}`",
+                hint="name each host once; use ssh aliases for two hosts with one name",
             )
         nodes[label] = Node(url=url, label=label)
     return tuple(nodes.values())
 
 
 def require_machine(word: str, *, where: str = "") -> None:
-    """Raise UsageError, with the nearest form that is one, for what does not say how a machine is reached."""
+    """Raise UsageError, with the nearest valid form, for a word that is not the URL of a host."""
     scheme, given, rest = word.partition("://")
     if given and scheme in _SCHEMES:
         return
     if not given:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
     meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
-    raise UsageError(f"`{word}` does not say how that machine is reached", where=where, hint=f"did you mean `{meant}`?")
+    raise UsageError(f"`{word}` does not say how to reach the host", where=where, hint=f"did you mean `{meant}`?")
 
 
 def _urls(word: str) -> Iterator[str]:
@@ -84,9 +84,9 @@ def _urls(word: str) -> Iterator[str]:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"`{path}` cannot be read: {why}", hint="a machine on each line: ssh://user@node") from error
+        raise UsageError(f"cannot read `{path}`: {why}", hint="write one host per line: ssh://user@node") from error
     if not any(lines):
-        raise UsageError(f"`{path}` names no machine", hint="a machine on each line: ssh://user@node")
+        raise UsageError(f"no host in `{path}`", hint="write one host per line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
         if line:
             require_machine(line, where=f"{path}:{number}")
@@ -94,7 +94,7 @@ def _urls(word: str) -> Iterator[str]:
 
 
 def _label(url: str) -> str:
-    """A machine's name, fit to be a part of a server's."""
+    """Return a host's name in a form that fits into the name of a server."""
     host = urlsplit(url).netloc.rpartition("@")[2].removesuffix(":22") or url
     return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")
 
@@ -118,7 +118,7 @@ class _Running:
 def run_on_hosts(
     nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, parallel: int | None = None
 ) -> tuple[HostResult, ...]:
-    """Run `deploy` with these words on each machine, on `parallel` of them at a time; one that fails stops no other.
+    """Run `deploy` with these words on each host, on `parallel` at a time; a failure stops no other.
 
     Ctrl-C interrupts each, and waits until it has cleaned up.
     """
@@ -145,7 +145,7 @@ def run_on_hosts(
 
 
 def _start(node: Node, words: Sequence[str]) -> _Running:
-    """It has this command's whole environment, keys too, and is killed with it."""
+    """Start the command with this environment, secrets included; it dies with this process."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the program has ended
     argv = subprocesses.python_module_argv("orchestrator", *words, "--host", node.url)
     program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)
@@ -160,7 +160,7 @@ def _say_lines(node: Node, program: subprocesses.Program) -> None:
 
 
 def outcome_table(results: Iterable[HostResult], *, width: int | None = None) -> str:
-    """How the command ended on each machine."""
+    """Return the results as a table."""
     rows = [(each.node.label, _outcome(each.code), format_duration(each.seconds)) for each in results]
     return table(("node", "outcome", "took"), rows, width=width)
 

@@ -30,4 +30,4 @@ def command(
     elif starts:
         print_data(history_table(starts, width=terminal_width()))
     else:
-        say("nothing was started from here yet; `deploy profiles` lists what `deploy up PROFILE` can start")
+        say("no run yet; `deploy profiles` lists profiles for `deploy up PROFILE`")

@@ -44,7 +44,7 @@ def command(
         return
     print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:
-        note(f"`{image}` has no receipt: only images that `deploy build` made have one")
+        note(f"`{image}` has no receipt; only images built by `deploy build` have one")
         return
     print_data("\n" + receipt.to_text())
     for record in receipt.patches:

@@ -34,4 +34,4 @@ def command(
         return
     say(f"wrote {path}")
     for what, why in found.unknown.items():
-        note(f"it does not hold `{what}`: {why}")
+        note(f"the lockfile does not pin `{what}`: {why}")

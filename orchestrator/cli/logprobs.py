@@ -70,5 +70,5 @@ def command(
         print_data(report.to_table(width=terminal_width()))
     if save is not None and report.ok:
         save_reference(said, save)
-        note(f"the reference is `{save}`")
+        note(f"wrote the reference to `{save}`")
     report.require()

@@ -32,4 +32,4 @@ def command(
             print_data(line, colors=True)
             shown = True
     if moment is not None and not shown:
-        note(f"nothing was written since {moment:%Y-%m-%d %H:%M:%S}, as far as the lines say when they were")
+        note(f"no line since {moment:%Y-%m-%d %H:%M:%S}, by the times in the log")

@@ -1,4 +1,4 @@
-"""Options that more than one command takes, each described once, and what a shell offers for their names."""
+"""Options of more than one command, and the completion of their values."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
 def complete_names(kind: str) -> Callable[[str], list[str]]:
-    """Complete the names of an `EntryKind`. Offer none where they cannot be read: a shell shows no error."""
+    """Complete the names of an `EntryKind`; none if the catalog is unreadable, because a shell shows no error."""
 
     def offer(incomplete: str) -> list[str]:
         with suppress(Exception):
@@ -32,14 +32,14 @@ def complete_names(kind: str) -> Callable[[str], list[str]]:
 
 
 def server_names(incomplete: str) -> list[str]:
-    """The servers of this home that have run; a far machine is not asked."""
+    """Complete the names of servers in this home; remote hosts are not queried."""
     with suppress(Exception):
         return _words(known_names(Home.from_environment()), incomplete)
     return []
 
 
 def run_names(incomplete: str) -> list[str]:
-    """The runs of this home, as `NAME/RUN`."""
+    """Complete the runs of this home, as `NAME/RUN`."""
     with suppress(Exception):
         home = Home.from_environment()
         found = [f"{name}/{run.path.name}" for name in known_names(home) for run in runs_of(home, name)]
@@ -48,20 +48,20 @@ def run_names(incomplete: str) -> list[str]:
 
 
 def runtime_names(incomplete: str) -> list[str]:
-    """The ways to run a server."""
+    """Complete the names of runtimes."""
     return _words(REGISTRY, incomplete)
 
 
 def _no_launcher(runtime: str | None) -> str | None:
-    """Refuse a launcher of rented machines where a runtime is meant. Raises UsageError."""
+    """Raise UsageError for a launcher of rented machines in place of a runtime."""
     if runtime in LAUNCHERS:
         hint = f"`deploy render PROFILE --runtime {runtime}` writes the files for `{runtime}`"
-        raise UsageError(f"`{runtime}` rents machines, and is no runtime", hint=hint)
+        raise UsageError(f"`{runtime}` is a launcher of rented machines, not a runtime", hint=hint)
     return runtime
 
 
 def sides_to_compare(incomplete: str) -> list[str]:
-    """Profiles, servers and their runs."""
+    """Complete profiles, servers and their runs."""
     found = [*complete_names("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
     return list(dict.fromkeys(found))
 
@@ -77,7 +77,7 @@ def image_name(text: str | None) -> str | None:
 
 
 def _words(names: Iterable[str], incomplete: str) -> list[str]:
-    """The names that begin so; what is no mere word a shell would carry out, or take for an option."""
+    """Return the names with this prefix that a shell would not interpret."""
     return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
 
 
@@ -170,7 +170,7 @@ RequestRateOption: TypeAlias = Annotated[
 
 
 def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_server: Mapping[str, object]) -> None:
-    """Refuse options that say nothing of such a target: a URL, or a server of ours by its name. Raises UsageError."""
+    """Raise UsageError for options that do not apply to the target: a URL, or the name of a server."""
     if unfit := [f"`{option}`" for option, value in (of_server if url else of_url).items() if value]:
         whose, hint = ("a server of ours", "a URL has no log and no host here")
         if not url:
@@ -179,7 +179,7 @@ def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_ser
 
 
 def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
-    """`NAME=FILE` options as a mapping. Raises UsageError for one of another form, or a file that is not there."""
+    """Parse `NAME=FILE` options. Raises UsageError for another form or a missing file."""
     files = {}
     for pair in pairs or ():
         name, equals, path = pair.partition("=")
@@ -190,7 +190,7 @@ def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
 
 
 def read_rates(text: str | None) -> tuple[float, ...] | None:
-    """`0.5,1,2.25` as numbers. Raises UsageError."""
+    """Parse rates such as `0.5,1,2.25`. Raises UsageError."""
     if text is None:
         return None
     try:

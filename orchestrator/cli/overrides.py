@@ -1,4 +1,4 @@
-"""Options that stand for `--set`."""
+"""Options that are short forms of `--set`."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,6 @@ from collections.abc import Sequence
 def overridden(
     overrides: Sequence[str] | None, *, revision: str | None = None, runtime: str | None = None
 ) -> tuple[str, ...]:
-    """`--set` options, and those that `--revision` and `--runtime` stand for."""
+    """Return the `--set` options, with those for `--revision` and `--runtime`."""
     stand_ins = {"model.checkpoint.revision": revision, "runtime": runtime}
     return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))

@@ -16,7 +16,7 @@ from orchestrator.runtimes import runtime_class
 
 
 class Format(StrEnum):
-    """What is printed."""
+    """The output format."""
 
     TABLE = "table"
     GITHUB_MATRIX = "github-matrix"
@@ -47,7 +47,7 @@ def command(
 
 
 def _matrix() -> Iterator[dict[str, object]]:
-    """One entry for each profile with an image."""
+    """Return one entry for each profile with an image."""
     for plan in usable_plans():
         if runtime_class(plan.runtime).in_container:
             yield {

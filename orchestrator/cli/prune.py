@@ -41,7 +41,9 @@ def command(
     """
     if caches:
         if name is not None or (keep, older_than) != (_KEEP, _AGE):
-            raise UsageError("`--caches` removes every cache that no server uses", hint="leave out NAME and ages")
+            raise UsageError(
+                "`--caches` accepts no NAME and no age: it removes every unused cache", hint="`deploy prune --caches`"
+            )
         _prune_caches(host, dry_run=dry_run, json=json)
         return
     since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")

@@ -10,7 +10,7 @@ from orchestrator.report.document import Report
 
 
 def published_option(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
-    """The option `--published`, with what holds without it."""
+    """Return the option `--published` with its default."""
     help_text = f"published results to compare with; default: {default}"
     names = complete_names("PUBLISHED")
     return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
@@ -23,7 +23,7 @@ PriceOption: TypeAlias = Annotated[
 
 
 def warn_incomparable(made: Report) -> None:
-    """Warn of each result that may not be compared with another, with the reasons."""
+    """Warn of each result that is not comparable, with the reasons."""
     for comparison in made.comparisons:
         if not comparison.comparable:
             kinds = ", ".join(dict.fromkeys(reason.kind for reason in comparison.reasons))

@@ -62,9 +62,9 @@ def command(
         _show(source.absolute(), home, json=json)
         return
     if recipe is None:
-        raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantize {source}` shows what each makes of it")
+        raise UsageError("no recipe given", hint=f"`--recipe RECIPE`; `deploy quantize {source}` compares the recipes")
     if image is not None and profile_ is None:
-        raise UsageError("`--image` is for `--profile`", hint="a profile says which GPUs its container is given")
+        raise UsageError("`--image` needs `--profile`", hint="the profile names the GPUs of the container")
     request = QuantizationRequest(
         source=source.absolute(),
         target=target.absolute(),
@@ -79,7 +79,7 @@ def command(
         model = made.model.to_dict() if made.model else None
         print_json({"target": str(made.target), "shards": made.shards, "bytes": made.size, "model": model})
         return
-    say(f"`{made.target}` is whole: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
+    say(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
         _show_next(made.model.name, made.model.path, home)
 

@@ -61,11 +61,13 @@ def command(
     """
     given, home = named_files("--input", input_), Home.from_environment()
     if package is not None and runtime not in LAUNCHERS:
-        raise UsageError("`--package` is for a rented machine", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`")
+        raise UsageError(
+            "`--package` needs a launcher of rented machines", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
+        )
     if runtime is not None and runtime in LAUNCHERS:
         set_invocation(profile, set_ or (), None)
         if given or image:
-            raise UsageError("`--input` and `--image` are not for a rented machine: `up` makes both there")
+            raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
         inputs = read_inputs(given)

@@ -54,8 +54,8 @@ def command(
     try:
         written = write_report(made, output or directory)
     except OSError as error:
-        raise BenchError(f"the report cannot be written: {error.strerror}", where=str(error.filename)) from error
+        raise BenchError(f"cannot write the report: {error.strerror}", where=str(error.filename)) from error
     if json:
         print_json(parse_json(render_json(made)))
     warn_incomparable(made)
-    note(f"the report is `{written[0]}`, with `.md` and `.json` beside it")
+    note(f"wrote `{written[0]}`, and the same report as `.md` and `.json`")

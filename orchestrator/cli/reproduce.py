@@ -123,7 +123,7 @@ def command(
     note(bill.terms)
     if not dry_run:
         _run(planned, state, host, keep=keep_failed, dataset=dataset)
-        note(f"done: the report is `{directory / 'report.html'}`")
+        note(f"wrote `{directory / 'report.html'}`")
 
 
 def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
@@ -131,7 +131,7 @@ def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
 
 
 def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
-    """Refuse a machine that a plan cannot run on, and kernels that nobody tuned; say what is known of them."""
+    """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
     home = Home.from_environment()
     for server in planned.servers:
         host_ref(server.plan.runtime, home, host)
@@ -142,7 +142,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
 
 
 def _run_step(argv: Sequence[str]) -> int:
-    """Run a step, which no lost line may end: it is as paid for as those before it. Return its exit code."""
+    """Run a step and return its exit code; lost output does not end it, because its GPU time is paid."""
     code = run_attached(python_module_argv("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
     return 0 if code == OutputError.exit_code else code
 

@@ -1,4 +1,4 @@
-"""The results that `deploy history` and `deploy diff` look up."""
+"""The results for `deploy history` and `deploy diff`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +16,8 @@ ResultsOption: TypeAlias = Annotated[
 
 
 def results_below(results: Path | None) -> Iterator[BenchResult]:
-    """The results below a directory. Raises UsageError for one that is not there, but for the default."""
+    """Read the results below a directory. Raises UsageError if it does not exist, unless it is the default."""
     if results is not None and not results.is_dir():
-        raise UsageError(f"there is no directory `{results}`", hint="`deploy bench` with `--output` names one")
+        raise UsageError(f"no directory `{results}` found", hint="`deploy bench` with `--output` writes one")
     below = results or Path("results")
     return results_under(below) if below.is_dir() else iter(())

@@ -7,5 +7,5 @@ from orchestrator.servers.rollback import rollback
 
 
 def command(name: NameArgument, *, json: Json = False) -> None:
-    """Return a server to its last known good run. If the newest run is verified, to the last one with another plan."""
+    """Return a server to its last known good run. If the newest run is verified, use the last one with another plan."""
     show_up(rollback(name, Home.from_environment()), json=json)

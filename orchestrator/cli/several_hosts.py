@@ -1,4 +1,4 @@
-"""`--host` more than once, or `--host @FILE`: the command runs once for each machine."""
+"""`--host` given more than once, or `--host @FILE`: the command runs once for each host."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ _HOST: Final = "--host"
 
 
 def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The values of `--host`, and the other words."""
+    """Split the words into the values of `--host` and all others."""
     hosts, others, words = list[str](), list[str](), iter(args)
     for word in words:
         if word == "--":
@@ -33,7 +33,7 @@ def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def several_hosts(hosts: Sequence[str]) -> bool:
-    """Whether these are several machines, or a file of them. Raises UsageError for one that is none."""
+    """Return whether the values name several hosts, or a file of hosts. Raises UsageError for an invalid one."""
     if len(hosts) > 1 or any(host.startswith(FROM_FILE) for host in hosts):
         return True
     for host in hosts:
@@ -42,18 +42,18 @@ def several_hosts(hosts: Sequence[str]) -> bool:
 
 
 def nodes_of(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
-    """The machines that these name. Raises UsageError, also for a command that works on one at a time."""
+    """Return the hosts. Raises UsageError, also for a command that accepts one host only."""
     nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in SEVERAL:
         known = ", ".join(sorted(SEVERAL))
-        raise UsageError(f"`deploy {verb}` works on one machine at a time", hint=f"these take several: {known}")
+        raise UsageError(f"`deploy {verb}` accepts one host", hint=f"commands that accept several: {known}")
     return nodes
 
 
 def on_each(
     nodes: Sequence[Node], verb: str, args: Sequence[str], params: Mapping[str, Any], *, place: Callable[[str], int]
 ) -> NoReturn:
-    """Run a command for each machine, show what each has printed, and exit with the highest exit code.
+    """Run a command for each host, print the output of each, and exit with the highest exit code.
 
     `place` says which of the words names the server.
     """
@@ -74,10 +74,10 @@ def on_each(
 def _words(
     verb: str, args: Sequence[str], params: Mapping[str, Any], place: Callable[[str], int]
 ) -> Callable[[Node], list[str]]:
-    """The command's words for a machine: a server's name is its own there."""
+    """Return the words of the command for one host: a server's name gets the label of the host."""
     name = params.get("name") or params.get("target") or params.get("subject")
     if name and "://" in name:
-        raise UsageError(f"`{name}` says where it is by itself", hint="`--host` is for a server's name")
+        raise UsageError(f"`{name}` already names its host", hint="use `--host` with the name of a server")
     if verb == "up":
         profile = PurePath(params["profile"] or "server").name.removesuffix(".yaml")
         return lambda node: [verb, *args, "--name", f"{name or profile}-{node.label}"]
@@ -88,7 +88,7 @@ def _words(
 
 
 def _read(text: str) -> Any:  # noqa: ANN401 - JSON
-    """What a command printed as JSON, None where it failed before."""
+    """Return the JSON that a command printed; None if it failed before."""
     try:
         return json.loads(text)
     except ValueError:

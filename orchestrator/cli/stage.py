@@ -47,8 +47,6 @@ def command(
     if json:
         print_json({**asdict(verified), "directory": str(verified.directory)})
         return
-    say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
+    say(f"{f'{far}: ' if far else ''}{verified.directory} is complete: {verified}")
     if directory is not None and plan.model.checkpoint.source == "hub":
-        note(
-            f"serve from there: `--set model.checkpoint.source=local --set model.checkpoint.path={verified.directory}`"
-        )
+        note(f"to serve it: `--set model.checkpoint.source=local --set model.checkpoint.path={verified.directory}`")

@@ -31,7 +31,7 @@ def command(
         elif found:
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:
-            say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
+            say("no server; `deploy profiles` lists profiles for `deploy up PROFILE`")
         for server in found if name is not None else ():
             if server.restarts and server.health == "healthy" and server.detail:
                 note(f"`{server.name}`: {server.detail}")

@@ -150,9 +150,13 @@ def _search(planned: Sweep, *, json: bool) -> None:
             print_json(parse_json(report.with_suffix(".json").read_bytes()))
         else:
             print_data(report.with_suffix(".md").read_text())
-    note(f"the report is `{report}`, with `.md` and `.json` beside it")
+    note(f"wrote `{report}`, and the same report as `.md` and `.json`")
     for winner in winners:
-        say(f"wrote {winner.profile}" if winner.profile else f"`{planned.plan.profile}` is the best as it is")
+        say(
+            f"wrote {winner.profile}"
+            if winner.profile
+            else f"`{planned.plan.profile}` is already the best configuration"
+        )
     if not winners:
         hint = f"`{report}` says of each of them what came of it"
-        raise BenchError("no configuration was measured that sustains a rate", hint=hint)
+        raise BenchError("no measured configuration sustains a rate", hint=hint)

@@ -1,4 +1,4 @@
-"""What all commands have in common: how their words are read, and how their help is laid out."""
+"""The parser and the help layout of all commands."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ _TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
 
 
 class ProfileCommand(TyperCommand):
-    """A command whose profile is an argument, and may as well be given as `--profile NAME` or `-p NAME`."""
+    """A command whose argument PROFILE can also be given as `--profile NAME` or `-p NAME`."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """As click does."""
@@ -58,7 +58,7 @@ class ProfileCommand(TyperCommand):
             return super().parse_args(ctx, args)
 
     def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Note several machines, and the words without them, for `invoke`; what is left to parse."""
+        """Save several hosts, and the words without them, for `invoke`; return the words to parse."""
         hosts, others = split_hosts(args)
         if not several_hosts(hosts):
             return args
@@ -67,7 +67,7 @@ class ProfileCommand(TyperCommand):
         return others
 
     def invoke(self, ctx: "Context") -> object:
-        """As click does; what was asked for is noted, for the commands in messages."""
+        """Invoke as click does; save the invocation for commands in messages."""
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
         root = ctx.find_root().command
@@ -80,7 +80,7 @@ class ProfileCommand(TyperCommand):
         return super().invoke(ctx)
 
     def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
-        """Where among the words the argument is that says so, and no option's value."""
+        """Return the index of the word that is this argument and not the value of an option."""
         arguments = {each.name for each in self.params if each.param_type_name == "argument"}
         for place, word in enumerate(args):
             if word == name:
@@ -112,7 +112,7 @@ def takes_host(root: "Command", words: str) -> bool:
 
 
 class LazyCommands(Mapping[str, "Command"]):
-    """The commands below a group's words, as the table lists them; each is imported when it is taken."""
+    """The commands of a group, as the table lists them; each is imported when it is used."""
 
     def __init__(self, group: str) -> None:
         self._words = {word: f"{group} {word}".lstrip() for _, word, _ in commands_below(group)}
@@ -140,7 +140,7 @@ def load_command(words: str) -> "Command":
 
 
 class Group(TyperGroup):
-    """Commands below a word, listed by section; the table knows them, and none is imported to list it."""
+    """A group of commands, listed by section without importing them."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(**attributes)
@@ -148,7 +148,7 @@ class Group(TyperGroup):
         self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # nothing adds to it
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
-        """As click does, but for `--install-completion`, which edits files of the shell: `--show-completion` prints."""
+        """Return the parameters as click does, without `--install-completion`, which would edit files of the shell."""
         return [each for each in super().get_params(ctx) if each.name != "install_completion"]
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
@@ -157,7 +157,7 @@ class Group(TyperGroup):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """As click does; an alias stands for its command, and a word that was renamed leads to the new one."""
+        """Resolve a command as click does, and its aliases; for a renamed command name the new one."""
         words = f"{self._words} {args[0]}".lstrip()
         if not ctx.resilient_parsing and (now := RENAMED.get(words)):
             raise UsageError(f"no such command `{args[0]}`", hint=f"did you mean `{PROGRAM} {now}`?")
@@ -181,7 +181,7 @@ class Group(TyperGroup):
 
 @contextmanager
 def _in_our_words(ctx: "Context") -> Iterator[None]:
-    """What click says of a command line, as an error like every other one: what is wrong, and what helps."""
+    """Turn an error of click into a UsageError with a hint."""
     try:
         yield
     except NoArgsIsHelpError:
@@ -205,7 +205,7 @@ def _begun_small(text: str) -> str:
 
 
 def _by_place(args: Sequence[str]) -> Iterator[str]:
-    """The words without `--profile`: what followed it is the argument."""
+    """Return the words without `--profile`; its value becomes the argument."""
     words = iter(args)
     for word in words:
         if word == "--":

@@ -92,7 +92,7 @@ def command(
         timeout=timeout,
     )
     if output is not None and not dry_run:
-        raise UsageError("`--output` is for `--dry-run`", hint="a start keeps its files in its run directory")
+        raise UsageError("`--output` needs `--dry-run`", hint="a start saves its files in the run directory")
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         _show_preview(preview(request, home), output, json=json)

@@ -1,4 +1,4 @@
-"""What `deploy up`, `restart` and `rollback` show of a server that has come up."""
+"""The output of `deploy up`, `restart` and `rollback`."""
 
 import sys
 
@@ -7,7 +7,7 @@ from orchestrator.servers.start.launch import UpResult
 
 
 def show_up(done: UpResult, *, json: bool) -> None:
-    """Print where the server is reached, and its smoke test if it was started now."""
+    """Print the URL of the server, and its smoke test if it was started now."""
     if json:
         print_json(done.to_dict())
         return
@@ -17,4 +17,4 @@ def show_up(done: UpResult, *, json: bool) -> None:
     where = f"{handle.service_url}, where it runs" if handle.service_url else handle.url
     say(f"`{handle.name}` is {already}up at {where}")
     if handle.forward_command:
-        note(f"`{handle.forward_command}` leads there from this machine")
+        note(f"to reach it from this host: `{handle.forward_command}`")

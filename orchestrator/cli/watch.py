@@ -36,10 +36,10 @@ def command(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="file for the unit of `--install`")] = None,
     json: Json = False,
 ) -> None:
-    """Restart servers that die or hang. Ctrl-C ends the watch and no server."""
+    """Restart servers that die or hang. Ctrl-C stops watching; the servers keep running."""
     home = Home.from_environment()
     if output is not None and not install:
-        raise UsageError("`--output` is where `--install` writes its unit")
+        raise UsageError("`--output` needs `--install`")
     if exec_ is not None:
         Receiver.command(exec_)
     if webhook is not None:
@@ -56,11 +56,11 @@ def command(
 def _hand_over_unit(
     names: Sequence[str], home: Home, *, command: str | None, webhook: str | None, output: Path | None
 ) -> None:
-    """Print the unit or write it, and name the variables that it has to be given."""
+    """Print or write the unit, and name the variables that it reads."""
     secrets = secrets_file(names, home)
     if webhook != (environ.get(WEBHOOK) or None):
         hint = f"leave it out, and write a line `{WEBHOOK}=…` into `{secrets}`, which the unit reads"
-        raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
+        raise UsageError("the URL of a webhook must not appear in a systemd unit", hint=hint)
     unit = unit_text(names, home, command=command)
     if output is None:
         print_data(unit, end="")
@@ -68,6 +68,4 @@ def _hand_over_unit(
         atomic_write(output, unit, mode=0o644)
         say(f"wrote {output}")
     if variables := secret_variables(names, home):
-        note(
-            f"the unit reads {', '.join(variables)} from `{secrets}`: a line `NAME=VALUE` for each, for its owner alone"
-        )
+        note(f"the unit reads {', '.join(variables)} from `{secrets}`: write one line `NAME=VALUE` for each, mode 0600")

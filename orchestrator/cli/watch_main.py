@@ -1,4 +1,4 @@
-"""`deploy watch`, as it runs on: in place of the command line, which has imported 20 MB that it no longer needs.
+"""The process of `deploy watch`. It replaces the command line, which has imported 20 MB that the watcher does not need.
 
 `python -m orchestrator.cli.watch_main REQUEST`, with what was asked for as JSON; a webhook's URL, which may be a
 secret, stands in DEPLOY_WEBHOOK alone.
@@ -8,7 +8,7 @@ import _signal  # type: ignore[import-not-found]
 
 
 def main() -> None:
-    """Watch. While it imports, Ctrl-C ends it as it ends any program, see `orchestrator.__main__`."""
+    """Watch. During imports, Ctrl-C ends the process at once, see `orchestrator.__main__`."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams

@@ -48,7 +48,7 @@ def down_all(
     for name in names:
         try:
             down(servers, name, host=host, all_homes=all_homes)
-            say(f"`{name}` is down")
+            say(f"`{name}` is stopped")
             if ended is not None:
                 ended(name)
         except (DeployError, OSError) as error:

@@ -65,7 +65,7 @@ def test_an_image_is_read_to_the_last_fact(engine: docker.DockerClient, image: s
         "rocm-cuda-runtime-guard": "needed",
     }
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
-    assert json.loads(deploy(said["next"].removeprefix("deploy ")))["engine"]["aiter_commit"] == COMMIT
+    assert json.loads(deploy(said["next"].removeprefix("deploy ") + " --json"))["engine"]["aiter_commit"] == COMMIT
     assert f"FROM {image}" in deploy("render mi355x-tp8 --set engine=own")
 
 

@@ -204,7 +204,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
 
         broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
         assert broken.returncode == 7
-        assert "0 of 2 replicas have this plan, 1 still another, 1 is down" in broken.stderr
+        assert "0 of 2 replicas have this plan, 1 has another plan, 1 is down" in broken.stderr
         assert "`deploy rollback pair` returns to the last plan" in broken.stderr
         assert count_workers(pair.url) == 1
         told = pair.deploy.run("status", NAME)
@@ -237,7 +237,7 @@ def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_n
             assert complete(client).status_code == 200
     first = pair.handle
     one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--max-replicas", "1")
-    assert (one.returncode, "1 of 2 replicas have this plan, 1 still another" in one.stderr) == (0, True), one.stderr
+    assert (one.returncode, "1 of 2 replicas have this plan, 1 has another plan" in one.stderr) == (0, True), one.stderr
     shown = pair.deploy.run("status", NAME)
     assert shown.returncode == 0, shown.stderr
     both = [line.split() for line in shown.stdout.splitlines() if line.startswith(f"{NAME}/replica-")]

@@ -128,9 +128,9 @@ def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
     """One replaced to look at, then the other, one that fails, and the way back; what was said."""
     new, broken = ("--set", "env.SCRIPTED_STEP=0.001", "--replace"), ("--set", "env.SCRIPTED_BROKEN=1", "--replace")
     steps: tuple[tuple[tuple[str, ...], int, str, tuple[int, ...]], ...] = (
-        ((*words, *new, "--only", "1"), 0, "1 of 2 replicas have this plan, 1 still another", (1,)),
+        ((*words, *new, "--max-replicas", "1"), 0, "1 of 2 replicas have this plan, 1 has another plan", (1,)),
         ((*words, *new), 0, "replica 2 of 2 is updated", (2,)),
-        ((*words, *broken), 7, "0 of 2 replicas have this plan, 1 still another, 1 is down", (1,)),
+        ((*words, *broken), 7, "0 of 2 replicas have this plan, 1 has another plan, 1 is down", (1,)),
         (("rollback", NAME), 0, "replica 1 of 2: unhealthy, stopping", (1,)),
     )
     said = ""

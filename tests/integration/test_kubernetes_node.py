@@ -153,7 +153,10 @@ def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp
     assert "correct answers" in done.stderr
     assert "API key required" in done.stderr
     assert f"is up at http://deploy-{NAME}.default.svc:30010, where it runs" in done.stderr
-    assert f"kubectl --namespace default port-forward service/deploy-{NAME} 30010` leads there" in done.stderr
+    assert (
+        f"to reach it from this host: `kubectl --namespace default port-forward service/deploy-{NAME} 30010`"
+        in done.stderr
+    )
 
     again = deploy.run(*up_words(models), **key)
     assert "is already up" in again.stderr, again.stderr

@@ -32,7 +32,7 @@ from orchestrator.servers.start.prepare import builtin_tables
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
 PLAN = plan_of("mi355x-tp8-july", "runtime=process", "engine.python=python3", "skip_patches=[eagle-verify-broadcast]")
-BUILT = SimpleNamespace(path="", found=SimpleNamespace(line=""))
+BUILT = SimpleNamespace(path="", coverage=SimpleNamespace(summary=""))
 
 
 @pytest.fixture

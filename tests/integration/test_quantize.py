@@ -33,7 +33,7 @@ def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) ->
     code, said = quantizing.end()
     assert code == 0, said
     assert files_digest(quantizing.target) == REAL_FILES[recipe]
-    assert f"`{quantizing.target}` is whole: 5 shards, " in said
+    assert f"`{quantizing.target}` is complete: 5 shards, " in said
     assert f"next: `deploy add profile --model {recipe} --hardware mi355x`" in said
     assert "# Of the source" not in (quantizing.target / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in quantizing.target.iterdir()} == {0o644}

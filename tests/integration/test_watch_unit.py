@@ -81,7 +81,7 @@ def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
     assert f"\nUser={pwd.getpwuid(os.geteuid()).pw_name}\nWorkingDirectory=-{tmp_path}\n" in unit
     assert printed("--exec", "./tell", "--output", "owl.service")[0] == ""
     assert (tmp_path / "owl.service").read_text() == unit
-    with pytest.raises(UsageError, match="no place for the URL") as refused:
+    with pytest.raises(UsageError, match="must not appear in a systemd unit") as refused:
         printed("--webhook", "https://hooks.example/4712")
     assert f"`DEPLOY_WEBHOOK=…` into `{home.root / 'watch-owl.env'}`" in refused.value.hint
 
@@ -155,7 +155,7 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
     gone = Receiver(label="`no-such-program`", argv=("no-such-program",))
     alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: there is no program `no-such-program` on this machine"]
-    assert finish(alerts) == ["owl: `false`: it ended with 1"]
+    assert finish(alerts) == ["owl: `false`: exited with 1"]
     first, _, environment = file.read_text().partition("\n")
     assert json.loads(first) == EVENT
     assert "hf_token_of_this_shell" not in environment
@@ -278,7 +278,7 @@ def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -
         assert list(alerts.send(EVENT)) == []
         assert finish(alerts) == []
         assert list(alerts.send(EVENT)) == []
-        assert finish(alerts) == ["owl: the webhook at 127.0.0.1: it ended with 1"]
+        assert finish(alerts) == ["owl: the webhook at 127.0.0.1: exited with 1"]
         server.shutdown()
     assert taken == [("/secret-path-4712?x=1", EVENT)] * 2
     assert users == [f"Basic {b64encode(b'me:a@b').decode()}"] * 2

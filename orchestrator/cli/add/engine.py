@@ -78,6 +78,6 @@ def _show_engine(found: AddedEngine, following: str, *, written: bool) -> None:
         if following:
             say(f"next: `{following}`")
         else:
-            note(f"no profile of the catalog suits it as it is: `deploy show PROFILE --set engine={found.file.name}`")
+            note(f"no profile of the catalog uses it; to try one: `deploy show PROFILE --set engine={found.file.name}`")
     else:
         say(f"would write {found.file.path}")

@@ -44,4 +44,4 @@ def _show_model(found: CatalogFile, following: str) -> None:
     if following:
         say(f"next: `{following}`")
     else:
-        note("no node of the catalog holds it: `deploy add profile` says why, with figures")
+        note("the model fits no node of the catalog; `deploy add profile` shows the memory it needs")

@@ -28,14 +28,16 @@ def command(
         try:
             atomic_write(untuned, report.untuned)
         except OSError as error:
-            raise UsageError(f"`{untuned}` cannot be written: {error.strerror}") from error
-        say(f"the missed keys are in `{untuned}`")
+            raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
+        say(f"wrote the missed keys to `{untuned}`")
     if json:
         print_json(report.to_dict())
     else:
         print_data(report.summary)
     if strict_kernels and (report.misses or not report.has_lookups):
-        raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
+        raise KernelsError(
+            f"keys missed: {len(report.misses)}" if report.misses else "no kernel lookup found in the log"
+        )
 
 
 def _read_log(path: str) -> GateReport:
@@ -44,5 +46,5 @@ def _read_log(path: str) -> GateReport:
         with sys.stdin.buffer if path == "-" else Path(path).open("rb") as log:
             reader.feed_chunks(iter(lambda: log.read(1 << 20), b""))
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {error.strerror}") from error
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from error
     return reader.report()

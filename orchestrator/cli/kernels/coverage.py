@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Show which token counts have a tuned kernel. Exits with 9 if the server would meet an untuned one."""
     if host is not None and image is None:
-        raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
+        raise UsageError("`--host` needs `--image`", hint="tables and checkpoints are read on this host")
     home, far = Home.from_environment(), remote_host(host, environ)
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     plans = _plans(profile, set_ or ())
@@ -56,7 +56,7 @@ def command(
 
 
 def _plans(profile: str | None, overrides: Sequence[str]) -> list[Plan]:
-    """The plan of that profile, else those of all profiles that have such kernels."""
+    """Return the plan of the profile, or the plans of all profiles with tunable kernels."""
     if profile is None:
         return [plan for plan in usable_plans(overrides) if queries_aiter_tables(plan)]
     plan = load(profile, overrides=overrides).plan

@@ -55,7 +55,7 @@ def command(
         plan, given, Home.from_environment(), hours=hours, retune_derived=retune_derived, tokens=counts
     )
     if not tuning.job.keys:
-        note("every key has a row; nothing to tune")
+        note("nothing to tune: every key has a row")
         return
     if dry_run:
         say(quote(tuning.job.argv))
@@ -63,16 +63,14 @@ def command(
         return
     with _progress("keys have a row") as progress:
         tuned = run_tuning(tuning, progress)
-    say(f"{len(tuned.accepted)} rows measured and kept, {len(tuned.remaining)} keys without one")
+    say(f"{len(tuned.accepted)} rows measured and saved, {len(tuned.remaining)} keys left")
     if tuned.remaining or tuned.problems:
-        raise KernelsError(
-            "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
-        )
-    note("next: `deploy kernels build PROFILE`, and measure accuracy with the new table before using it")
+        raise KernelsError("tuning is incomplete", problems=tuned.problems, hint="repeat the command to continue")
+    note("next: `deploy kernels build PROFILE`; measure accuracy with the new table before you use it")
 
 
 def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours: float, dry_run: bool) -> None:
-    """The CUDA side of `tune`."""
+    """Run sglang's Triton tuner."""
     home = Home.from_environment()
     job = prepare_triton_tuning(plan, home, tokens=tokens, full_search=full_search, hours=hours)
     if dry_run:
@@ -87,18 +85,18 @@ def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours:
     print_data(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
     if tuned.remaining or tuned.problems:
         raise KernelsError(
-            f"the tuning is not complete: {len(tuned.remaining)} counts of tokens are left",
+            f"tuning is incomplete: {len(tuned.remaining)} token counts left",
             problems=tuned.problems,
-            hint="run the same command again to go on",
+            hint="repeat the command to continue",
         )
     note(f"next: `deploy up PROFILE --set env.{CONFIG_DIR_VARIABLE}={job.target}`")
 
 
 def _counts(text: str) -> list[int]:
-    """`8,64` as numbers. Raises UsageError."""
+    """Parse token counts such as `8,64`. Raises UsageError."""
     words = [word.strip() for word in text.split(",")] if text else []
     if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"`{text}` is no list of counts", hint="give whole numbers with commas: `--tokens 8,64,2048`")
+        raise UsageError(f"`{text}` is not a list of token counts", hint="for example `--tokens 8,64,2048`")
     return [int(word) for word in words]
 
 

@@ -27,9 +27,9 @@ def command(
 ) -> None:
     """Check which patches sources need. Shows the deciding line; exits with 5 on a conflict."""
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
-        raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
+        raise UsageError("no sources given", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
     if host is not None and image is None:
-        raise UsageError("`--host` is for `--image`", hint="a wheel and a directory lie on this machine")
+        raise UsageError("`--host` needs `--image`", hint="wheels and directories are read on this host")
     states = _states(wheel=wheel, source=source, image=image, host=host)
     if json:
         print_json([asdict(state) for state in states])
@@ -43,13 +43,13 @@ def command(
         )
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
-            f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
-            hint="no image is built from them; fix the patch, or leave it out with `skip_patches` in the profile",
+            f"patches conflict with the sources: {', '.join(f'`{name}`' for name in conflicts)}",
+            hint="no image can be built; fix the patch, or skip it with `skip_patches` in the profile",
         )
 
 
 def _rows(found: PatchState) -> Iterator[list[str]]:
-    """One row a line of evidence, named once."""
+    """Yield one row for each line of evidence; the name stands in the first."""
     first, *others = "\n".join(found.evidence).splitlines()
     yield [found.id, found.state, first]
     yield from (["", "", line] for line in others)

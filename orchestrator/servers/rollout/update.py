@@ -279,7 +279,7 @@ class _RollingUpdate:
         right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
         old, down = len(self._running) - right, self._plan.replicas - len(self._running)
         words = [f"{right} of {self._plan.replicas} replicas have this plan"]
-        words += [f"{old} have another plan"] if old else []
+        words += [f"{old} {'has' if old == 1 else 'have'} another plan"] if old else []
         words += [f"{down} {'is' if down == 1 else 'are'} down"] if down else []
         return ", ".join(words)
 

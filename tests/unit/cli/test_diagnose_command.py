@@ -118,5 +118,5 @@ def test_an_unknown_name_is_refused_with_the_nearest(home: Path) -> None:
 
 
 def test_nothing_was_started_yet() -> None:
-    with pytest.raises(UsageError, match="nothing was started"):
+    with pytest.raises(UsageError, match="no run found"):
         diagnose()

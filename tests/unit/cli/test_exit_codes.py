@@ -158,3 +158,12 @@ def test_a_full_disk_is_answered_with_what_moves_the_file(
         run_and_exit(command)
     assert ended.value.code == HOST
     assert f"hint: free disk space, {hint}" in capsys.readouterr().err
+
+
+def test_ctrl_c_that_a_library_has_wrapped_is_still_an_interrupt() -> None:
+    def command() -> None:
+        raise RuntimeError("cannot import") from KeyboardInterrupt()
+
+    with pytest.raises(SystemExit) as ended:
+        run_and_exit(command)
+    assert ended.value.code == 130

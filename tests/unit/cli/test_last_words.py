@@ -52,7 +52,7 @@ def test_no_verb_takes_the_path_of_a_server_for_its_name(
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     path = "../../otherhome/runs/victim"
     assert deploy(monkeypatch, *(path if word == "NAME" else word for word in verb)) == 2
-    wanted = f"`{path}` is neither a log file nor a server" if verb[0] == "diagnose" else f"be called `{path}`"
+    wanted = f"no log file or server `{path}` found" if verb[0] == "diagnose" else f"be called `{path}`"
     assert wanted in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -120,6 +120,6 @@ def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_o
 
 @pytest.mark.parametrize("verb", ["up", "show", "preflight"])
 def test_a_broker_in_the_place_of_a_runtime_is_told_what_it_is_for(verb: str) -> None:
-    with pytest.raises(UsageError, match="`dstack` rents machines") as refused:
+    with pytest.raises(UsageError, match="`dstack` is a launcher of rented machines") as refused:
         CliRunner().invoke(app, [verb, "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
     assert "`deploy render PROFILE --runtime dstack`" in (refused.value.hint or "")

@@ -27,11 +27,11 @@ def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file"),
-        (b"\xff\xfe", "cannot be read: it is no text"),
-        (b"# nobody\n", "names no machine"),
-        (b"ssh://a\nb\n", "`b` does not say how that machine is reached"),
-        (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` are both `a`"),
+        (None, "cannot read .*: No such file"),
+        (b"\xff\xfe", "cannot read .*: it is no text"),
+        (b"# nobody\n", "no host in"),
+        (b"ssh://a\nb\n", "`b` does not say how to reach the host"),
+        (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` have the same label `a`"),
     ],
 )
 def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: 
 )
 def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(word: str, meant: str) -> None:
     for words in ([word], ["ssh://a", word]):
-        with pytest.raises(UsageError, match="does not say how that machine is reached") as refused:
+        with pytest.raises(UsageError, match="does not say how to reach the host") as refused:
             parse_hosts(words)
         assert refused.value.hint == f"did you mean `{meant}`?"
     for verb in ("status", "up cpu-tiny"):
@@ -125,7 +125,7 @@ def test_programs_get_one_document() -> None:
 
 
 def test_a_command_that_works_on_one_machine_is_refused_on_several(told: list[list[str]]) -> None:
-    with pytest.raises(UsageError, match="`deploy kernels build` works on one machine at a time"):
+    with pytest.raises(UsageError, match="`deploy kernels build` accepts one host"):
         app(["kernels", "build", "owl", *TWO], prog_name="deploy", standalone_mode=False)
     assert told == []
 

@@ -95,7 +95,7 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(
             (on_paper, "running")
         ]
     assert deploy("logs", "owl").stdout == "serving\n"
-    assert "`owl` is down" in deploy("down", "owl").stderr
+    assert "`owl` is stopped" in deploy("down", "owl").stderr
     with open_servers(home) as servers:
         assert servers.find() == ()
 

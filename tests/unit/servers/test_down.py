@@ -62,7 +62,7 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
     assert caught.value.problems[0].hint == "look"
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["stopping `a`", "`a` is down", *(f"stopping `{name}`" for name in "bcde"), "`e` is down"]
+    assert said == ["stopping `a`", "`a` is stopped", *(f"stopping `{name}`" for name in "bcde"), "`e` is stopped"]
 
 
 def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
