@@ -47,7 +47,7 @@ def command(
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
     if (run := latest_run(home, subject)) is not None:
         note_request(run)
-    diagnosis = diagnosis.reworded(expand_commands)
+    diagnosis = diagnosis.with_expanded_commands(expand_commands)
     well = not diagnosis.matches and not ended and _is_well(subject, home, host)
     if json:
         print_json({**diagnosis.to_dict(), "well": well, "ended": ended})

@@ -1,4 +1,4 @@
-"""Reading a log once, in bounded memory, for everything that the catalog knows."""
+"""Search of a log for all signatures, in one pass and bounded memory."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,17 +13,17 @@ from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.diagnose.signatures import LinePattern, Signature, load_catalog
 from orchestrator.engine.log import echoes_user_input
 
-KEPT_EVIDENCE: Final = 3
+MAX_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400
-_KEPT_CHARACTERS: Final = 8192  # of a line: enough to tell a secret that stands where it is cut
+_MAX_LINE_CHARACTERS: Final = 8192  # of a line: enough to detect a secret at the cut
 _SHARED: Final = range(4, 10)  # characters
-_SHORT: Final = 16  # characters: of lines that are shorter it costs more to tell them apart than to search them
-_SAMPLE: Final = 1 << 12  # characters by which it is told whether lines repeat themselves
+_SHORT: Final = 16  # characters: shorter lines are searched faster without deduplication
+_SAMPLE: Final = 1 << 12  # characters that decide whether lines are deduplicated
 _NO_LETTERS: Final = bytes({*range(256)} - {*b"_", *range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)})
 
 
-class _Watch:
-    """What has been seen of one signature."""
+class _SignatureState:
+    """The matches of one signature so far."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -31,10 +31,10 @@ class _Watch:
         self.count = 0
         self.evidence: list[Evidence] = []
         self._context: tuple[int, str] | None = None
-        self._against: int | None = None  # the last line that speaks against it
+        self._against: int | None = None  # the last line of `unless_near`
 
     def says(self, line: str) -> tuple[bool, bool, bool]:
-        """Whether it is a line that stands before a proof, one that proves, one that speaks against it."""
+        """Return whether the line matches `near`, `lines` and `unless_near`."""
         kinds = (self.signature.near, self.signature.lines, self.signature.unless_near)
         near, proof, against = (bool(clauses) and any(clause.matches(line) for clause in clauses) for clauses in kinds)
         return near, proof, against
@@ -42,7 +42,7 @@ class _Watch:
     def see(self, number: int, line: str, said: tuple[bool, bool, bool]) -> None:
         near, proof, against = said
         if near:
-            self._context = (number, line[:_KEPT_CHARACTERS])
+            self._context = (number, line[:_MAX_LINE_CHARACTERS])
         if against:
             self._against = number
         if not proof or (self._against is not None and number - self._against <= self.signature.within):
@@ -51,7 +51,7 @@ class _Watch:
         if self.signature.near and (context is None or number - context[0] > self.signature.within):
             return
         self.count += 1
-        if len(self.evidence) >= KEPT_EVIDENCE:
+        if len(self.evidence) >= MAX_EVIDENCE:
             return
         if not self.evidence and context is not None and context[0] != number:
             self.evidence.append(_evidence(*context))
@@ -59,14 +59,14 @@ class _Watch:
 
 
 class _Search:
-    """The search for the literals of all signatures: a text without the pieces that they share holds none of them.
+    """Search for the literals of all signatures: a text without their shared substrings contains none of them.
 
-    What a search costs goes by the length of what is searched for, inversely, and a log repeats itself but for digits:
-    each kind of line is searched and judged once a batch. Half of most logs is no letters, and is left out of it.
+    A search is faster for longer substrings, and many lines of a log differ in digits only: each shape of line is
+    searched and matched once per batch. Half of most logs is no letters, and is not searched.
     """
 
-    def __init__(self, watches: Sequence[_Watch]) -> None:
-        self._watches: dict[bytes, list[_Watch]] = {}
+    def __init__(self, watches: Sequence[_SignatureState]) -> None:
+        self._watches: dict[bytes, list[_SignatureState]] = {}
         for watch in watches:
             for clause in _clauses(watch.signature):
                 self._watches.setdefault(line_shapes(clause.text), []).append(watch)
@@ -75,7 +75,7 @@ class _Search:
             self._literals.setdefault(_letters(literal), []).append(literal)
 
     def see(self, text: str, *, before: int) -> int:
-        """Show each line to the signatures it may be a line of, `before` shown already; returns how many by now."""
+        """Match each line against its candidate signatures; `before` and the result are numbers of lines so far."""
         found = line_shapes(text)
         after = before + found.count(b"\n") + 1
         if len(found) < _SHORT * (after - before) and not self._told(found):
@@ -85,7 +85,7 @@ class _Search:
         if not (concerned := self._concerned(different)):
             return after
         of_lines = found.split(b"\n")
-        lines, judged = text.split("\n"), dict[bytes, list[tuple[_Watch, tuple[bool, bool, bool]]]]()
+        lines, judged = text.split("\n"), dict[bytes, list[tuple[_SignatureState, tuple[bool, bool, bool]]]]()
         for index, kind in enumerate(of_lines):
             if kind not in concerned:
                 continue
@@ -99,33 +99,33 @@ class _Search:
                     watch.see(before + index + 1, line, said)
         return after
 
-    def _concerned(self, of_lines: bytes) -> dict[bytes, list[_Watch]]:
-        """Those kinds of lines with a literal in them, to the signatures."""
-        concerned: dict[bytes, dict[int, _Watch]] = {}
+    def _concerned(self, of_lines: bytes) -> dict[bytes, list[_SignatureState]]:
+        """Return the candidate signatures of each shape of line with a literal."""
+        concerned: dict[bytes, dict[int, _SignatureState]] = {}
         for literal in self._told(of_lines):
             for kind in lines_containing(literal, of_lines):
                 concerned.setdefault(kind, {}).update((id(watch), watch) for watch in self._watches[literal])
         return {kind: [*watches.values()] for kind, watches in concerned.items()}
 
     def _told(self, of_lines: bytes) -> list[bytes]:
-        """The literals whose letters stand there as a piece of them does."""
+        """Return the literals that may occur, because one of their substrings does."""
         letters, by_piece = _letters(of_lines), _by_piece(frozenset(self._literals) - {b""})
         found = [b"", *(each for piece in present_in(letters, by_piece) for each in by_piece[piece])]
         return [literal for each in found for literal in self._literals.get(each, ())]
 
 
 def diagnose(lines: Iterable[str], *, catalog: Sequence[Signature] | None = None) -> Diagnosis:
-    """What `lines` (without line ends) say, by the catalog.
+    """Diagnose `lines` (without line ends) by the catalog.
 
-    Reads once and keeps a batch of lines, a few lines of evidence a signature and the last lines of the log.
+    Keeps one batch of lines, a few lines of evidence for each signature and the last lines of the log.
     """
-    watches = [_Watch(signature) for signature in (load_catalog() if catalog is None else catalog)]
+    watches = [_SignatureState(signature) for signature in (load_catalog() if catalog is None else catalog)]
     search = _Search(watches)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     total = 0
     for batch in batches(lines):
         total = search.see(batch, before=total)
-        tail.extend(line[:_KEPT_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
+        tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
     matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
@@ -136,10 +136,9 @@ def diagnose(lines: Iterable[str], *, catalog: Sequence[Signature] | None = None
 
 @cache
 def _by_piece(literals: frozenset[bytes]) -> Mapping[bytes, list[bytes]]:
-    """The literals by a piece of each, so that all pieces together cost little.
+    """Group the literals by a shared substring, at a low total cost of search.
 
-    Always the piece next that saves most. What one saves only falls while others are taken, so that it is reckoned
-    again for those alone that come to the top.
+    Greedy: the substring with the largest saving is next. Savings only fall, so only the top of the heap is recomputed.
     """
     left, by_piece, holders = set(literals), dict[bytes, list[bytes]](), dict[bytes, list[bytes]]()
     for literal in sorted(literals):
@@ -163,7 +162,7 @@ def _by_piece(literals: frozenset[bytes]) -> Mapping[bytes, list[bytes]]:
 
 
 def _pieces(literal: bytes) -> set[bytes]:
-    """What others may share of it, and itself."""
+    """Return the literal and its substrings that others may share."""
     starts = range(len(literal) - _SHARED.start + 1)
     return {literal, *(literal[at : at + length] for length in _SHARED for at in starts)}
 

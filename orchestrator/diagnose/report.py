@@ -1,4 +1,4 @@
-"""What was found in a log, for people and for programs."""
+"""Diagnosis of a log: the matched signatures and their evidence, as text and JSON."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from typing import Final
 from orchestrator.diagnose.signatures import Effect, Signature
 
 TAIL_LINES: Final = 40
-_RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.CONSEQUENCE: 3}
+_RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.SYMPTOM: 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A line that proves something; `line` counts from 1."""
+    """A matched line; `line` counts from 1."""
 
     line: int
     text: str
@@ -21,23 +21,23 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A signature that the log carries `count` times, with the first lines that prove it."""
+    """A signature found `count` times in a log, with the first matched lines."""
 
     signature: Signature
     count: int
     evidence: tuple[Evidence, ...]
 
-    def reworded(self, word: Callable[[str], str]) -> "Match":
-        """The same, its hint in other words: its commands as the user can type them."""
+    def with_expanded_commands(self, word: Callable[[str], str]) -> "Match":
+        """Return a copy with the hint rewritten by `word`."""
         hint = word(self.signature.hint)
         return replace(self, signature=self.signature.model_copy(update={"hint": hint}))
 
     def order(self) -> tuple[int, int]:
-        """Causes before consequences, and of each the first in the log first."""
+        """Return the sort key: causes before symptoms, then by line."""
         return _RANK[self.signature.effect], self.evidence[0].line
 
     def to_text(self, *, brief: bool = False) -> str:
-        """The match in a few lines, the proof with its line numbers; `brief` leaves out what it means."""
+        """Format the match with its evidence; `brief` omits cause, hint and source."""
         more = f" ({self.count} times)" if self.count > 1 else ""
         known = self.signature
         proof = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
@@ -45,14 +45,14 @@ class Match:
         return "\n  ".join([f"{known.effect}: {known.id}{more}", *proof, *about])
 
     def to_dict(self) -> dict[str, object]:
-        """The match as plain JSON-able data."""
+        """Convert to JSON-compatible data."""
         about = self.signature.model_dump(mode="json", include={"id", "effect", "cause", "hint", "source"})
         return {**about, "count": self.count, "evidence": [dataclasses.asdict(line) for line in self.evidence]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that a log of `lines` lines says; `tail` is its end. Secrets are removed."""
+    """Diagnosis of a log of `lines` lines; `tail` is its end. Secrets are redacted."""
 
     matches: tuple[Match, ...]
     lines: int
@@ -60,32 +60,30 @@ class Diagnosis:
 
     @property
     def cause(self) -> Match | None:
-        """The first fatal cause, None where no signature explains a failure."""
+        """The first fatal match; None if no signature explains a failure."""
         return next((found for found in self.matches if found.signature.effect is Effect.FATAL), None)
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """The faults of a server that serves all the same, one line each: what a smoke test fails on."""
+        """The faults of a running server, one line each; they fail a smoke test."""
         degraded = [found for found in self.matches if found.signature.effect is Effect.DEGRADED]
         return tuple(f"{found.signature.id}: {found.evidence[-1].text}" for found in degraded)
 
-    def reworded(self, word: Callable[[str], str]) -> "Diagnosis":
-        """The same, its hints in other words."""
-        return replace(self, matches=tuple(match.reworded(word) for match in self.matches))
+    def with_expanded_commands(self, word: Callable[[str], str]) -> "Diagnosis":
+        """Return a copy with the hints rewritten by `word`."""
+        return replace(self, matches=tuple(match.with_expanded_commands(word) for match in self.matches))
 
     def to_text(self) -> str:
-        """Matches, causes first; where none explains a failure, that and the end of the log."""
+        """Format the matches, causes first; without a cause also the end of the log."""
         explained = self.cause is not None
-        parts = [
-            found.to_text(brief=explained and found.signature.effect is Effect.CONSEQUENCE) for found in self.matches
-        ]
+        parts = [found.to_text(brief=explained and found.signature.effect is Effect.SYMPTOM) for found in self.matches]
         if self.cause is None:
             known = "no known cause of a failure" if parts else "no known signature"
             parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
         return "\n\n".join(parts)
 
     def to_dict(self) -> dict[str, object]:
-        """The diagnosis as plain JSON-able data; `cause` is the id of the first cause, or null."""
+        """Convert to JSON-compatible data; `cause` is the id of the first cause, or null."""
         return {
             "cause": self.cause.signature.id if self.cause else None,
             "matches": [match.to_dict() for match in self.matches],

@@ -1,4 +1,4 @@
-"""The catalog of failure signatures: `signatures.yaml`, read and checked."""
+"""Catalog of failure signatures: `signatures.yaml`."""
 
 import re
 from enum import StrEnum
@@ -14,18 +14,18 @@ CATALOG: Final = Path(__file__).with_name("signatures.yaml")
 
 
 class Effect(StrEnum):
-    """What a signature means for the server."""
+    """Effect of a matched failure on the server."""
 
     FATAL = "fatal"  # a cause: the server stopped, or never started, because of it
-    DEGRADED = "degraded"  # the server serves, and not as it should: fails a smoke test
-    NOTICE = "notice"  # worth knowing
-    CONSEQUENCE = "consequence"  # says that something failed, and not why
+    DEGRADED = "degraded"  # the server runs with a fault: fails a smoke test
+    NOTICE = "notice"  # information
+    SYMPTOM = "symptom"  # shows a failure without its cause
 
 
 class LinePattern(StrictModel):
-    """A line: it holds `text`, the pattern `regex` is found in it, and none of `unless` is.
+    """Pattern of a line that contains `text`, matches `regex`, and contains none of `unless`.
 
-    `text` is required for speed: a gigabyte is searched for literals, and only the lines around them are matched.
+    `text` is required for speed: the log is searched for literals, and only lines with a literal are matched.
     """
 
     text: str = Field(min_length=4)
@@ -34,12 +34,12 @@ class LinePattern(StrictModel):
 
     @property
     def numbered(self) -> bool:
-        """Whether a certain number is meant: of two lines that differ in numbers only, one may be such a line."""
+        """Whether the pattern contains digits, so that lines that differ in numbers only may match differently."""
         pattern = self.regex.pattern if self.regex else ""
         return any(character.isdigit() for character in "".join((self.text, pattern, *self.unless)))
 
     def matches(self, line: str) -> bool:
-        """Whether `line` is such a line."""
+        """Return whether `line` matches."""
         return (
             self.text in line
             and (self.regex is None or self.regex.search(line) is not None)
@@ -48,10 +48,7 @@ class LinePattern(StrictModel):
 
 
 class Signature(StrictModel):
-    """One failure that is known: any of `lines`, and where given any of `near` at most `within` lines before it.
-
-    Not where any of `unless_near` stands there.
-    """
+    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` `within` lines before."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     effect: Effect
@@ -70,5 +67,5 @@ class _Signatures(StrictModel):
 
 @cache
 def load_catalog() -> tuple[Signature, ...]:
-    """Every signature, in the order of the file."""
+    """Read every signature, in the order of the file."""
     return read_model(CATALOG, _Signatures, CATALOG.name).signatures

@@ -78,7 +78,7 @@ def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path
     assert not failed.workers()
 
     code, said = Quantizing(place, "failed", recipe="glm-5.2-quark").end()
-    assert (code, "was begun with another recipe, and cannot be gone on with" in said) == (2, True), said
+    assert (code, "cannot resume this quantization: it was started with another recipe" in said) == (2, True), said
     assert len(failed.shards()) == 4
 
 

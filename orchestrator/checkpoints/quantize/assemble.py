@@ -60,11 +60,11 @@ def _config(notes: Mapping[CheckpointFile, ShardResult], foreseen: Forecast) -> 
     """What Quark wrote for each shard alone, their lists of excluded modules as one."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
-        raise BuildError("Quark has written other configs for some shards than for others", where="made/")
+        raise BuildError("Quark wrote different configs for different shards", where="made/")
     exclude = sorted({name for note in notes.values() for name in note.config[_QUANTIZED]["exclude"]})
     if tuple(exclude) != foreseen.exclude:
         odd = sorted({*exclude} ^ {*foreseen.exclude})
-        raise BuildError(f"Quark has excluded other modules than its recipe says, `{odd[0]}` among {len(odd)}")
+        raise BuildError(f"Quark excluded {len(odd)} other modules than the recipe, e.g. `{odd[0]}`")
     config: dict[str, Any] = json.loads(json.dumps(next(iter(notes.values())).config))
     config[_QUANTIZED]["exclude"] = exclude
     return config

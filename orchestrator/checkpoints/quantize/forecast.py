@@ -153,6 +153,6 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
     fatal = [each for each in compare_with_config(outline, drafts=source.drafts) if is_fatal(each, "")]
     if fatal:
         raise CheckpointMismatchError(
-            "what comes of it would not be loaded by sglang, or wrongly without a word",
+            "sglang cannot load the output of this recipe correctly",
             problems=tuple(Problem(each.message, str(source.directory), each.hint) for each in fatal),
         )

@@ -85,9 +85,9 @@ class WorkDir:
         with suppress(FileNotFoundError):
             if (differ := _differences(read_private(path).decode(errors="replace"), text)) is not None:
                 raise UsageError(
-                    f"what lies here was begun with another {differ}, and cannot be gone on with",
+                    f"cannot resume this quantization: it was started with another {differ}",
                     where=str(self.root),
-                    hint=f"quantize into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
+                    hint=f"quantize into another target, or start again: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text)  # the first of all: it says whose the folder is
@@ -106,9 +106,9 @@ class WorkDir:
         left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
         if self.root.is_symlink() or (left and _JOB not in names):
             raise UsageError(
-                "there is a folder that no `deploy quantize` has made",
+                "the directory was not made by `deploy quantize`",
                 where=str(self.root),
-                hint="name another target: this folder would be worked in, and then removed",
+                hint="name another target: `deploy quantize` removes its working directory",
             )
 
     def resume(self, foreseen: Forecast) -> set[CheckpointFile]:
@@ -130,7 +130,7 @@ class WorkDir:
         faults = {shard: self._fault(shard, tensors) for shard, tensors in foreseen.shards.items()}
         problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
         if problems:
-            raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
+            raise BuildError("the output of Quark does not match the recipe", problems=problems)
 
     def result(self, shard: CheckpointFile) -> ShardResult:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""

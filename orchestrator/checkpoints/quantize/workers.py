@@ -87,7 +87,7 @@ def quark_version(image: str) -> str:
     done = subprocesses.run_or_127(argv, timeout=600)
     if done.code in _DOCKER_ERRORS:
         said = next((line for line in done.stderr.splitlines() if line.startswith("docker: ")), done.stderr.strip())
-        raise HostError(f"`{image}` cannot be run: {said}", hint="name an image that is here, or can be pulled")
+        raise HostError(f"cannot run `{image}`: {said}", hint="name a local image, or one that can be pulled")
     if not done.ok:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
         raise HostError(
@@ -148,7 +148,7 @@ def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> Bui
     """The error of a worker; on a full disk it may have logged nothing. `shard` is the size of the largest one."""
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
-        message = "a worker was killed, as the kernel does where memory runs out"
+        message = "a worker was killed, probably because memory ran out"
         return BuildError(message, where=str(log), hint="fewer at once: `--workers 1`")
     lines, full = _last_lines(log), os.strerror(errno.ENOSPC)
     if any(full in line for line in lines) or (not lines and shutil.disk_usage(folder.root).free < shard):
@@ -156,7 +156,7 @@ def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> Bui
     if any("C++ compiler" in line or "g++: not found" in line or "ninja" in line for line in lines):
         message = "Quark could not compile its kernels"
         return BuildError(message, where=str(log), hint="install a C++ compiler (g++)", details="\n".join(lines))
-    return BuildError(f"a worker of Quark ended with {code}", where=str(log), details="\n".join(lines))
+    return BuildError(f"a worker of Quark failed with exit code {code}", where=str(log), details="\n".join(lines))
 
 
 def _last_lines(log: Path) -> Sequence[str]:

@@ -73,7 +73,7 @@ def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast)
         shutil.copy(folder.checkpoint / "model-mtp.safetensors", folder.checkpoint / shard)
     else:
         (folder.root / "made" / f"{shard}.json").write_text("{")
-    with pytest.raises(BuildError, match="otherwise than its recipe says"):
+    with pytest.raises(BuildError, match="does not match the recipe"):
         folder.require_complete(foreseen)
     assert folder.resume(foreseen) == {"model-mtp.safetensors"}
     assert not (folder.checkpoint / shard).exists()
@@ -90,7 +90,7 @@ def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast)
 def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: str, tmp_path: Path) -> None:
     folder = done(tmp_path)
     folder.begin(JOB)
-    with pytest.raises(UsageError, match=f"begun with another {word}"):
+    with pytest.raises(UsageError, match=f"started with another {word}"):
         folder.begin(replace(JOB, **changed))  # type: ignore[arg-type]
     assert len(folder.finished(JOB.shards)) == 2, "nothing was removed"
 
@@ -130,7 +130,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
     (place / "parts" / "thesis.txt").write_text("mine")
     if link:
         folder.root.symlink_to(place)
-    with pytest.raises(UsageError, match="no `deploy quantize` has made"):
+    with pytest.raises(UsageError, match="not made by `deploy quantize`"):
         folder.begin(JOB)
     assert (place / "parts" / "thesis.txt").read_text() == "mine"
 
@@ -176,7 +176,7 @@ def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="no `deploy quantize` has made"), folder.lock(Progress()):
+    with pytest.raises(UsageError, match="not made by `deploy quantize`"), folder.lock(Progress()):
         pass
     assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
 

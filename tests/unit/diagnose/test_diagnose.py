@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orchestrator.core.text import line_shapes
-from orchestrator.diagnose.match import _by_piece, _Search, _Watch, diagnose
+from orchestrator.diagnose.match import _by_piece, _Search, _SignatureState, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
 from orchestrator.diagnose.signatures import LinePattern, load_catalog
 
@@ -35,7 +35,7 @@ def test_the_first_cause_stands_before_its_consequences() -> None:
 def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
     text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
     assert text.count("hint: ") == 1
-    assert "consequence: scheduler-exception\n  line " in text
+    assert "symptom: scheduler-exception\n  line " in text
 
 
 def test_of_two_causes_the_earlier_one_is_the_first() -> None:
@@ -143,7 +143,7 @@ def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> N
     assert sum(1 / len(piece) for piece in by_piece) < sum(1 / len(literal) for literal in literals)
 
 
-SEARCH = _Search([_Watch(signature) for signature in load_catalog()])
+SEARCH = _Search([_SignatureState(signature) for signature in load_catalog()])
 LITERALS = sorted(SEARCH._watches)
 
 

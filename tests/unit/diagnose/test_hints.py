@@ -24,7 +24,7 @@ def test_a_hint_for_a_profile_has_commands_as_they_work(signature: Signature) ->
     set_invocation("./night-owl.yaml", ["layout.tp=2", "flags.x=a b"], None)
     match = Match(signature=signature, count=1, evidence=())
 
-    hint = match.reworded(expand_commands).signature.hint
+    hint = match.with_expanded_commands(expand_commands).signature.hint
 
     assert not re.search(r"\b(PROFILE|P|NAME)\b", hint)
     named = hint.count("./night-owl.yaml --set layout.tp=2 --set 'flags.x=a b'")

@@ -26,7 +26,7 @@ def found_in(path: Path) -> frozenset[str]:
 
 
 def causes_in(path: Path) -> frozenset[str]:
-    return frozenset(name for name in found_in(path) if BY_ID[name].effect is not Effect.CONSEQUENCE)
+    return frozenset(name for name in found_in(path) if BY_ID[name].effect is not Effect.SYMPTOM)
 
 
 def name_of(path: Path) -> str:
