@@ -58,9 +58,14 @@ def fill(disk: Path, left: int = 0, files: int = 0) -> None:
     if files:
         used_files = os.statvfs(disk).f_files - os.statvfs(disk).f_ffree
         subprocess.run(["mount", "-o", f"remount,nr_inodes={used_files + files}", disk], check=True)
-    used = subprocess.run(["df", "--block-size=1", "--output=used", disk], capture_output=True, text=True, check=True)
-    size = int(used.stdout.split()[-1]) + left
-    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+    while True:
+        used = subprocess.run(
+            ["df", "--block-size=1", "--output=used", disk], capture_output=True, text=True, check=True
+        )
+        size = int(used.stdout.split()[-1]) + left
+        remounted = subprocess.run(["mount", "-o", f"remount,size={size}", disk], capture_output=True, check=False)
+        if remounted.returncode == 0:
+            return  # else a server has written something between the two
 
 
 @pytest.fixture
