@@ -1,4 +1,4 @@
-"""`deploy show --capacity`: what fits on a replica, computed beforehand; and the line of it that a dry run says."""
+"""`deploy show --capacity`: the estimated capacity of a replica, as a table and as the one line of a dry run."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.capacity import Capacity, KvCache, LoadFit
 from orchestrator.plan.plan import Plan, PlanWarning
 
-_WARNINGS = "capacity-"  # how the ids of those begin that this computation finds
+_WARNINGS = "capacity-"  # prefix of the warning ids of `orchestrator.plan.capacity`
 
 
 def capacity_table(found: Capacity) -> str:
-    """For people: what is needed, what fits, and what it follows from."""
+    """Format the capacity as a table of values and their origin."""
     return table(
         ("capacity", "value", "from"),
         [*_memory(found), *_cache(found), *_served(found.load_fit), *_unknown(found)],
@@ -19,17 +19,17 @@ def capacity_table(found: Capacity) -> str:
 
 
 def note_capacity(plan: Plan, found: Capacity) -> None:
-    """Say it in one line."""
+    """Print the capacity in one line."""
     note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
 
 
 def unfit(plan: Plan) -> tuple[PlanWarning, ...]:
-    """What does not fit."""
+    """Return the warnings about the capacity of a plan."""
     return tuple(warning for warning in plan.warnings if warning.id.startswith(_WARNINGS))
 
 
 def warn_capacity(plan: Plan) -> None:
-    """Say what does not fit."""
+    """Print the warnings about the capacity of a plan."""
     for warning in unfit(plan):
         warn(warning.summary, hint=warning.hint)
 

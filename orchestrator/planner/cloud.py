@@ -37,7 +37,7 @@ def rental_files(
     for named in (profile, *_part_files(overrides)):
         if is_path(named):
             hint = f"put it into `{home.root / 'profiles'}` and name it: that folder is brought along"
-            raise UsageError(f"`{named}` is a file of this machine", hint=hint)
+            raise UsageError(f"`{named}` is a local file, which the rented machine does not have", hint=hint)
     asked = load(profile, overrides=overrides, catalog=Catalog.of(home))
     _refuse_unfit(asked)
     there = (*overrides, *_there(asked.plan))
@@ -77,26 +77,24 @@ def _part_files(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _refuse_unfit(asked: ResolvedProfile) -> None:
-    """Raises ProfileError for what no broker has: a GPU without a name, a checkpoint that lies on this machine.
+    """Raise ProfileError for a GPU without a product name, a local checkpoint, or several replicas.
 
-    And for several servers: `deploy watch`, which stays there as long as the server is up, looks after one.
+    On the rented machine `deploy watch` watches one server.
     """
     plan, place, problems = asked.plan, asked.composed.place, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
         hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
-        problems.append(Problem("the hardware says no name by which a GPU is rented", place(("hardware",)), hint))
+        problems.append(Problem("the hardware has no `gpu_product`", place(("hardware",)), hint))
     if plan.model.checkpoint.source == "local":
         hint = "a rented machine downloads it: `model.checkpoint.source=hub`, the repository as `model.checkpoint.path`"
         problems.append(
-            Problem(f"`{plan.model.checkpoint.path}` is on this machine", place(("model", "checkpoint", "path")), hint)
+            Problem(f"`{plan.model.checkpoint.path}` is a local path", place(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
         hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"
-        problems.append(
-            Problem(f"one server is rented for, not {plan.replicas} on one machine", place(("replicas",)), hint)
-        )
+        problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", place(("replicas",)), hint))
     if problems:
-        raise ProfileError(f"profile `{plan.profile}` cannot be rented for", problems=problems)
+        raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)
 
 
 def _own_files(home: Home) -> Mapping[str, str]:

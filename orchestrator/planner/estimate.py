@@ -1,4 +1,4 @@
-"""What an `up` would do before its server serves, how long that may take, what it downloads; nothing is done."""
+"""The steps that `deploy up` would do, with estimated durations and downloads; for `up --dry-run`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,7 @@ from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
-# How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
-# downloaded. `down` waits until VRAM is given back.
+# Estimated seconds of a step on a node of eight GPUs, without downloads. `down` waits until VRAM is released.
 STEP_SECONDS: Final[Mapping[str, float]] = {
     "preflight": 5.0,
     "stage": 5.0,
@@ -31,23 +30,23 @@ STEP_SECONDS: Final[Mapping[str, float]] = {
     "copy": 5.0,
     "smoke": 60.0,
     "report": 5.0,
-    "eval": 600.0,  # 200 questions of some 200 tokens in few streams, and the harness's environment
+    "eval": 600.0,  # 200 questions of about 200 tokens in few streams, and the environment of the harness
     "down": 120.0,
 }
-PULL: Final = 900.0  # of an engine's image
-DOWNLOAD_MB_S: Final = 400.0  # of a checkpoint, where the user says nothing else
-_GPUS, _CPU = 420.0, 20.0  # kernels compiled and graphs captured; on a CPU there are none
+PULL: Final = 900.0  # seconds, of an engine's image
+DOWNLOAD_MB_S: Final = 400.0  # default rate of a checkpoint
+_GPUS, _CPU = 420.0, 20.0  # seconds to compile kernels and capture graphs; a CPU has none
 _LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 
 
 def startup_seconds(plan: Plan) -> float:
-    """From the start of a plan's server until it serves: load, compile, capture."""
+    """Estimate the seconds from the start of a server until it is ready: load, compile, capture."""
     return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpStep:
-    """One step; `about` is seconds, 0 where it is done already."""
+    """One step; `about` is the estimated seconds, 0 if it is already done."""
 
     name: str
     what: str
@@ -55,19 +54,19 @@ class UpStep:
 
 
 def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
-    """The steps of an `up`, in their order."""
+    """Return the steps of `deploy up`, in order."""
     plan = artifacts.plan
     if runtime_class(plan.runtime).cluster_managed:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
     table = () if plan.prebuilt_image else tuple(_table(plan, place.home))
-    if plan.model.checkpoint.source == "hub":  # its engine judges the arguments before anything is downloaded
+    if plan.model.checkpoint.source == "hub":  # the engine checks the arguments before the download
         return (*image, checkpoint, *table, _start(plan))
     return (checkpoint, *table, *image, _start(plan))
 
 
 def steps_table(steps: Sequence[UpStep]) -> str:
-    """The steps as a table, with their total."""
+    """Format the steps as a table with their total."""
     rows = [(step.name, step.what, format_duration(step.about) if step.about else "done") for step in steps]
     total = sum(step.about for step in steps)
     return table(
@@ -80,10 +79,12 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
     if place.remote is not None and model.checkpoint.source == "hub":
-        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.checkpoint.path} on {place.remote}: what is missing of it"
+        what = (
+            f"download missing files of {model.checkpoint.path}, {model.weight_bytes / 1e9:.1f} GB, on {place.remote}"
+        )
         return UpStep(
             name="checkpoint",
-            what=f"{what} is downloaded there, at {DOWNLOAD_MB_S:.0f} MB/s",
+            what=f"{what}, at {DOWNLOAD_MB_S:.0f} MB/s",
             about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
         )
     if place.remote is not None:

@@ -17,27 +17,27 @@ _PARAGRAPH = 100  # columns of a paragraph, at most
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """One value of a composed profile."""
+    """One value of a merged profile."""
 
     key: str
     value: str
     origin: str  # empty for plain facts
     source: str
     place: str
-    help: str = ""  # of a flag: its meaning, as the engine's own parser says it
+    help: str = ""  # of a flag, from the engine's parser
 
     def to_dict(self) -> dict[str, str]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return asdict(self)
 
 
 def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
-    """Every value of the composed profile, in the order of the layers."""
+    """Return every value of the merged profile, in the order of the layers."""
     return tuple(_walk(loaded.composed.data, (), loaded))
 
 
 def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> str:
-    """The same for people: a table, or, where it does not fit into `width`, a paragraph for each value.
+    """Format the values as a table, or as paragraphs if the table is wider than `width` columns.
 
     Flags come last, each as a paragraph with its meaning.
     """
@@ -53,7 +53,7 @@ def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> s
 
 
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
-    """The value, and below it where it was written, its origin and source, and the meaning of a flag."""
+    """Yield the value, then its location, origin and source, then the meaning of a flag."""
     behind = "; ".join(filter(None, [row.origin, row.source]))
     about = f"{row.place}: {behind}" if behind else row.place
     for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    "), (row.help, "    ")):
@@ -63,7 +63,7 @@ def _paragraph(row: Explained, width: int) -> Iterator[str]:
 def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Explained]:
     if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
-            if (*path, key) not in {(part, "source") for part in PARTS}:  # it stands beside every fact of its file
+            if (*path, key) not in {(part, "source") for part in PARTS}:  # shown with every value of its file
                 yield from _walk(inner, (*path, key), loaded)
         return
     if path == _QUESTIONS and isinstance(value, list):
@@ -95,7 +95,7 @@ def _question(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Explained:
 
 
 def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
-    """The source that a part's file names for all its facts; what was set on the command line is the user's own."""
+    """Return the origin and source of a value: the command line, an override, or the `source` of its catalog entry."""
     if loaded.composed.given(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}
     if (source := loaded.composed.overlaid.get(path)) is not None:

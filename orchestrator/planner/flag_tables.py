@@ -1,4 +1,4 @@
-"""`deploy add engine --flags-only`: the options of an sglang version, from its own parser, kept in the home."""
+"""`deploy add engine --flags-only`: the options of an sglang version, from its parser, saved in the home."""
 
 import errno
 import re
@@ -41,12 +41,12 @@ def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, pyt
 
 
 def is_version(text: str) -> bool:
-    """Whether it is written as a release of sglang is."""
+    """Return whether `text` is a release of sglang."""
     return _VERSION.fullmatch(text) is not None
 
 
 def table_path(version: str, home: Home) -> Path:
-    """Where the table of a version lies in the home's catalog."""
+    """Return the path of a version's table in the home's catalog."""
     return home.root / EntryKind.FLAGS.file(version)
 
 

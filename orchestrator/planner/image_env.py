@@ -1,4 +1,4 @@
-"""The image's own environment: what an engine is started with that no profile says."""
+"""The environment variables that an image sets for its engine."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from orchestrator.runtimes import runtime_class
 
 @dataclass(frozen=True, kw_only=True)
 class ImageVariable:
-    """One variable of the image, and what the plan sets in its place; `plan` is None where the image's own holds."""
+    """One variable of the image; `plan` is the plan's variable that replaces it, or None."""
 
     name: str
     image: str
@@ -36,14 +36,14 @@ class ImageVariable:
 
 
 def image_of(plan: Plan) -> str | None:
-    """The image whose environment a plan's server starts in; None for one that runs in no image."""
+    """Return the image of a plan's server; None if it runs in no image."""
     if not runtime_class(plan.runtime).in_container or plan.engine.image is None:
         return None
     return plan.prebuilt_image or base_reference(plan.engine)
 
 
 def known_config(image: str, home: Home) -> ImageConfig | None:
-    """What is known without a network: of an image on this machine, else of one that was asked for before."""
+    """Return the configuration of a local image, or the cached one of an earlier query; None if unknown."""
     if (found := local_config(image)) is not None:
         return found
     try:
@@ -69,40 +69,40 @@ def asked_config(image: str, home: Home, registry: Registry, host: str | None = 
 
 
 def keep_config(config: ImageConfig, home: Home) -> None:
-    """Keep what is known of an image; a home that takes no file does not matter here."""
+    """Cache the configuration of an image; if the home is not writable, print a note."""
     try:
         write_cache(_kept(config.reference, home), config.to_json())
     except OSError as error:
-        note(f"what is known of `{config.reference}` is not kept: {error.strerror}")
+        note(f"cannot cache the configuration of `{config.reference}`: {error.strerror}")
 
 
 def image_variables(plan: Plan, config: ImageConfig) -> Iterator[ImageVariable]:
-    """The variables of the image that steer its engine, each with what the plan says of it."""
+    """Yield the variables of the image that affect its engine, each with the plan's variable that replaces it."""
     own = {variable.name: variable for variable in plan.env}
     for name, value in config.engine_env.items():
         yield ImageVariable(name=name, image=value, plan=own.get(name))
 
 
 def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
-    """What is reported of the plan with the image's own variables, and not of the plan alone."""
+    """Return the known issues that match only with the variables of the image."""
     known = {warning.id for warning in plan.warnings}
     found = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
     return tuple(warning for warning in found if warning.id not in known)
 
 
 def image_config(plan: Plan, home: Home) -> ImageConfig | None:
-    """Return what is known without a network of the image that a plan's server starts in; None for no image."""
+    """Return the local or cached configuration of a plan's image; None if there is none."""
     image = image_of(plan)
     return known_config(image, home) if image is not None else None
 
 
 def note_environment(plan: Plan, config: ImageConfig | None) -> None:
-    """Say what the server gets from its image, as far as that is known; nothing for a plan without one."""
+    """Print the variables that the image of a plan sets; nothing for a plan without an image."""
     image = image_of(plan)
     if image is None:
         return
     if config is None:
-        note(f"the environment of `{image}` is not known here; `deploy inspect {image}` asks its registry")
+        note(f"the environment of `{image}` is unknown; `deploy inspect {image}` queries its registry")
         return
     variables = [str(variable) for variable in image_variables(plan, config)]
     note(f"`{image}` sets {', '.join(variables) or 'no variable of its engine'}")

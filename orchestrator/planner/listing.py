@@ -1,4 +1,4 @@
-"""`deploy profiles`: what the catalog holds; what cannot be used is listed with its problem."""
+"""`deploy profiles`: the entries of the catalog; an invalid entry is listed with its problem."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -11,11 +11,11 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
 
 Entry: TypeAlias = dict[str, object]
-"""The name and what there is to say; or the name and `problems`, one text each."""
+"""The name and the facts of an entry, or its name and `problems`."""
 
 
 def catalog_listing(catalog: Catalog) -> dict[str, list[Entry]]:
-    """Profiles, hardware, models and engines by name."""
+    """List profiles, hardware, models and engines."""
     about: Mapping[str, tuple[EntryKind, Callable[[str, Catalog], Entry]]] = {
         "profiles": (EntryKind.PROFILE, _profile),
         "hardware": (EntryKind.HARDWARE, _hardware),
@@ -29,7 +29,7 @@ def catalog_listing(catalog: Catalog) -> dict[str, list[Entry]]:
 
 
 def tables(found: Mapping[str, Sequence[Entry]]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    """The same for people: header and rows of one table a group."""
+    """Yield the header and the rows of one table per group."""
     for group, entries in found.items():
         facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
         yield (group, *facts), [_row(entry, facts) for entry in entries]
@@ -39,7 +39,7 @@ def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
     cells = [str(entry.get(fact, "")) for fact in facts]
     problems = entry.get("problems")
     if isinstance(problems, list):
-        cells[-1] = f"cannot be used: {'; '.join(problems)}"
+        cells[-1] = f"invalid: {'; '.join(problems)}"
     return (str(entry["name"]), *cells)
 
 
@@ -63,7 +63,7 @@ def _profile(name: str, catalog: Catalog) -> Entry:
 
 
 def _layout(plan: Plan) -> str:
-    """How the model is spread: `tp4 dp2`, `tp4 x2` for two servers."""
+    """Return the layout in short: `tp4 dp2`, or `tp4 x2` for two replicas."""
     dp, replicas = plan.layout.dp, plan.replicas
     return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
 

@@ -1,4 +1,4 @@
-"""`deploy lock`, `deploy up --locked`: everything of a start that could move, pinned, and held against what is."""
+"""`deploy lock` and `deploy up --locked`: pin every input of a start, and check the inputs against a lock."""
 
 import hashlib
 import os
@@ -38,14 +38,14 @@ from orchestrator.runs.run_dir import load_lock, write_files
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ExternalImage
 
-_MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
+_MAX_BYTES: Final = 1 << 20  # of a list, a template, a generator
 _INPUTS: Final = "inputs"  # in a run directory: files of the catalog that it was made from
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
-    """Everything that a start of a profile would take, asked of the hub and of the image's registry.
+    """Resolve every input of a profile, with the hub and the image's registry.
 
-    Raises ProfileError for a profile that cannot be planned; what nobody answers for is unknown.
+    An input that cannot be resolved is `unknown`, with the reason. Raises ProfileError for an invalid profile.
     """
     plan, _ = profile_source(profile, overrides, home).planned()
     unknown: dict[str, str] = {}
@@ -55,7 +55,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             listing = list_files(plan.model.checkpoint.path, plan.model.checkpoint.revision, hub_of(environ))
             pins.append(f"model.checkpoint.revision={listing.commit}")
         except DeployError as error:
-            unknown["checkpoint"] = redact(error.message)  # what a mirror says may hold a token
+            unknown["checkpoint"] = redact(error.message)  # the message of a mirror may contain a token
     if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         try:
             pins.append(f"engine.image_digest={_digest_of(plan)}")
@@ -71,16 +71,16 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
 
 
 def _digest_of(plan: Plan) -> str:
-    """The digest that the image's tag means now, on this machine or else in its registry. Raises BuildError."""
+    """Return the current digest of the image's tag, from this host or its registry. Raises BuildError."""
     image = plan.engine.image or ""
     digest = (local_config(image) or Registry().config(image)).digest
     if not digest:
-        raise BuildError("the image is one of this machine: no registry knows it by a digest")
+        raise BuildError("the image is local: no registry has a digest of it")
     return digest
 
 
 def _pin_of(taken: ExternalImage) -> str:
-    """The setting that pins it to what its registry gives now. Raises BuildError."""
+    """Return the setting that pins an external image to its current digest. Raises BuildError."""
     if not taken.reference:
         raise BuildError(taken.unpinned)
     digest = Registry().config(taken.reference).digest
@@ -95,21 +95,21 @@ def _listed(listing: Listing | None) -> dict[str, str]:
 
 
 def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> RenderedFile:
-    """What a run directory keeps: as `resolve`, but nobody is asked, so that it takes no time."""
+    """Create the lock of a run directory: like `resolve`, but without network requests."""
     unknown: dict[str, str] = {}
     if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
-        unknown["engine.image_digest"] = "the profile pins none, and no registry was asked"
+        unknown["engine.image_digest"] = "the profile has no digest, and the registry was not queried"
     if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
         unknown[taken.key] = taken.unpinned
     if plan.model.checkpoint.source == "hub":
-        unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
+        unknown["checkpoint"] = "the hub was not queried for the digests of its files"
     profile = _seen_from(run, profile) if is_path(profile) else profile
     lock = _lock(plan, profile, overrides, home, checkpoint=_received(plan, home), unknown=unknown)
     return RenderedFile(path=LOCK_FILE, content=lock.text.encode(), executable=False)
 
 
 def _received(plan: Plan, home: Home) -> dict[str, str]:
-    """What this machine knows of a checkpoint of the hub: the commit that it was staged at, the sizes of its files."""
+    """Return the commit and the file sizes of a staged hub checkpoint, from its receipt."""
     receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.checkpoint.source == "hub" else None
     if receipt is None or receipt.revision is None:
         return {}
@@ -126,10 +126,10 @@ def _lock(
     unknown: Mapping[str, str],
 ) -> Lock:
     if plan.model.checkpoint.source == "local":
-        unknown = {**unknown, "checkpoint": "it is a directory: no hub knows its files"}
+        unknown = {**unknown, "checkpoint": "a local directory has no digests on a hub"}
     for use in plan.patches:
         if use.kind == "file" and use.input_sha256 is None:
-            unknown = {**unknown, f"patches.{use.id}.input_sha256": "the table that it adds was not built yet"}
+            unknown = {**unknown, f"patches.{use.id}.input_sha256": "the table of this patch is not built yet"}
     return Lock(
         tool=__version__,
         profile=profile,
@@ -143,7 +143,7 @@ def _lock(
 
 
 def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
-    """What a run was made from and is another one now, as its own lock tells; nothing where that cannot be read."""
+    """Yield the inputs that changed since a run, according to its lock; nothing if the lock cannot be read."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
     except ProfileError:
@@ -164,7 +164,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
-    """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
+    """Return the catalog files of a start by name: requirements, Dockerfile template, gateway, generator."""
     catalog, source = Catalog.of(home), plan.model.checkpoint
     contained = runtime_class(plan.runtime).in_container
     named = [
@@ -185,12 +185,12 @@ def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
 
 
 def home_of_run(run: Path, home: Home) -> Home:
-    """A home that has what a run keeps, where all of that is as its own lock has it."""
+    """Return a home with the input files of a run, if all of them match its lock; otherwise `home`."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
         kept = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
-            hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
+            hashlib.sha256(read_file(kept[name], most=_MAX_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
         )
     except (ProfileError, OSError):
@@ -199,7 +199,7 @@ def home_of_run(run: Path, home: Home) -> Home:
 
 
 def default_path(profile: str) -> Path:
-    """Where the lock of a profile is looked for: in this folder, by the profile's name. Raises ProfileError."""
+    """Return the default path of a profile's lock, in the current directory. Raises ProfileError."""
     try:
         return Path(RelativePath(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}"))
     except UnsafeValueError as error:
@@ -207,14 +207,14 @@ def default_path(profile: str) -> Path:
 
 
 def lock_output(output: Path | None, profile: str) -> Path:
-    """Where a lock is written. Raises UsageError for a name by which `--locked` would not know it."""
+    """Return the path to write a lock to. Raises UsageError for a name that `--locked` would not accept."""
     if output is not None and not output.name.endswith(LOCK_FILE):
-        raise UsageError(f"`{output}` is no name of a lock", hint=f"it ends in `{LOCK_FILE}`")
+        raise UsageError(f"invalid name of a lock `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
     return output or default_path(profile)
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock; its profile, where that is a file, is named as it is seen from there. Raises HostError."""
+    """Write a lock; the path of a profile becomes relative to the lock. Raises HostError."""
     if is_path(lock.profile):
         lock = replace(lock, profile=_seen_from(path.absolute().parent, lock.profile))
     write_files(path.parent, [RenderedFile(path=path.name, content=lock.text.encode(), executable=False)])
@@ -226,17 +226,17 @@ def _seen_from(folder: Path, profile: str) -> str:
 
 
 def lock_path(given: str | None) -> Path:
-    """The file that `--locked` means: a lock, or that of a profile, in this folder. Raises UsageError."""
+    """Return the lock that `--locked` names: a file, or the default lock of a profile. Raises UsageError."""
     if given is None:
         raise UsageError("which lock?", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
     path = Path(given) if given.endswith(LOCK_FILE) else default_path(given)
     if not path.is_file():
-        raise UsageError(f"there is no lock `{path}`", hint=f"`deploy lock {given}` writes one")
+        raise UsageError(f"no lock `{path}`", hint=f"`deploy lock {given}` writes one")
     return path.absolute()
 
 
 def read_lock(path: Path) -> tuple[Lock, Document]:
-    """A lock, its profile as it is seen from here, and its lines. Raises as `load_lock`."""
+    """Read a lock and its document; the path of its profile becomes relative to this directory. Raises ProfileError."""
     lock, document = load_lock(path)
     if is_path(lock.profile):
         lock = replace(lock, profile=str(path_named_in(path.parent, lock.profile)))
@@ -245,7 +245,7 @@ def read_lock(path: Path) -> tuple[Lock, Document]:
 
 @dataclass(frozen=True, kw_only=True)
 class LockSource(ProfileSource):
-    """The profile of a lock, which has to be decided as it was locked."""
+    """The profile of a lock, whose plan must equal the locked one."""
 
     path: Path
     lock: Lock
@@ -253,10 +253,9 @@ class LockSource(ProfileSource):
     decided: ClassVar[bool] = True
 
     def decide(self, facts: Facts) -> Plan:
-        """Decide the plan and hold it, and everything that it is made from, against the lock.
+        """Build the plan and check it and its inputs against the lock.
 
-        Raises the error of what differs, with each line that is another one now: ProfileError, BuildError,
-        WeightsError.
+        Raises ProfileError, BuildError or CheckpointError with each line that has changed.
         """
         plan = super().decide(facts)
         lock, document, home = self.lock, self.document, self.home
@@ -272,30 +271,30 @@ class LockSource(ProfileSource):
         problems = [problem for _, each in found for problem in each]
         if problems:
             kind = next(kind for kind, each in found if each)
-            hint = f"`deploy lock {plan.profile}` locks what there is now"
-            raise kind(f"`{self.path.name}` is not what would be started now", problems=problems, hint=hint)
+            hint = f"`deploy lock {plan.profile}` writes a lock of the current inputs"
+            raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan
 
     def location(self, path: tuple[str, ...]) -> str:
-        """The key, and the lock."""
+        """Return the location of a key in the lock."""
         return f"`{'.'.join(path)}` in {self.path}"
 
 
 def lock_source(path: Path, home: Home) -> LockSource:
-    """Read a lock and its profile, and say what it does not hold. Raises ProfileError."""
+    """Read a lock and its profile, and note what the lock does not pin. Raises ProfileError."""
     lock, document = read_lock(path)
     valid = read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home))
-    for what, why in lock.unknown.items():
-        note(f"the lock does not hold `{what}`: {why}")
+    for key, reason in lock.unknown.items():
+        note(f"the lock does not pin `{key}`: {reason}")
     return LockSource(valid=valid, home=home, path=path, lock=lock, document=document)
 
 
 def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:
-    """The files of a checkpoint that are here and are not the locked ones; what is missing is staged."""
+    """Yield the files of a staged checkpoint that differ from the lock; missing files are downloaded later."""
     directory = checkpoint_directory(plan.model, home)
     receipt = read_receipt(directory)
     if not lock.checkpoint or receipt is None:
-        return  # of one that is still on its way, what is not whole is fetched
+        return  # the download of this checkpoint is not complete
     commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
         yield from drift(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
@@ -303,5 +302,5 @@ def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> It
     for path, said in lock.checkpoint.items():
         size = said.partition(" ")[0]
         if path != COMMIT and path in here and str(here[path][0]) != size:
-            message = f"`{path}` has {here[path][0]} bytes here, and {size} in the lock"
+            message = f"`{path}` has {here[path][0]} bytes on disk and {size} in the lock"
             yield Problem(message, document.place(("checkpoint", path)))

@@ -1,4 +1,4 @@
-"""From the catalog to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
+"""The steps from the catalog to the artifacts of a plan: read, merge, validate, plan, render."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ _KINDS: Mapping[str, EntryKind] = {"hardware": EntryKind.HARDWARE, "model": Entr
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedProfile:
-    """A profile that is composed and valid, and of which nothing has been decided."""
+    """A merged and valid profile, not yet planned."""
 
     name: str
     composed: MergedProfile
@@ -49,23 +49,23 @@ class LoadedProfile:
 
     @cached_property
     def table(self) -> FlagTable:
-        """The options of its engine. Raises ProfileError where there is no table of them."""
+        """The options of its engine. Raises ProfileError if the version has no table."""
         return read_flags(self.profile.engine.version, self.catalog, place=self.composed.place(("engine", "version")))
 
     @cached_property
     def load(self) -> Load | None:
-        """The lengths of the workload it is meant for. Raises ProfileError for one that is not there."""
+        """The lengths of its workload. Raises ProfileError if the workload does not exist."""
         name = self.profile.workload
         return _read_load(name, self.catalog, self.composed.place(("workload",))) if name else None
 
     @property
     def capacity(self) -> Capacity:
-        """What fits on each of its replicas."""
+        """The capacity of each replica."""
         return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
     @cached_property
     def knowledge(self) -> PlanningContext:
-        """What the catalog says, read once for every decision. Raises ProfileError."""
+        """The inputs of a plan from the catalog, read once. Raises ProfileError."""
         kinds = {name: runtime_class(name) for name in REGISTRY}
         return PlanningContext(
             table=self.table,
@@ -77,11 +77,11 @@ class LoadedProfile:
         )
 
     def decide(self, facts: Facts = NO_FACTS) -> Plan:
-        """Decide the plan. Raises ProfileError with all that its rules refuse."""
+        """Build the plan. Raises ProfileError with every problem that the rules find."""
         return build_plan(self.name, profile=self.profile, merged=self.composed, context=self.knowledge, facts=facts)
 
     def note_deprecated(self) -> None:
-        """Name the deprecated options that the profile sets."""
+        """Print a note for each deprecated option that the profile sets."""
         given = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
         for name, successor in self.table.deprecated(given).items():
             instead = f": use `{successor}`" if successor else ""
@@ -91,41 +91,41 @@ class LoadedProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedProfile:
-    """A profile in its three forms: as composed, as validated, as planned."""
+    """A profile with its plan."""
 
     valid: LoadedProfile
     plan: Plan
 
     @property
     def composed(self) -> MergedProfile:
-        """The layers put together."""
+        """The merged layers."""
         return self.valid.composed
 
     @property
     def profile(self) -> Profile:
-        """What was composed, checked by its schema."""
+        """The validated profile."""
         return self.valid.profile
 
 
 def read_known_issues(catalog: Catalog) -> KnownIssues:
-    """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
+    """Read every known issue. Raises ProfileError with every problem of a file at its line."""
     files = [read_model(path, KnownIssues, catalog.shown(path)) for path in catalog.all(EntryKind.KNOWN_ISSUES)]
     return sum(files, KnownIssues())
 
 
 def profile_names(catalog: Catalog | None = None) -> tuple[str, ...]:
-    """The profiles of the catalog, sorted; by default the user's own and those that are shipped."""
+    """Return the names of the profiles in a catalog, sorted; by default the user's and the shipped profiles."""
     return (catalog or Catalog.from_environment()).names(EntryKind.PROFILE)
 
 
 def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
-    """The plan of each profile of the catalog; one that cannot be planned is left out, with a warning."""
+    """Yield the plan of each profile of the catalog; skip an invalid profile with a warning."""
     for name in profile_names():
         try:
             yield load(name, overrides=overrides).plan
         except ProfileError as error:
             first = error.each()[0].message
-            warn(f"profile `{name}` is left out: {first}", hint=f"`deploy show {name}` says all that is wrong")
+            warn(f"skipped profile `{name}`: {first}", hint=f"`deploy show {name}` shows every problem")
 
 
 def load(
@@ -135,9 +135,9 @@ def load(
     facts: Facts = NO_FACTS,
     catalog: Catalog | None = None,
 ) -> ResolvedProfile:
-    """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
+    """Read a profile by name or path, apply `--set` overrides, and build its plan.
 
-    Raises ProfileError with every fault and its place.
+    Raises ProfileError with every problem and its location.
     """
     valid = read_profile(name, overrides=overrides, catalog=catalog)
     loaded = ResolvedProfile(valid=valid, plan=valid.decide(facts))
@@ -146,32 +146,32 @@ def load(
 
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
-    """What the plan's runtime starts a server from. `inputs` are the files given to patches, by input name."""
+    """Render the artifacts of a plan; `inputs` are the input files of patches by name."""
     return runtime_class(plan.runtime).render(plan, inputs or {})
 
 
 def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[RenderedFile, ...]:
-    """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
+    """Return the artifacts of a server as files, sorted by path, for `deploy render` and run directories."""
     own = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
     return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 
 def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog | None = None) -> LoadedProfile:
-    """The profile of that name, or in that file, with `--set` overrides applied, valid and undecided.
+    """Read and validate a profile by name or path, with `--set` overrides.
 
-    Raises ProfileError with every fault and its place.
+    Raises ProfileError with every problem and its location.
     """
     catalog = catalog or Catalog.from_environment()
     given = tuple(Override.parse(text) for text in overrides)
     path = _profile_path(name, catalog)
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
-        raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
+        raise ProfileError(f"invalid profile name `{path.stem}`", where=str(path), hint=hint)
     return _composed(path, _read_layers(path, catalog), given, catalog)
 
 
 def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
-    """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
+    """Read a profile from `text` as if it were the file `path`. Raises ProfileError like `read_profile`."""
     return _composed(path, _layers(path, read_document(text, str(path)), catalog), (), catalog)
 
 
@@ -199,7 +199,7 @@ def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfil
 
 
 def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
-    """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
+    """Return the problems of a profile without its unknown keys, from the schema or else from the rules."""
     try:
         _valid(name, known, catalog).decide()
     except ProfileError as error:
@@ -208,7 +208,7 @@ def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[
 
 
 def _read_layers(path: Path, catalog: Catalog) -> dict[Path, Document]:
-    """A profile's own file last, before it the one it extends, and so on down."""
+    """Read a profile and the profiles that it extends, base first."""
     return _layers(path, read_file(path, catalog.shown(path)), catalog)
 
 
@@ -223,20 +223,20 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
         place = document.place((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
-                "`extends` names no profile", where=place, hint="`extends: NAME`, one of `deploy profiles`"
+                "`extends` is not a name", where=place, hint="`extends: NAME`; `deploy profiles` lists the names"
             )
         if base in names:
-            raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
+            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", where=place)
         found = _extended(base, path.parent, catalog)
         if found is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
-            raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
+            raise ProfileError(f"no profile `{base}` to extend", where=place, hint=hint)
         names.append(base)
         path, document = found, read_file(found, catalog.shown(found))
 
 
 def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
-    """The profile of that name; a path counts from the profile that says it."""
+    """Find a profile by name, or by a path relative to `folder`."""
     if not is_path(base):
         return catalog.find(EntryKind.PROFILE, base)
     path = path_named_in(folder, base)
@@ -244,11 +244,11 @@ def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
 
 
 def _read_load(name: str, catalog: Catalog, place: str) -> Load:
-    """The lengths of a workload: all that planning needs of it. What measures reads the whole file, strictly."""
+    """Read the lengths of a workload. Planning needs no other key; `bench` validates the whole file."""
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
-        raise ProfileError(f"there is no workload `{name}`", where=place, hint=hint)
+        raise ProfileError(f"no workload `{name}`", where=place, hint=hint)
     document = read_file(path, catalog.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
@@ -259,17 +259,17 @@ def _profile_path(name: str, catalog: Catalog) -> Path:
         path = Path(name)
         if path.is_file():
             return path
-        raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
+        raise ProfileError(f"no file `{name}`", hint="`deploy profiles` lists the profiles of the catalog")
     return catalog.path(EntryKind.PROFILE, name)
 
 
 def is_path(name: str) -> bool:
-    """Whether a profile or a part is named by its file."""
+    """Return whether a profile or catalog entry is given as a path."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def _part_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
-    """What a part is called: its name in the catalog, its file without the ending, or the profile that holds it."""
+    """Return the name of an entry: in the catalog, of its file, or of the profile that contains it."""
     if choice.file is None or file is None:
         return profile
     return file.stem if is_path(choice.file) else choice.file
@@ -278,7 +278,7 @@ def _part_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
 def _part_files(
     choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalog: Catalog
 ) -> dict[str, Path]:
-    """The files of the parts that are named; a path counts from the profile that says it, or from here for `--set`."""
+    """Find the files of the named entries; a path is relative to its profile, or to this directory for `--set`."""
     folders = {id(document): path.parent for path, document in layers.items()}
     files: dict[str, Path] = {}
     problems: list[Problem] = []
@@ -293,7 +293,7 @@ def _part_files(
             problems.append(Problem(error.message, place, error.hint))
     if problems:
         last = [*layers.values()][-1]
-        raise ProfileError(f"`{last.name}` names parts that do not exist", problems=problems)
+        raise ProfileError(f"`{last.name}` refers to catalog entries that do not exist", problems=problems)
     return files
 
 
@@ -301,11 +301,11 @@ def _part_file(part: str, named: str, folder: Path, catalog: Catalog) -> Path:
     if is_path(named):
         file = path_named_in(folder, named)
         if not file.is_file():
-            raise ProfileError(f"there is no file `{file}`")
+            raise ProfileError(f"no file `{file}`")
         if not is_valid_name(file.stem):
-            raise ProfileError(f"`{file.stem}` cannot be the name of a part", hint="rename its file")
+            raise ProfileError(f"invalid name `{file.stem}` of a catalog entry", hint="rename the file")
         return file
     if (found := catalog.find(_KINDS[part], named)) is None:
         hint = did_you_mean(named, catalog.names(_KINDS[part]))
-        raise ProfileError(f"there is no {part} `{named}`", hint=hint)
+        raise ProfileError(f"no {part} `{named}`", hint=hint)
     return found

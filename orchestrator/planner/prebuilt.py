@@ -1,4 +1,4 @@
-"""`up --image`: what is known of a prebuilt image before it is fetched, and the table of tuned kernels in it."""
+"""`up --image`: the receipt of a prebuilt image before it is pulled, and its table of tuned kernels."""
 
 from typing import Final
 
@@ -29,14 +29,14 @@ _REGISTRY: Final = Registry(within=5.0)  # seconds that a decision may wait for 
 
 
 def require_image(runtime: str, image: str) -> None:
-    """Raise UsageError for a runtime that starts no image, and for what cannot be the name of one."""
+    """Raise UsageError if the runtime starts no image, or if the name is invalid."""
     if not runtime_class(runtime).in_container:
         raise UsageError(f"the {runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
     require_image_name(image)
 
 
 def require_image_name(text: str) -> None:
-    """Raise UsageError for what cannot be the name of an image."""
+    """Raise UsageError if `text` is not a valid image name."""
     try:
         ImageReference(text)
     except UnsafeValueError as error:
@@ -44,9 +44,9 @@ def require_image_name(text: str) -> None:
 
 
 def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = True) -> PrebuiltImage | None:
-    """What is known of an image without pulling it: by its labels on the docker host, else by those in its registry.
+    """Return an image by its labels on the docker host or in its registry, without pulling it.
 
-    None, with a note, where neither can tell. Raises BuildError for an image without a receipt.
+    Returns None, with a note, if neither has it. Raises BuildError for an image without a receipt.
     """
     if docker is not None and (found := find_local(docker, image)) is not None:
         return found
@@ -60,9 +60,9 @@ def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = Tru
 
 
 def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
-    """As `known_image`, but what a tag means is asked of its registry each time.
+    """Return an image like `known_image`, but always resolve a tag in its registry.
 
-    A registry that does not answer may want a login, which docker has: what is on the docker host is pulled anew.
+    If the registry does not answer, it may need a login, which docker has: the image is pulled again.
     """
     here = find_local(docker, image)
     if here is None or not may_move(docker, image):
@@ -75,21 +75,21 @@ def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
 
 
 def _labeled(image: str, config: ImageConfig) -> PrebuiltImage:
-    """An image by what its registry says of it, a few kilobytes."""
+    """Return an image from the configuration in its registry."""
     reference = f"{repository(image.partition('@')[0])}@{config.digest}"
     return PrebuiltImage(reference=reference, receipt=require_receipt(config.labels, image), labels=config.labels)
 
 
 def fetch_image(reference: str, place: HostRef) -> PrebuiltImage:
-    """Fetch an image and prove its receipt. Raises BuildError, PatchError."""
+    """Pull an image and verify its receipt. Raises BuildError, PatchError."""
     docker = find_docker(place.remote)
     return inspect_prebuilt(docker, pull_prebuilt(docker, reference))
 
 
 def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, allow_untuned: bool) -> RowSources:
-    """The table in a fetched image, kept by its digest: its coverage is asked as that of one that was built here.
+    """Return the table of a pulled image, cached by its digest.
 
-    Raises KernelsError for an image without the table that the plan's server needs.
+    Raises KernelsError if the image lacks a table that the plan needs.
     """
     table = read_table(find_docker(place.remote), image, MOE_TABLE) if needs_table(plan) else None
     if table is None:
@@ -100,7 +100,7 @@ def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, allow_untuned: 
 
 
 def require_table(image: PrebuiltImage, plan: Plan, *, allow_untuned: bool) -> None:
-    """Raise KernelsError for a plan whose server needs a table that its image does not carry, unless that is meant."""
+    """Raise KernelsError if the image lacks a table that the plan needs, unless `allow_untuned`."""
     if needs_table(plan) and MOE_TABLE not in image.inputs and not allow_untuned:
         raise KernelsError(
             f"`{image.reference}` carries no table of tuned kernels",

@@ -1,4 +1,4 @@
-"""What a plan is decided from: a profile with overrides, an earlier run, or a lockfile (`planner.lock`)."""
+"""The sources of a plan: a profile with overrides, an earlier run, or a lockfile (`planner.lock`)."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,22 +24,22 @@ from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan, require_version
 from orchestrator.runtimes import REGISTRY, runtime_class
 
-_MOST_BYTES: Final = 64 << 20  # of a file that a patch was given; a table has some MB
+_MAX_BYTES: Final = 64 << 20  # of an input file of a patch; a table has a few MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSource:
-    """A profile with overrides, the files that the user gives to patches, and the prebuilt image that he names."""
+    """A profile with overrides, the `--input` files of patches, and the prebuilt image, if any."""
 
     valid: LoadedProfile
     home: Home
     given: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
-    decided: ClassVar[bool] = False  # whether it was decided before: nothing is made for it anew
+    decided: ClassVar[bool] = False  # True: the plan is fixed, and no input is created for it
 
     @property
     def runtime(self) -> str:
-        """The runtime that the profile names."""
+        """The runtime of the profile."""
         return _known_runtime(self.valid)
 
     @property
@@ -49,18 +49,18 @@ class ProfileSource:
 
     @property
     def may_fuse(self) -> bool:
-        """Whether there is a shared expert and a GPU: the flags are looked at when the plan is decided."""
+        """Whether there is a shared expert and a GPU; the flags are checked when the plan is built."""
         moe = self.valid.profile.model.moe
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
 
     @property
     def image_on_node(self) -> bool:
-        """Whether the nodes of a cluster have the image, and no registry has to."""
+        """Whether the nodes of a cluster already have the image."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
         return cluster is not None and cluster.image_pull_policy == "Never"
 
     def files(self) -> dict[str, bytes]:
-        """Read what the user gives, and the table that was built for this model and layout, where one was."""
+        """Read the `--input` files, and the table that was built for this model and layout, if any."""
         layout, hardware, engine = self.valid.profile.layout, self.valid.profile.hardware, self.valid.profile.engine
         store = Store.at(self.home, engine.aiter_commit, engine.image)
         model = self.valid.composed.names["model"]
@@ -69,16 +69,16 @@ class ProfileSource:
         return read_inputs({**built, **self.given})
 
     def decide(self, facts: Facts) -> Plan:
-        """Decide the plan."""
+        """Build the plan."""
         return self.valid.decide(facts)
 
     def planned(self) -> tuple[Plan, dict[str, bytes]]:
-        """Decide with the files as they are now, and return them too."""
+        """Build the plan with the current files, and return both."""
         files = self.files()
         return self.decide(Facts(inputs=input_digests(files))), files
 
     def location(self, path: tuple[str, ...]) -> str:
-        """`file:line` of a key path."""
+        """Return `file:line` of a key path."""
         return self.valid.composed.place(path)
 
 
@@ -90,7 +90,7 @@ def profile_source(
     given: Mapping[str, Path] | None = None,
     image: str | None = None,
 ) -> ProfileSource:
-    """Read a profile. Raises ProfileError with every fault and its place, UsageError for an `image` it cannot start."""
+    """Read a profile. Raises ProfileError with every problem, UsageError if its runtime cannot start `image`."""
     valid = read_profile(profile, overrides=overrides, catalog=Catalog.of(home))
     if image is not None:
         require_image(_known_runtime(valid), image)
@@ -99,7 +99,7 @@ def profile_source(
 
 @dataclass(frozen=True, kw_only=True)
 class RunSource:
-    """An earlier run, whose plan is started as it was, whatever its profile says by now."""
+    """An earlier run, whose plan is started again even if its profile has changed."""
 
     run: RunDir
     plan: Plan
@@ -110,25 +110,25 @@ class RunSource:
 
     @property
     def runtime(self) -> str:
-        """The runtime that it ran on."""
+        """The runtime of the run."""
         return self.plan.runtime
 
     @property
     def model(self) -> Model:
-        """The model that it served."""
+        """The model of the run."""
         return self.plan.model
 
     @property
     def may_fuse(self) -> bool:
-        """Whether its server fuses its shared expert, unless its checkpoint is against it."""
+        """Whether its server fuses its shared expert, unless its checkpoint prevents it."""
         return might_fuse(self.plan)
 
     def files(self) -> dict[str, bytes]:
-        """The files that its patches were given."""
+        """Return the input files of its patches."""
         return {**self.inputs}
 
     def decide(self, facts: Facts) -> Plan:
-        """Return its plan. Raises ProfileError where the checkpoint contradicts it."""
+        """Return the plan of the run. Raises ProfileError if the checkpoint contradicts the plan."""
         fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.required_flag:
             raise ProfileError(
@@ -139,7 +139,7 @@ class RunSource:
         return self.plan
 
     def location(self, path: tuple[str, ...]) -> str:
-        """The key, and the run."""
+        """Return the location of a key in the run."""
         return f"`{'.'.join(path)}` in {self.run.path}"
 
 
@@ -147,9 +147,9 @@ PlanSource: TypeAlias = ProfileSource | RunSource
 
 
 def run_source(run: RunDir, home: Home) -> RunSource:
-    """Read the plan of a run, and find the files that its patches were given.
+    """Read the plan of a run, and find the input files of its patches.
 
-    Raises StartError for a plan that cannot be read or was changed after its start, and with everything that is gone.
+    Raises StartError if the plan cannot be read or was edited, or with every input that no longer exists.
     """
     require_version(run)
     plan, place = read_plan(run), str(run.path / "plan.json")
@@ -172,7 +172,7 @@ def run_source(run: RunDir, home: Home) -> RunSource:
 
 
 def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
-    """What the plan names and this machine no longer has; what it has is put into `inputs`."""
+    """Yield the inputs of a plan that no longer exist; put the others into `inputs`."""
     if plan.prebuilt_image is not None:
         return  # all of it is in the image
     carried = {patch.id: patch for patch in carried_patches(plan)}
@@ -201,7 +201,7 @@ def _places(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
 def _with_digest(digest: str, places: Iterator[Path]) -> bytes | None:
     for path in places:
         try:
-            content = read_file(path, most=_MOST_BYTES)
+            content = read_file(path, most=_MAX_BYTES)
         except OSError:
             continue
         if hashlib.sha256(content).hexdigest() == digest:
@@ -210,7 +210,7 @@ def _with_digest(digest: str, places: Iterator[Path]) -> bytes | None:
 
 
 def _known_runtime(valid: LoadedProfile) -> str:
-    """The runtime of a profile. Raises ProfileError with all that the rules refuse, where there is no such runtime."""
+    """Return the runtime of a profile. Raises ProfileError with every problem if the runtime does not exist."""
     if valid.profile.runtime not in REGISTRY:
         valid.decide()
     return valid.profile.runtime

@@ -180,7 +180,7 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace
     name = name or re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{request.hardware}-{request.model}".lower())
     if not NAME.match(name):
         hint = "give one: `--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
-        raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
+        raise UsageError(f"invalid profile name `{name}`", hint=hint)
     if not replace_it:
         require_free(EntryKind.PROFILE, name, home)
     return name
@@ -237,20 +237,20 @@ def _engine(
         return named, f"as `{request.base}` has it"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
-        raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
+        raise ProfileError(f"no engine for {node.arch} of {node.vendor}", hint=hint)
     *newest, _ = max(found)
     return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
-    """Each engine of the catalog; one that cannot be read is left out, with a warning."""
+    """Yield each engine of the catalog; skip an invalid one with a warning."""
     for name in catalog.names(EntryKind.ENGINE):
         path = catalog.path(EntryKind.ENGINE, name)
         try:
             yield name, read_model(path, EngineFile, catalog.shown(path))
         except ProfileError as error:
             first = error.each()[0]
-            warn(f"engine `{name}` is left out: {first.message}", hint=f"mend {first.where or path}")
+            warn(f"skipped engine `{name}`: {first.message}", hint=f"fix {first.where or path}")
 
 
 def _node(catalog: Catalog, name: str) -> HardwareFile:
@@ -354,7 +354,7 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need: ContextNeed) -> ProfileError:
     if common := common_problems(tried):
-        message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
+        message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
     most = longest_context(tried)
     hint = "take other hardware, or a checkpoint with a smaller quantization"

@@ -90,7 +90,7 @@ def test_a_profile_file_is_called_what_an_image_can_be_called(
     path = tmp_path / "My Profile.yaml"
     path.write_text("hardware: cpu\n")
     assert deploy(monkeypatch, "show", str(path)) == 3
-    assert "a profile cannot be called `My Profile`" in capsys.readouterr().err
+    assert "invalid profile name `My Profile`" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(

@@ -92,7 +92,7 @@ def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, 
 
 @pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("model=./mine.yaml",))])
 def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], home: Home) -> None:
-    with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a file of this machine"):
+    with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a local file"):
         rental_files("dstack", *named, home)
 
 
@@ -105,8 +105,8 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
         rental_files("skypilot", "mi355x-tp8", here, home)
     messages = [problem.message for problem in refused.value.each()]
     assert messages == [
-        "the hardware says no name by which a GPU is rented",
-        "`/models/mine` is on this machine",
+        "the hardware has no `gpu_product`",
+        "`/models/mine` is a local path",
     ]
 
 
@@ -114,7 +114,7 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
 def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_one(broker: str, home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
         told(broker, "mi355x-tp4x2", home)
-    assert [problem.message for problem in refused.value.each()] == ["one server is rented for, not 2 on one machine"]
+    assert [problem.message for problem in refused.value.each()] == ["a rented machine runs 1 replica, not 2"]
     told(broker, "mi355x-tp4x2", home, "replicas=1")
 
 

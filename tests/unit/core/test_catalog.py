@@ -157,7 +157,7 @@ def test_the_list_does_not_end_at_a_broken_profile(
     if options:
         assert set(json.loads(printed)) == {"profiles", "hardware", "models", "engines"}
     else:
-        assert "cannot be used: `engine` must name a file" in printed
+        assert "invalid: `engine` must name a file" in printed
         assert "mi355x-tp8" in printed
 
 
@@ -171,7 +171,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
     with pytest.raises(SystemExit):
         main()
-    assert "cannot be used: patch `dsa-topk-v2-off` lies" in capsys.readouterr().out
+    assert "invalid: patch `dsa-topk-v2-off` lies" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["profiles", "--format", "github-matrix"], ["kernels", "coverage", "--json"]])
@@ -187,7 +187,7 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
         main()
     printed = capsys.readouterr()
     assert "mi355x-tp8" in printed.out
-    assert "warning: profile `broken` is left out: `engine` must name a file" in printed.err
+    assert "warning: skipped profile `broken`: `engine` must name a file" in printed.err
 
 
 def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:

@@ -226,7 +226,7 @@ def test_what_is_not_known_is_said() -> None:
         ("model.kv_cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
         ("model.kv_cache.index_head_dim=128", "`index_head_dim` is for a cache with a latent"),
         ("model.sparse_attention=true", "`kv_cache.index_head_dim` is for `sparse_attention: true`"),
-        ("workload=random-4k", "there is no workload `random-4k`"),
+        ("workload=random-4k", "no workload `random-4k`"),
     ],
 )
 def test_facts_that_contradict_each_other(override: str, message: str) -> None:

@@ -51,7 +51,7 @@ def test_without_a_network_it_is_said_that_it_is_not_known_and_at_once(
     began = time.perf_counter()
     note_environment(plan_of(), image_config(plan_of(), Home(tmp_path)))
     assert time.perf_counter() - began < 0.5
-    assert f"the environment of `{IMAGE}` is not known here; `deploy inspect {IMAGE}`" in capsys.readouterr().err
+    assert f"the environment of `{IMAGE}` is unknown; `deploy inspect {IMAGE}`" in capsys.readouterr().err
 
 
 def test_a_process_has_no_image(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: py
     [kept] = home.images.iterdir()
     kept.write_text("{")
     note_environment(plan_of(), image_config(plan_of(), home))
-    assert "is not known here" in capsys.readouterr().err
+    assert "is unknown; `deploy inspect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

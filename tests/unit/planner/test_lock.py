@@ -137,7 +137,7 @@ def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypa
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
     found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
     assert found.unknown["checkpoint"] == "cannot reach the hub: https://mirror/?token=[REDACTED]"
-    assert "no registry knows it" in found.unknown["engine.image_digest"]
+    assert "no registry has a digest of it" in found.unknown["engine.image_digest"]
     assert found.checkpoint == {}
 
 
@@ -238,7 +238,7 @@ def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home:
     with pytest.raises(CheckpointError) as caught:
         locked(path, home)
     assert {problem.message.split("`")[1] for problem in caught.value.problems} == {"commit", "config.json"}
-    assert "3 bytes here, and 2 in the lock" in caught.value.problems[1].message
+    assert "3 bytes on disk and 2 in the lock" in caught.value.problems[1].message
 
 
 def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
 
 
 def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no name of a lock") as refused:
+    with pytest.raises(UsageError, match="invalid name of a lock") as refused:
         app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
     assert "lock.yaml" in refused.value.hint
 

@@ -83,6 +83,6 @@ def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> 
 def test_on_a_far_node_it_is_done_there(tmp_path: Path, images: set[str]) -> None:
     images |= {"deploy/", "lmsysorg/"}  # of this machine
     found = shown(HostRef(home=Home(tmp_path), remote="ssh://node"))
-    assert "438.0 GB of amd/GLM-5.2-MXFP4 on ssh://node" in found["checkpoint"][0]
+    assert "amd/GLM-5.2-MXFP4, 438.0 GB, on ssh://node" in found["checkpoint"][0]
     assert "pulled and patched on ssh://node" in found["image"][0]
     assert min(found["checkpoint"][1], found["image"][1]) > 900

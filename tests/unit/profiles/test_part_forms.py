@@ -31,11 +31,11 @@ def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "engines" / "no name.yaml").write_text(ENGINE)
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: ./no.yaml\n"))
-    assert caught.value.problems[0].message == f"there is no file `{tmp_path}/no.yaml`"
+    assert caught.value.problems[0].message == f"no file `{tmp_path}/no.yaml`"
     assert caught.value.problems[0].where.endswith("mine.yaml:5")
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: engines/no name.yaml\n"))
-    assert caught.value.problems[0].message == "`no name` cannot be the name of a part"
+    assert caught.value.problems[0].message == "invalid name `no name` of a catalog entry"
 
 
 def test_a_part_that_stands_in_the_profile_bears_its_name(tmp_path: Path) -> None:
