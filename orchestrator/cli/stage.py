@@ -14,7 +14,7 @@ from orchestrator.core.console import note, print_json, say
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.host import host_ref
-from orchestrator.servers.start.prepare import far_directory
+from orchestrator.servers.start.prepare import remote_directory
 
 
 def command(
@@ -40,7 +40,8 @@ def command(
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := host_ref(plan.runtime, home, host).remote) is not None:
-        verified = staging.stage_remote(plan, str(directory or far_directory(plan)), far, allow_mismatch=allow_mismatch)
+        there = str(directory or remote_directory(plan))
+        verified = staging.stage_remote(plan, there, far, allow_mismatch=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
         verified = staging.download(plan, target, allow_mismatch=allow_mismatch)

@@ -22,7 +22,7 @@ from orchestrator.verify.target import target_from_server_info, target_of
 def url_target(
     url: str, *, gpus: int | None, api_key_env: str | None, named: ClaimedHardware | None = None
 ) -> BenchTarget:
-    """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
+    """Return the target of any endpoint. Raises UsageError for an invalid URL or one with a password."""
     behind = named or ClaimedHardware(gpus=gpus)
     provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
     return BenchTarget(
@@ -35,9 +35,9 @@ def url_target(
 
 
 def server_target(servers: Servers, name: str) -> BenchTarget:
-    """A server that `deploy up` started, with its plan, gate and host from its run directory.
+    """Return the target of a server of `deploy up`, with plan, kernel gate and host from its run directory.
 
-    Raises StartError where there is none of that name, or it has ended.
+    Raises StartError if there is none of that name, or it is not running.
     """
     server = servers.open(name)
     server.require_running()
@@ -64,7 +64,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
 def resolve_target(
     name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None
 ) -> BenchTarget:
-    """An endpoint by its URL, or a server by its name; what reaches it stays open as long as the `stack`."""
+    """Return the target of a URL or a server name; `stack` closes its connections."""
     if is_url(name):
         return url_target(name, gpus=None, api_key_env=api_key_env)
     return server_target(stack.enter_context(open_servers(home, host)), name)

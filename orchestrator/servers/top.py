@@ -28,14 +28,14 @@ from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import host_ref, runner_for
 
 WINDOW_S: Final = 60.0
-_GPUS_EVERY_S: Final = 15.0  # a vendor's tool takes up to a second of CPU
+_GPUS_EVERY_S: Final = 15.0  # a vendor tool takes up to 1 s of CPU time
 _LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)
 _MOST_EVENTS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What a server did in the last `window_s` seconds, and what it holds now; None where nothing tells."""
+    """Rates over the last `window_s` seconds and current load of a server; None if unknown."""
 
     window_s: float
     requests_per_s: float | None = None
@@ -55,7 +55,7 @@ class Activity:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A GPU of the server: bytes of VRAM, and watts since the look before; None where nothing tells."""
+    """A GPU of the server: VRAM in bytes, and mean power in W since the last sample; None if unknown."""
 
     index: int
     vram_used: int | None
@@ -65,7 +65,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that changed while somebody looked."""
+    """A change between two samples."""
 
     at: str  # time of day
     what: str
@@ -73,24 +73,24 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One look at a server."""
+    """One sample of a server."""
 
     time: str  # ISO 8601
     name: str
     url: str
     age: str  # how long it has run
-    problem: str  # why it does not serve as it should; "" where nothing is known
+    problem: str  # why it is unhealthy; "" if it is not
     activity: Activity
     kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
     gpus: tuple[GpuSample, ...]
     events: tuple[Event, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Return the sample as JSON-able data."""
         return asdict(self)
 
     def to_text(self, *, width: int | None = None) -> str:
-        """A screen for people."""
+        """Return the sample as text."""
         parts = [
             f"{self.name}  up for {self.age}  {self.url}  {self.time[11:19]}",
             f"UNHEALTHY: {self.problem}" if self.problem else "",
@@ -132,7 +132,7 @@ def _gpu_row(gpu: GpuSample) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a server has counted, at a moment of a monotonic clock."""
+    """Metrics of a server at a time of a monotonic clock."""
 
     at: float
     metrics: Metrics
@@ -141,7 +141,7 @@ class Counters:
 
 
 def activity(first: Counters, last: Counters) -> Activity:
-    """What a server did between two readings of its counters."""
+    """Return the activity of a server between two samples of its metrics."""
     counted, now, passed = server_counts(first.metrics, last.metrics, ()), last.metrics, last.at - first.at
 
     def rate(count: float | None) -> float | None:
@@ -181,7 +181,7 @@ class GpuReader:
         self._seen: tuple[GpuSample, ...] = ()
 
     def read(self, at: float) -> tuple[GpuSample, ...]:
-        """The GPUs, as they were at the last look."""
+        """Return the GPUs at the last sample."""
         if self._plan.gpus and (self._looked is None or at - self._looked >= _GPUS_EVERY_S):
             self._looked = at
             self._seen = self._look()
@@ -210,12 +210,12 @@ class GpuReader:
 
 
 class TopView:
-    """A server that is looked at again and again; what changes between two looks is an event."""
+    """Repeated samples of a server; changes between two samples are events."""
 
     def __init__(
         self, servers: Servers, name: str, *, host: str | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Look at the server of that name.
+        """Open the server of that name.
 
         Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
         exports no counters.
@@ -240,7 +240,7 @@ class TopView:
         self._seen: tuple[str, int, int] | None = None  # problem, restarts, misses
 
     def look(self) -> Frame:
-        """The server as it is now. Raises StartError when it has ended."""
+        """Take a sample of the server. Raises StartError if it is not running."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
         problem = self._server.dead_processes() or self._count()
         misses = self._misses()
@@ -259,12 +259,12 @@ class TopView:
         )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections."""
         for client in self._clients:
             client.close()
 
     def _count(self) -> str:
-        """Read the counters; why they could not be read, "" where they were."""
+        """Read the metrics; return the error, "" if there is none."""
         try:
             exported = bytearray(b"\n").join(client.exported() for client in self._clients)
         except (NoResponseError, UnexpectedResponseError) as error:
@@ -290,7 +290,7 @@ class TopView:
         return len(self._gate.report().misses)
 
     def _note(self, moment: datetime, *, problem: str, restarts: int, misses: int) -> None:
-        """Keep what has changed since the last look as events."""
+        """Record the changes since the last sample as events."""
         before = self._seen or ("", restarts, misses)
         changes = (
             (problem and problem != before[0], problem),

@@ -1,4 +1,4 @@
-"""The engine's own parser and validation judge the arguments of a start, before its checkpoint is downloaded."""
+"""The check of the arguments by the engine's own parser, before the checkpoint is downloaded."""
 
 import hashlib
 import os
@@ -29,17 +29,17 @@ from orchestrator.runtimes.base import EnginePython, HostRef
 from orchestrator.runtimes.image import engine_in
 from orchestrator.servers.start.prepare import known_checkpoint
 
-Locate = Callable[[tuple[str, ...]], str]  # a key path of the profile to `file:line`
-_SHOWN: Final = 300  # characters of why a program failed
+Locate = Callable[[tuple[str, ...]], str]  # maps a key path of the profile to `file:line`
+_SHOWN: Final = 300  # characters of the error of a program
 
 
 def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] | None:
-    """The files that tell the engine of the model's shape; None where they are not at hand.
+    """Return the files from which the engine reads the model's shape; None if they are not available.
 
-    With `fetch` those of a model on the hub are asked of the hub, where no directory has them.
+    With `fetch`, files that no directory has are fetched from the hub.
     """
     source = plan.model.checkpoint
-    with suppress(HostError):  # who needs the checkpoint itself says what is wrong with it
+    with suppress(HostError):  # later steps report a problem of the checkpoint
         if (found := known_checkpoint(plan.model, place)) is not None:
             return read_engine_files(found)
         if fetch and source.source == "hub":
@@ -51,9 +51,9 @@ def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] |
 def require_accepted(
     artifacts: Artifacts, engine: EnginePython, home: Home, files: Mapping[str, str] | None, locate: Locate
 ) -> None:
-    """Let the engine judge the arguments, once for equal ones. Raises ProfileError where it refuses them.
+    """Check the arguments with the engine; equal arguments once. Raises ProfileError if it refuses them.
 
-    What keeps it from judging is noted, and does not keep a server from its start.
+    If the check is not possible, print a note and continue.
     """
     plan, question = artifacts.plan, argument_question(artifacts, files).to_json()
     try:
@@ -77,7 +77,7 @@ def require_accepted(
 
 
 def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate:
-    """Where a profile says something, its file read once that is asked for."""
+    """Return a function that locates a key path in a profile; it reads the file when it is called."""
 
     def locate(path: tuple[str, ...]) -> str:
         return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.place(path)
@@ -88,25 +88,25 @@ def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate
 def require_accepted_by_image(
     artifacts: Artifacts, docker: DockerCli, image: str, place: HostRef, *, profile: str, overrides: Sequence[str]
 ) -> None:
-    """Let the engine in an image that was built judge the arguments of its profile. Raises as `require_accepted`."""
+    """Check the arguments of a profile with the engine in a built image. Raises as `require_accepted`."""
     engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, place.home)
     require_accepted(artifacts, engine, place.home, engine_files(artifacts.plan, place, fetch=True), locate)
 
 
 def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
-    """A refusal at the settings it is about, those of the profile's `flags` first."""
+    """Return the problem for a refusal, located at the settings that cause it."""
     given = [word.removeprefix("--") for word in argv if word.startswith("--")]
     keys = refusal.keys(given)
-    hint = "" if keys else f"`deploy show {plan.profile}` shows every option with its place"
+    hint = "" if keys else f"`deploy show {plan.profile}` shows each option with its origin"
     return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
 
 def _verdicts(
     question: str, engine: EnginePython, home: Home, env: Sequence[tuple[str, str]]
 ) -> tuple[ArgumentVerdict, ...]:
-    """The verdicts on a question, as kept from the last time; those that say nothing are not kept.
+    """Return the verdicts, from the cache if it has them; a verdict `unchecked` is not cached.
 
-    Raises HostError or ValueError where there are none.
+    Raises HostError or ValueError if the check is not possible.
     """
     program = argument_checker()
     kept = None
@@ -118,7 +118,7 @@ def _verdicts(
     began = time.monotonic()
     printed = _ask(program, question, engine)
     verdicts = read_verdicts(printed)
-    note(f"sglang judged the arguments in {time.monotonic() - began:.0f} s")
+    note(f"sglang checked the arguments in {time.monotonic() - began:.0f} s")
     if kept is not None and not any(verdict.unchecked for verdict in verdicts):
         _keep(kept, printed.splitlines()[-1])
     return verdicts
@@ -126,7 +126,7 @@ def _verdicts(
 
 def _ask(program: str, question: str, engine: EnginePython) -> str:
     progress = Progress()
-    progress.update("checking the arguments with sglang's own parser")
+    progress.update("checking the arguments with sglang")
     try:
         done = engine.run(program, question)
     finally:
@@ -138,5 +138,5 @@ def _ask(program: str, question: str, engine: EnginePython) -> str:
 
 
 def _keep(path: Path, answer: str) -> None:
-    with suppress(OSError):  # a full disk: it is asked again
+    with suppress(OSError):  # a full disk: the next start checks again
         write_cache(path, answer + "\n")

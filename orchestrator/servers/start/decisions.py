@@ -1,4 +1,4 @@
-"""The two decisions of one start: from what is known beforehand, and finally from what was gathered on the way."""
+"""The plans of one start: a first one from known facts, and the final one from the prepared files."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,24 +37,23 @@ from orchestrator.servers.start.request import UpRequest
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWithFiles:
-    """A plan, and the files that its patches are given, by input name."""
+    """A plan and the input files of its patches, by input name."""
 
     plan: Plan
     files: Mapping[str, bytes]
 
     @property
     def artifacts(self) -> Artifacts:
-        """What is rendered from it."""
+        """The artifacts of the plan."""
         return render_artifacts(self.plan, self.files)
 
 
 def decide_beforehand(
     request: UpRequest, source: PlanSource, place: HostRef, *, offline: bool = False
 ) -> PlanWithFiles:
-    """Decide before anything costs money. `offline`: no other host is asked, and what a tag means here is taken.
+    """Return the first plan, without slow steps. `offline` contacts no other host and uses the local image of a tag.
 
-    Raises ProfileError, and for a prebuilt image that is known what keeps it from being the plan's: BuildError,
-    KernelsError.
+    Raises ProfileError; for a prebuilt image that does not match the plan BuildError or KernelsError.
     """
     image = _known_image(source, place, offline=offline)
     decision = _decide(source, place, image)
@@ -64,7 +63,7 @@ def decide_beforehand(
 
 
 def _decide(source: PlanSource, place: HostRef, image: PrebuiltImage | None) -> PlanWithFiles:
-    """Decide with what is known by now of checkpoint, tables and image."""
+    """Return the plan from the facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
         experts=known_experts(source.model, place) if source.may_fuse else None,
@@ -78,36 +77,36 @@ def _decide(source: PlanSource, place: HostRef, image: PrebuiltImage | None) -> 
 
 
 def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> PrebuiltImage | None:
-    """What is known of the prebuilt image that a profile is to run from, without fetching it."""
+    """Return the prebuilt image of a profile without a pull; None if it is unknown."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
     if source.image_on_node:
-        note(f"`{source.image}` is looked for on the nodes alone; its receipt is not held against the plan")
+        note(f"`{source.image}` is on the nodes only; its receipt is not compared with the plan")
         return None
     pulled_here = not runtime_class(source.runtime).cluster_managed
     if pulled_here and not offline:
         return newest_image(source.image, find_docker(place.remote))
     docker: DockerCli | None = None
-    with suppress(HostError):  # no daemon: what would be started can be shown all the same
+    with suppress(HostError):  # no daemon: a preview is still possible
         docker = None if place.remote else find_docker()
     return known_image(source.image, docker, pulled_here=pulled_here)
 
 
 def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: HostRef) -> PreparedRun:
-    """Bring checkpoint, tables and engine into place, and decide finally with what they turned out to be.
+    """Prepare checkpoint, tables and engine, and return the final plan with its engine.
 
-    Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
-    tuned kernels where there is none yet, and once more with it.
+    The engine checks the arguments before the checkpoint is downloaded. Without a kernel table, the image is built
+    first without and then with one.
     """
     plan, home, rows, image, early = first.plan, place.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
         image = fetch_image(plan.prebuilt_image, place)
         rows = rows_in(image, plan, place, allow_untuned=request.allow_untuned)
-        note(f"image {image.reference}: as `{plan.profile}` needs it, nothing is built")
+        note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
     look_at_coverage(request, plan, place, rows)
     files = engine_files(plan, place, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
     if files is not None:
-        early = _judged(source, first.artifacts, place, files)
+        early = _prepare_checked(source, first.artifacts, place, files)
     ensure_checkpoint(plan, place, stage=request.stage)
     mirror = mirror_path(plan.model, place)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
@@ -117,28 +116,27 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     final = _decide(source, place, image)
     report_warnings(final.plan, before=plan)
     if not request.allow_untuned:
-        require_tuned(final.plan, home, rows)  # by the checkpoint's own config and the image's own rows
+        require_tuned(final.plan, home, rows)  # with the config of the checkpoint and the rows of the image
     if early is None or final.artifacts != first.artifacts:
-        early = _judged(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
+        early = _prepare_checked(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
     prepare_overlay(early, place)
     return early
 
 
 def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NO_SOURCES) -> None:
-    """Say what is known of the tuned kernels, and refuse a load that would miss some. Raises KernelsError."""
+    """Report the coverage of tuned kernels. Raises KernelsError if the workload needs untuned ones."""
     report_coverage(plan, place.home, rows)
     if not request.allow_untuned:
         require_tuned(plan, place.home, rows)
 
 
-def _judged(source: PlanSource, artifacts: Artifacts, place: HostRef, files: Mapping[str, str] | None) -> PreparedRun:
-    """What the server runs in, which has accepted the arguments as far as it can be asked here.
-
-    Raises BuildError, ProfileError.
-    """
+def _prepare_checked(
+    source: PlanSource, artifacts: Artifacts, place: HostRef, files: Mapping[str, str] | None
+) -> PreparedRun:
+    """Prepare the engine and check the arguments with it if it is on this host. Raises BuildError, ProfileError."""
     prepared = prepare_engine(artifacts, place)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, place.home, files, source.location)
     else:
-        note("sglang judges the arguments where its image is, before the server starts")
+        note("sglang checks the arguments in the cluster before the server starts")
     return prepared

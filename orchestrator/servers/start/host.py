@@ -1,4 +1,4 @@
-"""Is the machine ready for a plan, and free again after it?"""
+"""Preflight of the host of a plan, and waiting until its ports and VRAM are free."""
 
 import os
 import time
@@ -28,19 +28,19 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.servers import Servers, open_servers
 
-_PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
+_PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
 
 
 def host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> HostRef:
-    """Where a runtime runs servers: here, or on the far machine that `host` or the environment name.
+    """Return the host of a runtime: this one, or the remote one from `host` or the environment.
 
-    Raises UsageError for a far machine and a runtime that only knows this one.
+    Raises UsageError if the runtime does not support remote hosts.
     """
     return HostRef(home=home, remote=runtime_class(runtime).resolve_host(host, environ))
 
 
 def runner_for(place: HostRef) -> Runner:
-    """How to run a program there."""
+    """Return a function that runs a program on the host."""
     return ssh_runner(place.remote) if place.remote else local
 
 
@@ -53,10 +53,10 @@ def preflight_host(
     stage: bool = True,
     freed: frozenset[int] = frozenset(),
 ) -> PreflightReport:
-    """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at).
+    """Run all preflight checks of a plan on its host; the checkpoint is verified on this host only.
 
-    Without `checkpoint` it is not looked at here either, and without `stage` nothing needs room for it. `freed` are
-    ports of a server that is stopped first.
+    Without `checkpoint` it is not verified; without `stage` it needs no disk space. `freed` are the ports of a server
+    that is stopped first.
     """
     runner, kind = runner_for(place), runtime_class(plan.runtime)
     if kind.cluster_managed:
@@ -77,10 +77,10 @@ def preflight_host(
 
 
 def require_host(plan: Plan, servers: Servers, name: str, place: HostRef, *, stage: bool) -> PreflightReport:
-    """The host passes preflight before anything is built or downloaded for a server of that name. Raises HostError.
+    """Run preflight before a build or download for a server of that name. Raises HostError.
 
-    What runs under the name goes on running: its ports, and the VRAM that it holds, are free once it is stopped.
-    `stage` says that a missing checkpoint will be downloaded.
+    The running server of that name is ignored: its ports and VRAM are free after its stop. With `stage` a missing
+    checkpoint will be downloaded.
     """
     report = preflight_host(plan, place, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
@@ -89,13 +89,13 @@ def require_host(plan: Plan, servers: Servers, name: str, place: HostRef, *, sta
 
 
 def require_ready_host(plan: Plan, place: HostRef, before: PreflightReport | None = None) -> PreflightReport:
-    """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError.
+    """Run preflight and wait until the VRAM is free. Raises HostError.
 
-    What the report `before` has warned of is not repeated.
+    Warnings of the report `before` are not repeated.
     """
     report, told = preflight_host(plan, place), set(before.findings) if before else set()
     _warn(finding for finding in report.findings if finding not in told)
-    report.require(but={VRAM_IN_USE})  # that one is waited for
+    report.require(but={VRAM_IN_USE})  # `wait_for_vram` waits for it
     wait_for_vram(plan, place)
     return report
 
@@ -107,7 +107,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
-    """The ports of this machine that are free once what runs under a name is stopped."""
+    """Return the ports of this host that are free after the server of that name is stopped."""
     here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
     plans = (read_plan(servers.run_of(handle)) for handle in here)
     own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
@@ -115,7 +115,7 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
 
 
 def _server_on(place: HostRef, port: int) -> str | None:
-    """The server of ours that listens there, on a port that somebody holds."""
+    """Return the name of the server that listens on a port; None if it is not one of `deploy`."""
     with open_servers(place.home, place.remote) as servers:
         for handle in servers.find():
             if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
@@ -124,9 +124,9 @@ def _server_on(place: HostRef, port: int) -> str | None:
 
 
 def wait_for_vram(plan: Plan, place: HostRef) -> None:
-    """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some.
+    """Wait until the VRAM of the plan's GPUs is free, and show the GPUs that still hold some.
 
-    Where the server runs on other machines, the runtime's own stop has waited.
+    In a cluster, the stop of the runtime has waited.
     """
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
@@ -148,7 +148,7 @@ def wait_until_released(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
+    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with the holder."""
     if not runtime_class(plan.runtime).is_local:
         return
     runner = runner_for(place)
@@ -162,14 +162,16 @@ def wait_until_released(
             sleep=sleep,
         )
         if holder is not None:
-            raise HostError(f"port {port} is still held by {holder}", hint="another program took it, or stop that one")
+            raise HostError(
+                f"port {port} is still held by {holder}", hint="stop that program, or set another `server.port`"
+            )
     wait_for_vram(plan, place)
 
 
 def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
     directory = checkpoint_directory(plan.model, home)
     if plan.model.checkpoint.source == "generated" and not directory.exists():
-        return None  # made on the way up
+        return None  # generated by the start
 
     def verify() -> tuple[str, int]:
         found = verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version)

@@ -1,4 +1,4 @@
-"""Before a start: the checkpoint, what the server runs in, the machine."""
+"""Preparation of a start: checkpoint, engine, kernel tables, config overlay."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,10 +35,10 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
     Raises WeightsError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
-        note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
+        note(f"checkpoint of `{plan.model.name}`: not checked from here; it is on the node of the server")
         return
     if place.remote is not None:
-        _bring_far(plan, place, place.remote, stage=stage)
+        _ensure_remote(plan, place, place.remote, stage=stage)
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.checkpoint.source == "generated":
@@ -50,32 +50,32 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
         note(f"checkpoint {directory}: {ensure_staged(plan, directory, allowed=stage)}")
 
 
-def _bring_far(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
+def _ensure_remote(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
     if plan.model.checkpoint.source == "generated":
-        warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
+        warn(f"the checkpoint of `{plan.model.name}` on {far} is not checked; it is generated on that host")
         return
     mirror = mirror_path(plan.model, place)
-    verified = ensure_staged_remote(plan, far_directory(plan), far, allowed=stage, mirror=mirror)
+    verified = ensure_staged_remote(plan, remote_directory(plan), far, allowed=stage, mirror=mirror)
     note(f"checkpoint {far}: {verified.directory}: {verified}")
 
 
-def far_directory(plan: Plan) -> str:
-    """Where a far machine has the plan's checkpoint: absolute, or relative to the tool's home there."""
+def remote_directory(plan: Plan) -> str:
+    """Return the checkpoint directory on a remote host: absolute, or relative to the home of `deploy` there."""
     return str(checkpoint_directory(plan.model, Home(Path())))
 
 
 def mirror_path(model: Model, place: HostRef) -> Path | None:
-    """Where the config and headers of a far checkpoint are kept; None for one here."""
+    """Return the local copy of config and headers of a remote checkpoint; None for a local one."""
     return place.home.made_for(place.remote) / "headers" / FileName(model.name) if place.remote is not None else None
 
 
 def known_checkpoint(model: Model, place: HostRef) -> Checkpoint | None:
-    """A checkpoint as far as it is here: staged, or the mirror of a far one."""
+    """Return the local checkpoint, or the local copy of a remote one's headers; None if there is neither."""
     return local_checkpoint(mirror_path(model, place) or checkpoint_directory(model, place.home))
 
 
 def known_experts(model: Model, place: HostRef) -> MoeCheckpoint | None:
-    """How a checkpoint stores its experts, as far as it is here."""
+    """Return how a checkpoint stores its experts; None if unknown."""
     return read_experts(found) if (found := known_checkpoint(model, place)) is not None else None
 
 
@@ -89,11 +89,11 @@ def plan_to_build(
     allow_untuned: bool,
     host: str | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
-    """The plan whose image is to be built, and its files: with the table that `up` would make, unless one is given.
+    """Return the plan of an image build and its input files, with the kernel table that `up` would make.
 
-    `base` is an image to build on in place of the engine's, `host` the machine it is built on. Raises as `make_table`.
+    A table in `given` replaces it. `base` replaces the base image of the engine; `host` is where the image is built.
+    Raises as `make_table`.
     """
-
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     source = profile_source(profile, overrides, home, given=given)
     plan, inputs = source.planned()
@@ -111,13 +111,13 @@ def builtin_tables(plan: Plan, home: Home, place: HostRef) -> RowSources:
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:
-    """What `--set` would say of another base image, `name:tag` or `name:tag@sha256:…`."""
+    """Return the overrides for another base image, `name:tag` or `name:tag@sha256:…`."""
     name, _, digest = reference.partition("@")
     return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
 
 
 def prepare_engine(artifacts: Artifacts, place: HostRef) -> PreparedRun:
-    """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
+    """Build the image or environment of the server; running servers are not affected. Raises BuildError."""
     return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
 
 
@@ -129,10 +129,10 @@ def prepare_overlay(prepared: PreparedRun, place: HostRef) -> None:
 def _overlay(
     plan: Plan, place: HostRef, not_needed: frozenset[str], found: DetectedPatches = NO_DETECTED_PATCHES
 ) -> None:
-    """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
+    """Write the overlay of the checkpoint with the config transforms that the sources need.
 
-    The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
-    machine only the config is made, from the mirror of its checkpoint; the start brings it there.
+    The plan knows only the engine's version; a dated image may contain newer sources. For a remote host only the config
+    is written, from the local copy of the headers; the start copies it there.
     """
     if (overlay := overlay_path(plan, found)) is None:
         return

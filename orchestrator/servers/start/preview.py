@@ -30,15 +30,15 @@ class Preview:
     home: Home
     steps: tuple[UpStep, ...]
     files: tuple[RenderedFile, ...]
-    capacity: Capacity | None  # None for a plan that was decided before
-    image: ImageConfig | None  # None where nothing is known of it here
+    capacity: Capacity | None  # None for the plan of a run or lockfile
+    image: ImageConfig | None  # None if unknown
 
     def to_table(self) -> str:
-        """The steps as a table, with estimated durations."""
+        """Return a table of the steps with estimated durations."""
         return steps_table(self.steps)
 
     def to_dict(self) -> dict[str, object]:
-        """Steps, warnings and plan as JSON-able data; the files are not in it."""
+        """Return steps, warnings and plan as JSON-able data, without the files."""
         warnings = plan_warnings(self.plan, name=self.name, image=self.image)
         return {
             "name": self.name,

@@ -1,4 +1,4 @@
-"""What `deploy up` is asked for, and the command that asks for the same again."""
+"""The request of `deploy up`, and the command that repeats it."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,32 +15,32 @@ from orchestrator.runs.run_dir import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class UpRequest:
-    """What the user asked for."""
+    """The profile, name and options of one `deploy up`."""
 
     profile: str
     name: str | None
     overrides: tuple[str, ...]
     host: str | None
-    image: str | None  # one that is ready; None: the plan's is built
+    image: str | None  # prebuilt; None: the image of the plan is built
     replace: bool
     keep_failed: bool
-    stage: bool  # fetch a checkpoint that is missing
+    stage: bool  # download a missing checkpoint
     allow_untuned: bool
     strict_kernels: bool
-    timeout: float | None  # seconds, None for as long as something moves
-    run: str | None = None  # the directory of an earlier start, whose plan is started as it was
-    lock: str | None = None  # a file: what it holds is started, or nothing
-    by_watch: bool = False  # asked for by `deploy watch`
-    max_replicas: int | None = None  # of several replicas, how many are replaced
-    min_gsm8k: float | None = None  # of several replicas, what each new one has to score
+    timeout: float | None  # seconds; None waits while the start makes progress
+    run: str | None = None  # directory of a run whose plan is repeated
+    lock: str | None = None  # path of a lockfile
+    by_watch: bool = False  # a restart by `deploy watch`
+    max_replicas: int | None = None  # of a rolling update, how many replicas are replaced
+    min_gsm8k: float | None = None  # of a rolling update, the minimum score of each new replica
 
     @property
     def has_fixed_plan(self) -> bool:
-        """Whether its plan was decided before, and no other one may take its place."""
+        """Whether the plan comes from a run or a lockfile."""
         return bool(self.run or self.lock)
 
     def command(self, name: str) -> str:
-        """The command that asks for the same again."""
+        """Return the command that repeats the request."""
         before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
         asked = before or ["--profile", self.profile]
         overrides, image = ((), None) if before else (self.overrides, self.image)
@@ -55,19 +55,19 @@ class UpRequest:
         return quote(argv)
 
     def to_record(self, name: str) -> dict[str, object]:
-        """Return what is kept of it, to be asked again from anywhere: a profile's file by its whole path."""
+        """Return the record for the run directory, with the absolute path of a profile file."""
         path = str(Path(self.profile).absolute()) if is_path(self.profile) else self.profile
         asked = replace(self, profile=path)
         return {KEY: RECORD_VERSION, "command": asked.command(name), "request": asdict(asked)}
 
     def source(self, home: Home) -> PlanSource:
-        """Read what its plan is decided from: an earlier run, a lock, or a profile. Raises a DeployError."""
+        """Read the source of the plan: a run, a lockfile or a profile. Raises a DeployError."""
         if self.run is not None:
             run = RunDir(Path(self.run))
             source = run_source(run, home_of_run(run.path, home))
             for name in inputs_changed_since(run.path, source.plan, source.home):
-                what = f"`{name}` is another one now than when `{run.path.name}` was started"
-                warn(f"{what}: what it makes is as it is now")
+                what = f"`{name}` has changed since `{run.path.name}` was started"
+                warn(f"{what}: the current file is used")
             return source
         if self.lock is not None:
             locked = lock_source(Path(self.lock), home)

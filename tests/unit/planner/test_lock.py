@@ -262,7 +262,7 @@ def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch
     [
         ({"profile": ""}, "which lock"),
         ({"profile": "cpu-tiny"}, "no lock `cpu-tiny.lock.yaml`"),
-        ({"profile": "x.lock.yaml", "image": "x"}, "without"),
+        ({"profile": "x.lock.yaml", "image": "x"}, "takes no"),
     ],
 )
 def test_a_lock_that_cannot_be_meant_is_refused(home: Home, asked: dict[str, object], said: str) -> None:
@@ -295,11 +295,11 @@ def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_onc
     run.write([lock_of_start(plan, "cpu-tiny", (), home, run.path)])
     again = request_of(run=str(run.path))
     preview(again, home)
-    assert "another one now" not in capsys.readouterr().err
+    assert "has changed since" not in capsys.readouterr().err
     monkeypatch.setattr(command, "_files", lambda *_: {"sglang-cpu-0.5.14.txt": "0" * 64, "tiny_model.py": "0" * 64})
     preview(again, home)
     said = capsys.readouterr().err
-    assert f"`sglang-cpu-0.5.14.txt` is another one now than when `{run.path.name}` was started" in said
+    assert f"`sglang-cpu-0.5.14.txt` has changed since `{run.path.name}` was started" in said
 
 
 def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
@@ -320,13 +320,13 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
     assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
     assert {file.path for file in input_copies(plan, repeated)} >= {f"inputs/images/{own.name}"}
     preview(request_of(run=str(run.path)), home)
-    assert "another one now" not in capsys.readouterr().err
+    assert "has changed since" not in capsys.readouterr().err
     assert Catalog.of(home).find(EntryKind.IMAGE_FILE, own.name) == own
 
     found.write_text("sglang==0.5.10\n")  # by hand: its lock tells
     assert home_of_run(run.path, home) == home
     preview(request_of(run=str(run.path)), home)
-    assert f"`{own.name}` is another one now" in capsys.readouterr().err
+    assert f"`{own.name}` has changed since" in capsys.readouterr().err
 
 
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
