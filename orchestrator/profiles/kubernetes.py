@@ -26,9 +26,9 @@ Taint: TypeAlias = Annotated[
 class KubernetesWeights(StrictModel):
     """Where the pods find the checkpoint, `MODEL` in there; whoever runs the cluster brings it."""
 
-    pvc: ObjectName | None = Field(default=None, description="a PersistentVolumeClaim that holds checkpoints by name")
+    pvc: ObjectName | None = Field(default=None, description="PersistentVolumeClaim with the checkpoints by name")
     host_path: AbsolutePath | None = Field(
-        default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
+        default=None, description="directory of the nodes, or a mounted share, with the checkpoints by name"
     )
 
     @model_validator(mode="after")
@@ -43,10 +43,10 @@ class KubernetesSection(StrictModel):
 
     context: Word | None = Field(default=None, description="context of your kubeconfig; default: its current one")
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = Field(
-        default="default", description="namespace of everything that is rendered"
+        default="default", description="namespace of all objects"
     )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        default="IfNotPresent", description="`Never` where the nodes hold the image, which then needs no registry"
+        default="IfNotPresent", description="`Never` if the nodes already have the image; it then needs no registry"
     )
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets to pull the image with")
     node_selector: tuple[Label, ...] = Field(
@@ -54,16 +54,16 @@ class KubernetesSection(StrictModel):
         description="labels of the nodes to run on, such as `amd.com/gpu.device-id=75a3` of AMD's node labeler",
     )
     tolerations: tuple[Taint, ...] = Field(
-        default=(), description="taints to run in spite of, such as `amd.com/gpu:NoSchedule`"
+        default=(), description="taints to tolerate, such as `amd.com/gpu:NoSchedule`"
     )
     supplemental_groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="ids of groups that own the GPUs' device nodes, where the image is not run by root"
+        default=(), description="ids of the groups that own the GPUs' device nodes, if the image does not run as root"
     )
-    cpu: int | None = Field(default=None, ge=1, description="cores that are set aside for it")
-    memory: Size | None = Field(default=None, description="memory that is set aside for it, and its limit")
+    cpu: int | None = Field(default=None, ge=1, description="requested CPU cores")
+    memory: Size | None = Field(default=None, description="requested memory, also the limit")
     runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
-        default="ClusterIP", description="how the Service is reached: from the cluster alone, or from outside of it"
+        default="ClusterIP", description="type of the Service, which decides who can reach it"
     )
     allowed_clients: tuple[Label, ...] = Field(
         default=("deploy.client=true",), description="labels of the pods of its namespace that may reach the server"
@@ -74,12 +74,12 @@ class KubernetesSection(StrictModel):
         "`kubernetes.io/metadata.name=monitoring` of a Prometheus there",
     )
     api_key_secret: ObjectName | None = Field(
-        default=None, description="the Secret that holds the API key, in its key `config.yaml`; default: one of its own"
+        default=None, description="Secret with the API key, in its key `config.yaml`; default: a Secret of the server"
     )
     pending_timeout: int = Field(
         default=30,
         ge=0,
         le=86_400,
-        description="seconds `up` waits for a node, an image or a volume that is not to be had",
+        description="seconds that `up` waits for a node, an image or a volume that is not available",
     )
-    weights: KubernetesWeights = Field(default=KubernetesWeights(), description="where the checkpoint is")
+    weights: KubernetesWeights = Field(default=KubernetesWeights(), description="location of the checkpoint")

@@ -53,11 +53,11 @@ class Setting(StrictModel):
     """A value with its origin."""
 
     value: Annotated[Scalar | list[Scalar], BeforeValidator(_scalar_or_list, Scalar | list[Scalar])] = Field(
-        description="the value; `true` is a bare switch, `false` leaves it out; a list where an option takes several"
+        description="the value; `true` is a bare switch, `false` omits the option; a list for several values"
     )
     origin: Origin = Field(description="published, recipe, measured, inferred or user")
-    source: Text = Field(default="", description="where it is published, whose recipe it is, or what was measured")
-    note: Text = Field(default="", description="why, where that is not plain")
+    source: Text = Field(default="", description="publication, recipe or measurement behind the value")
+    note: Text = Field(default="", description="the reason, if it is not obvious")
 
     @model_validator(mode="after")
     def _has_source(self) -> "Setting":
@@ -117,12 +117,12 @@ class HardwareSection(StrictModel):
     """One node."""
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
-    arch: Word = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
-    gpu_product: Word | None = Field(default=None, description="what who rents it out calls the GPU, such as MI355X")
+    arch: Word = Field(description="the compiler's name of the GPU, such as gfx950 or sm100; x86_64 for a CPU")
+    gpu_product: Word | None = Field(default=None, description="name of the GPU at cloud providers, such as MI355X")
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
     vram: Size = Field(description="memory of one GPU")
-    container: ContainerSection = Field(default=ContainerSection(), description="what a container is given")
+    container: ContainerSection = Field(default=ContainerSection(), description="options of the container")
     source: Text = Field(default="", description="where these facts are published")
 
 
@@ -163,8 +163,8 @@ class MoeSection(StrictModel):
     hidden_size: int = Field(ge=1, description="model dimension")
     intermediate_size: int = Field(ge=1, description="inner dimension of one expert")
     routed_experts: int = Field(ge=1, description="experts of a layer")
-    shared_experts: int = Field(ge=0, description="experts that every token takes")
-    experts_per_token: int = Field(ge=1, description="routed experts a token takes")
+    shared_experts: int = Field(ge=0, description="experts that every token uses")
+    experts_per_token: int = Field(ge=1, description="routed experts per token")
 
 
 def _filler(value: object) -> object:
@@ -176,17 +176,17 @@ def _filler(value: object) -> object:
 class QuestionSection(StrictModel):
     """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
 
-    prompt: Text = Field(min_length=1, description="what is asked; text without sense takes the place of `{filler}`")
+    prompt: Text = Field(min_length=1, description="prompt of the question; filler text replaces `{filler}`")
     expected: Text = Field(
         min_length=1,
-        description="all that is to be answered; case, white space and a full stop at the end do not count",
+        description="the complete answer; case, white space and a final full stop are ignored",
     )
     filler_words: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
-        default=0, description="words of filler; `chunk` for more than a chunk of the profile's prefill has tokens"
+        default=0, description="words of filler; `chunk` for more tokens than one prefill chunk"
     )
-    max_tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
+    max_tokens: int = Field(default=32, ge=1, le=512, description="maximum tokens of the answer")
     origin: Origin = Field(default=Origin.USER, description="published, recipe, measured, inferred or user")
-    source: Text = Field(default="", description="where it comes from")
+    source: Text = Field(default="", description="source of the question")
 
     @model_validator(mode="after")
     def _has_a_place_for_its_filler(self) -> "QuestionSection":
@@ -198,13 +198,15 @@ class QuestionSection(StrictModel):
 class KvCacheSection(StrictModel):
     """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
 
-    head_dim: int | None = Field(default=None, ge=1, description="width of a head of keys")
-    v_head_dim: int | None = Field(default=None, ge=1, description="width of a head of values, where it is another")
+    head_dim: int | None = Field(default=None, ge=1, description="width of a key head")
+    v_head_dim: int | None = Field(default=None, ge=1, description="width of a value head, if it differs")
     kv_lora_rank: int | None = Field(default=None, ge=1, description="width of the latent")
-    qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part beside the latent")
+    qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part")
     index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
-    sliding_window: int | None = Field(default=None, ge=1, description="tokens that a layer with a window keeps")
-    sliding_layers: int | None = Field(default=None, ge=1, description="layers with such a window; the others keep all")
+    sliding_window: int | None = Field(default=None, ge=1, description="tokens in the sliding window")
+    sliding_layers: int | None = Field(
+        default=None, ge=1, description="layers with a sliding window; the others keep all tokens"
+    )
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "KvCacheSection":
@@ -225,15 +227,15 @@ class KvCacheSection(StrictModel):
 class ModelSection(StrictModel):
     """The checkpoint."""
 
-    checkpoint: CheckpointSection = Field(description="where it comes from")
-    served_name: Word = Field(description="the name clients ask for")
+    checkpoint: CheckpointSection = Field(description="source of the checkpoint")
+    served_name: Word = Field(description="name of the model in requests")
     weights_size: Size = Field(ge=1, description="size of all weights")
     quantization: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
-    context_length: int = Field(ge=1, description="tokens of prompt and answer together")
+    context_length: int = Field(ge=1, description="maximum tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
     attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
     kv_heads: int | None = Field(
-        default=None, ge=1, description="key and value heads, where fewer than queries; none with latent attention"
+        default=None, ge=1, description="key and value heads, if fewer than query heads; none with latent attention"
     )
     sparse_attention: bool = Field(
         default=False, description="DeepSeek's (DSA): the engine then sets page and cache types itself"
@@ -243,14 +245,14 @@ class ModelSection(StrictModel):
     )
     gated: bool = Field(default=False, description="needs a token to download")
     mtp_weights_size: Size | None = Field(
-        default=None, description="that layer's part of `weights_size`, which only speculation loads"
+        default=None, description="size of the MTP layer within `weights_size`; only speculation loads it"
     )
     moe: MoeSection | None = Field(default=None, description="the routed experts")
     kv_cache: KvCacheSection | None = Field(
-        default=None, description="what a token takes of the KV cache; without it capacity is not computed"
+        default=None, description="shape of the KV cache; without it capacity is not computed"
     )
     questions: tuple[QuestionSection, ...] = Field(
-        default=(), description="what the smoke test asks to see that answers are right; without any it does not look"
+        default=(), description="questions of the smoke test with correct answers; without them answers are not checked"
     )
     source: Text = Field(default="", description="where these facts are published")
 
@@ -269,20 +271,18 @@ class EngineSection(StrictModel):
     version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
     image: ImageName | None = Field(default=None, description="base image, without digest")
-    image_digest: Text | None = Field(
-        default=None, pattern=f"^{_DIGEST}$", description="its digest, where one is known"
-    )
+    image_digest: Text | None = Field(default=None, pattern=f"^{_DIGEST}$", description="digest of the base image")
     image_fallbacks: tuple[Image, ...] = Field(
         default=(),
-        description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
+        description="images to use, in this order, if the image no longer exists; `@sha256:…` pins one",
     )
     dockerfile: CatalogName = Field(description="Dockerfile template under images/")
     requirements: CatalogName | None = Field(default=None, description="pinned requirement file under images/")
-    python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
+    python: Text | None = Field(default=None, pattern="^[^-]", description="Python interpreter that has the engine")
     source_dir: AbsolutePath = Field(
-        default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"
+        default="/sgl-workspace/sglang/python/sglang", description="directory of the package `sglang` in the image"
     )
-    aiter_dir: AbsolutePath | None = Field(default=None, description="where the image keeps aiter")
+    aiter_dir: AbsolutePath | None = Field(default=None, description="directory of aiter in the image")
     aiter_commit: Word | None = Field(default=None, description="the aiter commit the image was built with")
     source: Text = Field(default="", description="where these facts are published")
 
@@ -326,30 +326,32 @@ class ServerSection(StrictModel):
 
     host: Text = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=30000, ge=1, le=65535, description="port to listen on")
-    allow_unauthenticated: bool = Field(default=False, description="listen beyond this machine without an API key")
+    allow_unauthenticated: bool = Field(default=False, description="allow a public address without an API key")
     api_key_env: Text | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of your shell that holds the API key"
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable with the API key"
     )
 
 
 class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
-    description: Text = Field(default="", description="what it is for, one line")
+    description: Text = Field(default="", description="purpose of the profile, in one line")
     runtime: Word = Field(default="docker", description="the runtime that starts and stops the server")
-    workload: Word | None = Field(default=None, description="the load it is meant for, by which its capacity is judged")
+    workload: Word | None = Field(default=None, description="workload of the profile, for the capacity check")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")
-    layout: LayoutSection = Field(description="how the model is spread")
-    replicas: int = Field(default=1, ge=1, le=64, description="equal servers; several stand behind SGLang's gateway")
+    layout: LayoutSection = Field(description="parallelism of a replica")
+    replicas: int = Field(default=1, ge=1, le=64, description="equal servers; two or more run behind SGLang's gateway")
     gateway: dict[Text, FlagField] = Field(default={}, description=_GATEWAY)
-    server: ServerSection = Field(default=ServerSection(), description="the HTTP side")
+    server: ServerSection = Field(default=ServerSection(), description="the HTTP endpoint")
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
-    skip_patches: list[Text] = Field(default=[], description="patches to leave out although the ledger calls for them")
-    timeouts: TimeoutsSection = Field(default=TimeoutsSection(), description="when to give up")
-    restart_policy: RestartPolicySection = Field(default=RestartPolicySection(), description="what `deploy watch` does")
-    kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="how a cluster runs it")
-    slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
-    allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to run in spite of")
+    skip_patches: list[Text] = Field(default=[], description="ids of patches to skip")
+    timeouts: TimeoutsSection = Field(default=TimeoutsSection(), description="timeouts of start and stop")
+    restart_policy: RestartPolicySection = Field(
+        default=RestartPolicySection(), description="restart policy of `deploy watch`"
+    )
+    kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="settings for `runtime: kubernetes`")
+    slurm: SlurmSection = Field(default=SlurmSection(), description="settings for `runtime: slurm`")
+    allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to allow")

@@ -24,44 +24,44 @@ JobTime: TypeAlias = Annotated[
 class SlurmSection(StrictModel):
     """The job that a server runs in, where its runtime is Slurm."""
 
-    partition: Word | None = Field(default=None, description="partition; the cluster's own default where none is named")
+    partition: Word | None = Field(default=None, description="partition; default: the cluster's")
     gateway_partition: Word | None = Field(
-        default=None, description="partition of the gateway's job, where several servers take whole nodes of theirs"
+        default=None, description="partition of the gateway's job, if replicas use whole nodes"
     )
     account: Word | None = Field(default=None, description="account that the job is charged to")
     qos: Word | None = Field(default=None, description="quality of service")
     time_limit: JobTime | None = Field(
         default=None,
-        description="how long the job may run, such as 8:00:00 or 7-00:00:00; else the partition's default",
+        description="time limit of the job, such as 8:00:00 or 7-00:00:00; default: the partition's",
     )
     gpu_type: Word | None = Field(default=None, description="type of the GPUs in the cluster's gres, such as mi355x")
-    exclusive: bool = Field(default=True, description="take whole nodes, with all of their CPUs and memory")
+    exclusive: bool = Field(default=True, description="allocate whole nodes, with all CPUs and memory")
     signal_before_end: int = Field(
-        default=120, ge=0, le=65535, description="seconds before the end of its time at which the server is told to end"
+        default=120, ge=0, le=65535, description="seconds before the time limit at which the server gets SIGTERM"
     )
     requeue: bool = Field(
         default=False,
-        description="start the job again when its node fails; its secrets then stay in a file until `down`",
+        description="requeue the job if its node fails; its secrets then stay in a file until `down`",
     )
     queue_timeout: int | None = Field(
         default=None,
         ge=1,
         le=_WEEK,
-        description="seconds that the job may wait for its place; any where it is not said",
+        description="seconds that the job may wait in the queue; default: no limit",
     )
     sbatch_options: tuple[Annotated[str, Field(pattern=_JOB_OPTION)], ...] = Field(
-        default=(), description="further options of sbatch for the servers, such as --constraint=gfx950"
+        default=(), description="additional sbatch options of the servers, such as --constraint=gfx950"
     )
     container: Literal["none", "pyxis", "apptainer"] = Field(
-        default="none", description="none, or what the cluster starts containers with: pyxis or apptainer"
+        default="none", description="container runtime of the cluster: none, pyxis or apptainer"
     )
     image: Text | None = Field(
         default=None,
         pattern=r"^[^-\s]\S*$",
-        description="the image of the container, as that takes it; it holds the patches",
+        description="image of the container, in the format of the container runtime; includes the patches",
     )
     python: Text | None = Field(
         default=None,
         pattern="^/",
-        description="a Python that has this tool, on the nodes; the one that runs the command",
+        description="Python with deploy on the nodes; default: the one that runs the command",
     )

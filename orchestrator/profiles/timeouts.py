@@ -13,11 +13,13 @@ class TimeoutsSection(StrictModel):
     """When to give up."""
 
     progress_deadline: int = Field(
-        default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
+        default=900, ge=1, le=_WEEK, description="seconds without progress after which a start fails"
     )
-    termination_grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
+    termination_grace: int = Field(
+        default=120, ge=0, le=_WEEK, description="seconds that a stop waits for running requests"
+    )
     health_deadline: int = Field(
-        default=120, ge=0, le=_WEEK, description="seconds `up` waits for a server that already runs to become healthy"
+        default=120, ge=0, le=_WEEK, description="seconds that `up` waits for a running server to become healthy"
     )
 
 
@@ -29,8 +31,8 @@ class RestartPolicySection(StrictModel):
             default=300,
             ge=1,
             le=_WEEK,
-            description="seconds a rank may neither answer nor get on, and is taken for hung",
+            description="seconds without an answer or progress after which a rank counts as hung",
         )
     )
-    max_attempts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
-    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")
+    max_attempts: int = Field(default=3, ge=0, le=1000, description="maximum restarts within the window")
+    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which restarts are counted")
