@@ -1,27 +1,27 @@
-"""The one error tree. A user sees a message, the place, a hint; the exit code is the class.
+"""The tree of errors. Each has a message, a location and a hint; its class decides the exit code.
 
 ::
 
-    DeployError              1   a fault of the tool itself, or none of the below
-    ├── UsageError           2   an argument or option that cannot be taken
-    ├── ProfileError         3   a profile, or a plan that its rules refuse
-    ├── HostError            4   the machine is not ready: GPUs, devices, ports, disk, docker
-    │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
-    │       ├── NoWeightsError 4 a checkpoint that is not there at all
-    │       ├── ChangedWeightsError 4 a checkpoint that was whole once
-    │       └── FactsError   4   a checkpoint that is another one than the profile, or its own config, says
-    ├── BuildError           5   an image or an environment that cannot be built
+    DeployError              1   a bug of the tool, or none of the errors below
+    ├── UsageError           2   an invalid argument or option
+    ├── ProfileError         3   an invalid profile, or a plan that breaks a rule
+    ├── HostError            4   the host is not ready: GPUs, devices, ports, disk, Docker
+    │   └── CheckpointError  4   a missing, incomplete or modified checkpoint
+    │       ├── CheckpointNotFoundError  4   no checkpoint
+    │       ├── CheckpointModifiedError  4   a checkpoint that was complete before
+    │       └── CheckpointMismatchError  4   a checkpoint that disagrees with the profile or its own config
+    ├── BuildError           5   a failed build of an image or an environment
     │   └── PatchError       5   a required patch that neither applies nor is present
-    ├── StartError           6   no such server, not started, or it has ended
-    │   └── NameTakenError   6   that name is in use
+    ├── StartError           6   no such server, not started, or exited
+    │   └── NameTakenError   6   the name is in use
     ├── NotReadyError        7   the server started and never became ready
-    ├── SmokeError           8   the server is ready and does not serve as its profile says
-    ├── KernelsError         9   a tuned kernel table is missing, malformed or not used
-    ├── BenchError          10   a measurement that could not be made or is not valid
-    ├── HealingError        11   a server that `deploy watch` has given up on
-    ├── OutputError         12   the command succeeded, and its result could not be written to standard output
-    └── Interrupted        130   Ctrl-C, after everything that was started has been taken down
-    ReaderGone (SystemExit) 141  the reader of standard output ended (SIGPIPE) before anything was changed
+    ├── SmokeError           8   the server is ready and failed its smoke test
+    ├── KernelsError         9   a tuned kernel table is missing, malformed or unused
+    ├── BenchError          10   a measurement failed or is invalid
+    ├── RestartLimitError   11   `deploy watch` has given up on a server
+    ├── OutputError         12   the command succeeded but could not write its result to standard output
+    └── Interrupted        130   Ctrl-C, after the command has stopped everything it started
+    ReaderGone (SystemExit) 141  the reader of standard output exited (SIGPIPE) before any change
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class DeployError(Exception):
-    """A fault of this tool, or a failure that is none of those below."""
+    """A bug of this tool, or a failure without a code of its own."""
 
     exit_code = 1
 
@@ -82,51 +82,51 @@ class DeployError(Exception):
 
 
 class UsageError(DeployError):
-    """An argument or option that cannot be taken."""
+    """An argument or option is invalid."""
 
     exit_code = 2
 
 
 class ProfileError(DeployError):
-    """A profile, a part of one or a workload that cannot be read, or a plan that its rules refuse."""
+    """A profile, catalog entry or workload is invalid, or the plan breaks a rule."""
 
     exit_code = 3
 
 
 class HostError(DeployError):
-    """The machine is not ready: GPUs, devices, ports, disk, the Docker daemon, the checkpoint."""
+    """The host is not ready: GPUs, devices, ports, disk, the Docker daemon, the checkpoint."""
 
     exit_code = 4
 
 
 class CheckpointError(HostError):
-    """A checkpoint that is missing, incomplete or altered."""
+    """The checkpoint is missing, incomplete or modified."""
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """A checkpoint that is not there at all."""
+    """No checkpoint was found."""
 
 
 class CheckpointModifiedError(CheckpointError):
-    """A checkpoint that was whole once: it is not fetched over."""
+    """A checkpoint that was complete has changed; it is not overwritten."""
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint that is another one than the profile, or its own config, says."""
+    """The checkpoint disagrees with the profile or with its own config."""
 
 
 class BuildError(DeployError):
-    """An image or an environment that cannot be built."""
+    """An image or an environment cannot be built."""
 
     exit_code = 5
 
 
 class PatchError(BuildError):
-    """A required patch that neither applies nor is already present."""
+    """A required patch neither applies nor is present."""
 
 
 class StartError(DeployError):
-    """No server of that name, one that was not started, or one that has ended."""
+    """No server has this name, or the server did not start or has exited."""
 
     exit_code = 6
 
@@ -142,25 +142,25 @@ class NotReadyError(DeployError):
 
 
 class SmokeError(DeployError):
-    """The server is ready and does not serve as its profile says."""
+    """The server is ready and failed its smoke test."""
 
     exit_code = 8
 
 
 class KernelsError(DeployError):
-    """A tuned kernel table is missing, malformed or not used."""
+    """A tuned kernel table is missing, malformed or unused."""
 
     exit_code = 9
 
 
 class BenchError(DeployError):
-    """A measurement that could not be made, or that is not valid."""
+    """A measurement failed or is invalid."""
 
     exit_code = 10
 
 
 class RestartLimitError(DeployError):
-    """A server that `deploy watch` has given up on."""
+    """`deploy watch` has given up on all of its servers."""
 
     exit_code = 11
 
@@ -172,13 +172,13 @@ class OutputError(DeployError):
 
 
 class Interrupted(DeployError):  # noqa: N818 - the field says "interrupted"
-    """Ctrl-C, after everything that was started has been taken down."""
+    """Ctrl-C, after the command has stopped everything it started."""
 
     exit_code = 130
 
 
 class ReaderGone(SystemExit):
-    """The reader of standard output ended (SIGPIPE) before the command had changed anything."""
+    """The reader of standard output exited (SIGPIPE) before any change."""
 
     exit_code = 141
 

@@ -55,7 +55,7 @@ def server_script(artifacts: Artifacts) -> str:
     """The server's command as a shell script, each setting with its origin above it."""
     plan = artifacts.plan
     lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#"]
-    lines += [*origin_lines(plan), *hazard_lines(plan), "set -eu"]
+    lines += [*origin_lines(plan), *warning_lines(plan), "set -eu"]
     if artifacts.command.in_home:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
@@ -114,7 +114,7 @@ def _comment(text: str) -> str:
     return f"# {' '.join(printable(text).splitlines())}"
 
 
-def hazard_lines(plan: Plan) -> Iterator[str]:
+def warning_lines(plan: Plan) -> Iterator[str]:
     """What was reported of plans like this one, as comments."""
     for warning in plan.warnings:
         yield "#"

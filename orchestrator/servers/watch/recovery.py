@@ -122,7 +122,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         if run is None or run.path.name != dead or not _is_wanted(run, handle):
             raise NameTakenError(f"another command has started or stopped `{name}`")
         record = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
-        run.save_state(RESTARTS_FILE, {"healed": [*_saved(run), record]})
+        run.save_state(RESTARTS_FILE, {"restarts": [*_saved(run), record]})
         begun = True
 
     if full := _disk_full(home, name):
@@ -166,7 +166,7 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
     """Remove the record of a restart that a full disk prevented, if the disk takes even that."""
     run = RunDir(home.runs / FileName(name) / FileName(dead))
     with suppress(HostError):
-        run.save_state(RESTARTS_FILE, {"healed": _saved(run)[:-1]})
+        run.save_state(RESTARTS_FILE, {"restarts": _saved(run)[:-1]})
 
 
 def _newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
@@ -205,8 +205,8 @@ def _restart_times(home: Home, name: str) -> Iterator[float]:
 
 
 def _saved(run: RunDir) -> list[dict[str, object]]:
-    kept = run.read(RESTARTS_FILE).get("healed")
-    return [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
+    saved = run.read(RESTARTS_FILE).get("restarts")
+    return [each for each in saved if isinstance(each, dict)] if isinstance(saved, list) else []
 
 
 def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:

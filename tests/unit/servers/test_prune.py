@@ -56,7 +56,7 @@ def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
 
 
 def test_a_run_that_was_healed_goes_as_any_other(home: Home) -> None:
-    past_run(home, 1).save(RESTARTS_FILE, {"healed": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
+    past_run(home, 1).save(RESTARTS_FILE, {"restarts": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
     past_run(home, 2)
     assert [old.kept for old in pruned(home)] == [""]
     assert days(home) == [2]

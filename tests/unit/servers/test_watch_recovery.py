@@ -109,7 +109,7 @@ def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path)
     home = Home(tmp_path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
         run = started(home, day, by_watch=by_watch)
-        run.save("restarts.json", {"healed": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
+        run.save("restarts.json", {"restarts": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
     days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).restarted_at]
     assert days == [5, 4, 3]
 
@@ -147,7 +147,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
     healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
     assert (healed.code, healed.message, healed.attempted, healed.superseded) == (7, "not ready", True, False)
     assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
-    assert run.read("restarts.json")["healed"][0]["why"] == "killed"  # type: ignore[index]
+    assert run.read("restarts.json")["restarts"][0]["why"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
 
 
