@@ -72,7 +72,7 @@ def test_what_it_does_now(deploy: CommandLine) -> None:
         assert watching.end(signal.SIGINT)[0] == 130
     screen = deploy.run("top", NAME, "--once", "--interval", "0.5")
 
-    assert (first["name"], first["trouble"], first["activity"]["window_s"]) == (NAME, "", 0)
+    assert (first["name"], first["problem"], first["activity"]["window_s"]) == (NAME, "", 0)
     assert screen.returncode == 0, screen.stderr
     assert screen.stdout.startswith(f"{NAME}  up for ")
     assert "requests" in screen.stdout
