@@ -217,7 +217,7 @@ def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: Comma
         assert "error: sglang 0.5.14 refuses arguments of `cpu-tiny`" in done.stderr
         assert "assert self.ep_size > 1" in done.stderr
         assert "--> --set flags.enable-eplb" in done.stderr
-    assert "judged the arguments" not in done.stderr
+    assert "checked the arguments in" not in done.stderr
     assert set(hub.sent) <= {"config.json", "generation_config.json"}
     assert not list(deploy.home.models.glob("tiny/*.safetensors"))
     assert not list(deploy.home.runs.glob("refused/*/plan.json"))
