@@ -59,17 +59,15 @@ class _Checkpoint:
 
     @cached_property
     def layers(self) -> int:
-        """The number of layers without MTP layers; 0 if unknown."""
+        # without MTP layers; 0 if unknown
         found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @cached_property
     def architecture(self) -> Architecture | None:
-        """The architecture, None if unknown."""
         return ARCHITECTURES.get(next(iter(self.summary.config.architectures), ""))
 
     def loads(self, layer: int) -> bool:
-        """Whether the server loads that layer."""
         return layer < self.layers or self.drafts
 
     def is_certain(self, module: str) -> bool:
@@ -123,9 +121,6 @@ def _format_names(names: Iterable[str]) -> str:
 
 def _count(names: list[str]) -> str:
     return "1 tensor is" if len(names) == 1 else f"{len(names):,} tensors are"
-
-
-# --- how each tensor is stored ----------------------------------------------------------------------------------------
 
 
 def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
@@ -222,9 +217,6 @@ def _label(checkpoint: _Checkpoint, module: str) -> str:
     return storage.label if storage else ""
 
 
-# --- experts ----------------------------------------------------------------------------------------------------------
-
-
 def _note_expert(checkpoint: _Checkpoint, module: str, leaf: str, tensor: StoredTensor) -> None:
     match = _EXPERT.fullmatch(module)
     layer = LAYER.fullmatch(module) if match else None
@@ -316,9 +308,6 @@ def _shared_unlike_routed(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
                 hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` if the engine would fuse them",
             )
             return
-
-
-# --- the MTP layer ----------------------------------------------------------------------------------------------------
 
 
 def _draft_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
