@@ -1,4 +1,7 @@
-"""How many tokens a verification of drafts gave, beside what others measured: without it a speed says little. Pure."""
+"""The acceptance length of speculative decoding, measured and from references. Pure.
+
+The speed of a speculating server cannot be judged without it.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -8,11 +11,11 @@ from orchestrator.bench.result import Point
 from orchestrator.engine.serving import recorded_facts
 from orchestrator.report.compare import Comparison
 
-_UNIT: Final = "accepted tokens a step"  # with which the unit of such a reference begins
+_UNIT: Final = "accepted tokens a step"  # prefix of the unit of a reference with acceptance lengths
 
 
 def accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
-    """`, 3.4 tokens a verification (others: 3.61 with 5 drafts)`; empty for a server that does not speculate."""
+    """Return `, 3.4 tokens a verification (others: 3.61 with 5 drafts)`; empty for a server without speculation."""
     point = _telling(comparison)
     if point is None or point.server is None or point.server.accept_length is None:
         return ""
@@ -21,7 +24,7 @@ def accepted_text(comparison: Comparison, references: Sequence[Reference]) -> st
 
 
 def _telling(comparison: Comparison) -> Point | None:
-    """The point that the verdict is about."""
+    """Return the point used for the verdict: the single stream, else the knee; None without one."""
     points, best = comparison.result.points, comparison.best
     if comparison.single_stream_tok_s is not None:
         return next((point for point in points if point.concurrency == 1), None)
@@ -29,7 +32,7 @@ def _telling(comparison: Comparison) -> Point | None:
 
 
 def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
-    """What others had with as many drafts; with every number of them where ours is not known."""
+    """Yield the acceptance lengths of references in `column`; of all columns if a reference lacks it."""
     for reference in references:
         if not reference.unit.startswith(_UNIT):
             continue
@@ -43,6 +46,6 @@ def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
 
 
 def _steps(comparison: Comparison) -> str:
-    """The drafts of each step, as the result's own plan has them; empty where it has none."""
+    """Return the number of drafts per step from the plan of the result; empty if the plan has none."""
     facts = recorded_facts(comparison.result.run.provenance.plan or {})
     return str(facts.drafts.steps) if facts is not None and facts.drafts is not None else ""

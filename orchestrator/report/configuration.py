@@ -1,4 +1,4 @@
-"""What ran on what, and what is not the same between the results of a report. Pure."""
+"""The configurations of the results of a report, and their differences. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.checkpoints.verify import FROM_RECEIPT
 from orchestrator.plan.diff import Difference, differences, flatten
 from orchestrator.report.compare import Comparison
 
-# Of a plan and a workload: names, places and the draw of random prompts, which say nothing of what was measured.
+# Keys of a plan and a workload that do not affect a measurement: names, ports, sources and the prompt seed.
 _NAMES: Final = frozenset(
     {"description", "profile", "server.port", "workload.description", "workload.source", "workload.seed"}
 )
@@ -25,32 +25,32 @@ _SENDING: Final = (
     "load",
     "arrivals",
 )
-_WEIGHTS: Final = "checkpoint"  # the check of preflight that looks at it
+_WEIGHTS: Final = "checkpoint"  # the preflight check of the checkpoint
 _HOST_CHECKS: Final = ("gpus", "driver", "interpreter", _WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing about what was measured, of each result in turn; "" where it is not known."""
+    """One property of all results, in their order; "" if unknown."""
 
     name: str
     values: tuple[str, ...]
 
 
 def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
-    """What the results do not have in common: plan, workload, machine, image, and what the endpoint says of itself."""
+    """Return the differences between the results: plan, workload, host, image and reported endpoint facts."""
     return differences([told(each) for each in comparisons])
 
 
 def told(comparison: Comparison) -> dict[str, str]:
-    """The configuration of a result without the names, places and draws that say nothing of what was measured."""
+    """Return the configuration of a result without the keys in `_NAMES`, which do not affect a measurement."""
     return {key: value for key, value in configuration_of(comparison.result).items() if key not in _NAMES}
 
 
 def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | None:
-    """What two runs have to share to be two of one configuration; None where too little is known of the server.
+    """Return a key that is equal for runs of one configuration; None if too little is known about the server.
 
-    A server behind a URL may have been started anew with other options: only a `--label` of the user's tells.
+    A server known only by URL may have been restarted with other options, so its key requires a `--label`.
     """
     run = comparison.result.run
     known = run.label or run.provenance.plan_digest
@@ -61,13 +61,13 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
 
 
 def same_load(one: Comparison, other: Comparison) -> bool:
-    """Whether what was sent is of one kind, so that a change between them is one of the server."""
+    """Whether two results have the same load, so that a change between them comes from the server."""
     sent = [[each.result.run.workload.get(key) for key in _SENDING] for each in (one, other)]
     return sent[0] == sent[1]
 
 
 def configuration_of(result: BenchResult) -> dict[str, str]:
-    """Everything that a result was measured with and on, by dotted key."""
+    """Return the configuration of a result by dotted key: server, host and workload."""
     run = result.run
     stood = run.provenance
     more: dict[str, object] = {"workload": run.workload}
@@ -86,7 +86,7 @@ def configuration_of(result: BenchResult) -> dict[str, str]:
 
 
 def started_with(stood: ServerProvenance) -> dict[str, str]:
-    """What stood behind an endpoint, by dotted key: its plan, image, patches, weights and machine."""
+    """Return the configuration of a server by dotted key: plan, image, patches, checkpoint and host."""
     found = _found(stood.host)
     return flat_known(
         {
@@ -100,12 +100,12 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
 
 
 def flat_known(data: Mapping[str, object]) -> dict[str, str]:
-    """The same by dotted key, without what is not known."""
+    """Flatten nested data to dotted keys, without unknown values."""
     return {key: value for key, value in flatten(data).items() if value != "none"}
 
 
 def _found(host: Mapping[str, object] | None) -> dict[str, str]:
-    """What the checks before the start found of the machine, as far as it can make a difference."""
+    """Return the preflight findings that can affect a measurement, by check."""
     findings = (host or {}).get("findings")
     found = [each for each in findings if isinstance(each, dict)] if isinstance(findings, list) else []
     told = {str(each["check"]): str(each.get("found", "")) for each in found if each.get("check") in _HOST_CHECKS}
@@ -113,14 +113,14 @@ def _found(host: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _states(receipt: Mapping[str, object] | None) -> dict[str, str]:
-    """What became of each patch, by its name."""
+    """Return the state of each patch by its name."""
     patches = (receipt or {}).get("patches")
     found = [each for each in patches if isinstance(each, dict)] if isinstance(patches, list) else []
     return {str(each["id"]): str(each.get("state", "")) for each in found if "id" in each}
 
 
 def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:
-    """What ran on what, and what was sent; a row that no result has anything for is left out."""
+    """Return the table of model, engine, hardware, settings and load; rows without any value are omitted."""
     rows = [dict(_facts(comparison)) for comparison in comparisons]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
     return tuple(Fact(name=name, values=tuple(row.get(name, "") for row in rows)) for name in names)
@@ -144,7 +144,7 @@ def _setting(name: str, value: str) -> str:
 
 
 def load(comparison: Comparison) -> str:
-    """What was sent, from the result's own workload, as far as it says so."""
+    """Describe the load of a result from its workload; "" if the workload has no token counts."""
     workload = comparison.result.run.workload
     tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cache_hit_rate"))
     if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):

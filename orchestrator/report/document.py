@@ -1,4 +1,4 @@
-"""The report as data: everything that its three renderings show, decided once. Pure."""
+"""The report as data, shared by its HTML, Markdown and JSON renderings. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,36 +24,36 @@ _UNKNOWN: Final = NodePower()
 
 @dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """One figure with something and without it, both measured here."""
+    """One metric measured with and without a feature."""
 
     name: str
     claim: str
-    figure: str  # with its unit
+    figure: str  # name of the metric, with its unit
     without: float
     whole: float
 
     @property
     def ratio(self) -> float:
-        """How many times as much with it."""
+        """The metric with the feature divided by the metric without it."""
         return self.whole / self.without
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A whole report; `published` is None where nothing that was published is of the same kind."""
+    """A complete report; `published` is None if there is no published measurement to compare with."""
 
     title: str
-    headline: tuple[str, ...]  # the outcome, in sentences
+    headline: tuple[str, ...]  # the main results, in sentences
     published: Published | None
     comparisons: tuple[Comparison, ...]
     facts: tuple[Fact, ...]
     differences: tuple[Difference, ...]
     together: SideBySide
-    over_time: tuple[OverTime, ...]  # of the first run of each configuration
+    over_time: tuple[OverTime, ...]  # for the first run of each configuration
     layouts: tuple[LayoutRow, ...]
     evals: tuple[EvalRow, ...]
     ablations: tuple[AblationRow, ...]
-    published_usd_per_hour: float | None  # of the whole node that the published rates were measured on
+    published_usd_per_hour: float | None  # of the node of the published rates
     references: tuple[Reference, ...]
     price_notes: tuple[str, ...]
     costs: Costs | None
@@ -61,12 +61,14 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """What a report may be told beside the results themselves."""
+    """Optional input of a report in addition to its results."""
 
     title: str = ""
-    directories: tuple[str, ...] = ()  # what each result is called where its user gave it no name
-    requests: Mapping[int, tuple[Point, Sequence[RequestTimes]]] = field(default_factory=dict)  # by result, from 0
-    evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()  # baseline (None: the published one) and candidate
+    directories: tuple[str, ...] = ()  # names of the results without a label
+    requests: Mapping[int, tuple[Point, Sequence[RequestTimes]]] = field(default_factory=dict)  # by index of the result
+    evals: tuple[
+        tuple[EvalResult | None, EvalResult], ...
+    ] = ()  # pairs of baseline (None: published score) and candidate
     power: NodePower = _UNKNOWN
 
 
@@ -81,7 +83,7 @@ def build_report(
     prices: PriceBook,
     details: Details = _NOTHING,
 ) -> Report:
-    """Put a report together."""
+    """Build a report from results and published measurements."""
     comparisons = named(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
     said = published.evals if published else ()
@@ -109,7 +111,7 @@ def build_report(
 
 
 def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
-    """What each measured score says, where nothing else was measured."""
+    """Yield one sentence per measured score, for a report without benchmark results."""
     for row in rows:
         if row.measured:
             told = row.judgment.sentence if row.judgment else "not comparable"
@@ -117,7 +119,7 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
 
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
-    """What each ablation answers, where both servers were measured on its workload."""
+    """Yield the rows of each ablation whose two servers were measured on the same workload."""
     measured = {(one.result.run.provenance.name, one.result.run.workload_name): one for one in comparisons}
     for ablation in published.reproduce.ablations:
         for name in ablation.workload_names:
@@ -133,7 +135,7 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
 
 
 def _answers(comparison: Comparison) -> dict[str, float | None]:
-    """The figures that say what a thing brings: of one stream, or of the knee."""
+    """Return the metrics that show the effect of an ablation: of a single stream, else at the knee."""
     if comparison.single_stream_tok_s is not None:
         return {"single stream, tok/s": comparison.single_stream_tok_s.measured}
     best = comparison.best
@@ -144,7 +146,7 @@ def _answers(comparison: Comparison) -> dict[str, float | None]:
 def _price_notes(
     published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
 ) -> tuple[str, ...]:
-    """Every price that a cost rests on, and what the published throughputs cost at those prices."""
+    """Return the prices used for costs, with sources, and the cost of the published throughputs at these prices."""
     notes: dict[str, str] = {}
     costs: dict[str, float] = {}
     for line in published.layouts if published else ():
@@ -164,7 +166,7 @@ def _price_notes(
 
 
 def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...]:
-    """What the published claims on cost come to, by GPU, at the prices that stand here."""
+    """Compare the published cost claims with the costs by GPU (USD per million tokens) at the prices of this report."""
     if len(costs) != 2:
         return ()
     (cheap, low), (dear, high) = sorted(costs.items(), key=lambda pair: pair[1])

@@ -1,4 +1,4 @@
-"""The outcome of a report in sentences, and what it is called. Pure."""
+"""The title and headline of a report. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ _OF_A_CHANGE = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
-    """Which models were measured on which systems; the published title where any result is comparable with it."""
+    """Return the title of a report: the published title if a result is comparable with it, else models and systems."""
     if published is not None and any(comparison.comparable for comparison in comparisons):
         return published
     if not comparisons:
@@ -24,9 +24,9 @@ def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
 
 
 def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> tuple[Comparison, ...]:
-    """Each by the user's label, else by its directory where several are told apart by theirs, else by its layout.
+    """Name each comparison after the label from the user, else after its directory, else after its layout.
 
-    `directories` is empty where they say nothing. Two of one name and workload are numbered.
+    `directories` has one entry per comparison, or is empty. Duplicates of name and workload get a number.
     """
     seen: dict[tuple[str, str], int] = {}
     found = []
@@ -42,9 +42,9 @@ def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> 
 def headline(
     comparisons: tuple[Comparison, ...], together: SideBySide, references: tuple[Reference, ...], *, published: bool
 ) -> tuple[str, ...]:
-    """The outcome, a sentence a result, or a configuration; beside published figures, how many must not be compared.
+    """Return one sentence per result or configuration, preceded by the number of results that are not comparable.
 
-    `references` are what others measured: how many drafts they had accepted is said beside ours.
+    `references` are third-party measurements; their number of accepted drafts is shown for comparison.
     """
     own = (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together, comparisons))
     if not published:
@@ -68,7 +68,7 @@ def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
 
 
 def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
-    """What was found of one configuration, without anything beside it."""
+    """Summarize one configuration without published metrics."""
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:
         return f"{side.label}, {side.workload}: {_found(members[0])}{accepted_text(members[0], ())}."
@@ -110,9 +110,9 @@ def _two_figures(row: RateRow) -> str:
 
 
 def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """What each further configuration changes at the highest load that it shares with the first.
+    """Yield the changes of each configuration relative to the first, at the highest load of both.
 
-    Nothing of two that stand under different marks: one of them is then no measure for the other.
+    Configurations with different comparability issues are skipped: a change between them has no meaning.
     """
     kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
     for place, side in enumerate(together.sides):

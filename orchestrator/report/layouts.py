@@ -1,4 +1,4 @@
-"""The best of each layout and system, measured and published. Pure."""
+"""The best result of each layout and system, measured and published. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,23 +12,23 @@ _FIGURES = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """The best of one layout on one system, published or measured; `tok_s` is output tok/s per node."""
+    """The best result of one layout on one system, published or measured; `tok_s` is output tok/s per node."""
 
     system: str
     layout: str
-    comparison: int | None  # which result was measured, counted from 0; None for a published line
+    comparison: int | None  # index of the measured result; None for a published row
     comparable: bool
     rate_rps: float | None
     tok_s: float
-    change: float | None  # measured over the published best of the same system and layout, minus 1
-    figures: Mapping[str, float | None]  # the others at that rate, by the key of `results.figures`
+    change: float | None  # measured / best published of the same system and layout - 1
+    figures: Mapping[str, float | None]  # the other metrics at this rate, by metric key
     note: str
 
 
 def layouts_of(
     published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
 ) -> tuple[LayoutRow, ...]:
-    """Published layouts in their own order, each followed by what was measured on it; then what nobody published."""
+    """Return the published layouts in their order, each followed by its measured rows, then the unpublished layouts."""
     candidates = (_measured_layout(index, comparison, published) for index, comparison in enumerate(comparisons))
     measured = [row for row in candidates if row is not None]
     if published is None:
@@ -44,7 +44,7 @@ def layouts_of(
 
 
 def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
-    """The published line that a measured one stands under: the same layout, or the one of an unpublished layout."""
+    """Return system and layout of the matching published row; it may be the "not published" layout of the system."""
     known = {(line.system, line.layout) for line in published.layouts}
     unnamed = (row.system, "not published")
     return unnamed if (row.system, row.layout) not in known and unnamed in known else (row.system, row.layout)
@@ -72,7 +72,7 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
 
 
 def hourly(system: str, prices: PriceBook) -> float | None:
-    """USD per hour of a system written `8×MI355X`."""
+    """Return the USD per hour of a system such as `8×MI355X`; None if there is no price for its GPU."""
     count, _, gpu = system.partition("×")
     price, _ = prices.price_of(gpu)
     return price * int(count) if price else None

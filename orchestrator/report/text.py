@@ -1,4 +1,4 @@
-"""Results side by side as plain text, for a terminal. Pure."""
+"""Compared results as plain text for a terminal. Pure."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -11,12 +11,12 @@ from orchestrator.report.document import Report
 from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
-_WIDEST: Final = 40  # characters of a value that differs
+_WIDEST: Final = 40  # characters of a value in the table of differences
 _FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 def comparison_text(report: Report) -> str:
-    """What is compared, what differs between it, each figure against the load, then what each evaluation can tell."""
+    """Return the configurations, their differences, a table for each metric, and the eval results."""
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
     parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
@@ -60,13 +60,13 @@ def _knee(comparison: Comparison) -> Iterator[str]:
 
 
 def _figures(report: Report) -> Iterator[str]:
-    """A table for each figure that was measured: a line a load, a column a configuration, and how far it changed."""
+    """Yield a table for each measured metric, with a row per load, a column per configuration, and the changes."""
     for key, rows in groupby(report.together.rows, key=lambda row: row.figure):
         yield _figure_table(key, tuple(rows), report) + "\n"
 
 
 def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
-    """One figure against the load; what was published stands in it where a result may be set beside it."""
+    """Return the table of one metric by load, with a column of published values if a result has some."""
     figure, sides = _FIGURES[key], range(len(report.together.sides))
     said = {
         row.load: row.of(figure).published
@@ -94,7 +94,7 @@ def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
 
 
 def _differences(report: Report) -> Iterator[str]:
-    """What the configurations do not have in common, but for digests and names that follow from it."""
+    """Yield the table of differences between the configurations, if there are any."""
     firsts = [side.runs[0] for side in report.together.sides]
     rows = [(each.key, *(each.values[first] for first in firsts)) for each in report.differences]
     told = [row for row in rows if len({*row[1:]}) > 1]

@@ -1,4 +1,4 @@
-"""`deploy compare` and `deploy report`: from directories of results to a report."""
+"""The report of `deploy compare` and `deploy report`, built from result directories and written to files."""
 
 import os
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from orchestrator.report.timeline import point_to_draw
 
 
 def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
-    """The result files named, and those at or below the directories named.
+    """Return the result files given by path, and those in or below the directories given.
 
-    Raises UsageError where there is none, if one is wanted.
+    Raises UsageError if a path has no result and `wanted` is set.
     """
     found: list[Path] = []
     for path in paths:
@@ -44,7 +44,10 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
 
 
 def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
-    """The outcomes of `deploy eval` below a directory, each with the baseline that was named for its suite, or kept."""
+    """Return pairs of baseline and eval result for the results of `deploy eval` below a directory.
+
+    The baseline is the given one of the same suite, else the one saved in `baseline/` next to the result, else None.
+    """
     known = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
     found = []
@@ -61,10 +64,11 @@ def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[EvalRe
 def make_report(
     results: Sequence[Path], *, published: str | None, prices: Sequence[str], details: Details | None = None
 ) -> Report:
-    """Read the results and set them beside the published figures of that name, or file.
+    """Read results and build a report, with a comparison with published metrics.
 
-    `none` is beside nothing, None beside those of the same workload on the same machine, where there are any. By
-    themselves, several are called by their directories.
+    `published` is a name or a file, or "none" for no comparison. None selects the published measurement of the same
+    workload and hardware, if there is one. Without a published measurement, several results are named after their
+    directories.
     """
     measured = tuple(load_result(path) for path in results)
     evals = details.evals if details else ()
@@ -80,16 +84,17 @@ def make_report(
 
 
 def _directories(results: Sequence[Path]) -> tuple[str, ...]:
-    """What each result's directory is called below the one that holds them all."""
+    """Return the directory of each result relative to their common parent."""
     folders = [path.resolve().parent for path in results]
     above = Path(os.path.commonpath(folders))
     return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)
 
 
 def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, tuple[Point, tuple[RequestTimes, ...]]]:
-    """The requests of each result at one rate, by default at its knee, where its directory still holds them.
+    """Return the point to draw and its requests by result index, for results whose directory has a requests file.
 
-    Raises UsageError for a rate that no result has.
+    The point is the one at `rate_rps` (requests/s), by default at the knee. Raises UsageError if no result has this
+    rate.
     """
     measured = [load_result(path) for path in results]
     points = [point_to_draw(result, rate_rps) for result in measured]
@@ -114,14 +119,14 @@ def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
 
 
 def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
-    """Those that scored a suite which has no measured baseline."""
+    """Return the first published measurement that scores a suite without a measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
     known = entries_of_kind(load_all_published(), Published)
     return next((each for each in known if alone & {line.suite for line in each.evals}), None)
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
-    """Write report.html, report.md and report.json, all of them or none; the HTML's path comes first."""
+    """Write report.html, report.md and report.json atomically, and return their paths in this order."""
     texts = {
         directory / "report.html": render_html(report),
         directory / "report.md": render_markdown(report),
