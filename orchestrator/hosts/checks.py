@@ -1,4 +1,4 @@
-"""Preflight: is this machine ready for this plan? Every check runs, and says what it found and what to do."""
+"""Preflight: the checks that a host is ready for a plan. Each check reports a finding and a hint."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from orchestrator.hosts.report import PreflightReport
 from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan.plan import Plan
 
-# Of the machine that serves.
+# Run on the host of the server.
 SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.gpus_present,
     gpu_checks.gpu_arch,
@@ -26,7 +26,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     machine_checks.cpu_affinity,
     machine_checks.ports,
 )
-# Of the machine that the server is started from.
+# Run on the host where `deploy` runs.
 CONTROL_CHECKS: Final[Sequence[Check]] = (
     machine_checks.disk_space,
     machine_checks.checkpoint,
@@ -35,11 +35,11 @@ CONTROL_CHECKS: Final[Sequence[Check]] = (
 
 
 def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, here: bool = True) -> PreflightReport:
-    """Run every check, and `more` that the plan's runtime has, against one look at the machine.
+    """Survey a host once, run every check on the result and return the report.
 
-    Without `here` the server runs on other machines, and nothing of this one's GPUs, devices and ports matters.
-
-    Raises HostError only where it cannot be looked at.
+    `more` are the additional checks of the plan's runtime. Without `here` the server runs on another host, and the
+    checks of GPUs, devices and ports are left out. A failed check does not raise; HostError is raised only if the
+    survey fails.
     """
     directories = [space.directory for space in access.spaces]
     gpus = ALL_SECTIONS if here and plan.hardware.vendor != "cpu" else {}

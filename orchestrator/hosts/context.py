@@ -1,4 +1,4 @@
-"""What a check may look at."""
+"""The input of a preflight check: plan, surveyed host, and access to the host."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from orchestrator.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """Room that a plan needs below a directory, in bytes."""
+    """Disk space that a plan needs under `directory`; `size` is in bytes."""
 
     purpose: str
     directory: str
@@ -21,12 +21,13 @@ class DiskNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAccess:
-    """How preflight reaches a machine, and what it cannot find out there.
+    """Access to a host, and the facts that a survey cannot find there.
 
-    `checkpoint` verifies the plan's checkpoint and describes it, with its size in bytes, or raises WeightsError; None
-    where there is nothing to look at. `contained` says that the server will have limits of its own, not those of this
-    shell. `interpreter` has the engine; None where it is made on the way up, or comes with an image. `server_on` names
-    the server of ours that has a port; `freed` are the ports of the one that is stopped first.
+    `checkpoint` verifies the plan's checkpoint and returns its description and its size in bytes, or raises
+    CheckpointError; None if there is no checkpoint to verify. `contained` means that the server gets the limits of its
+    container, not those of this shell. `interpreter` is a Python with the engine; None if `deploy up` builds its
+    environment, or if the engine is in an image. `server_on` returns the name of the `deploy` server on a port, or
+    None. `freed` holds the ports of the server that is stopped before this start.
     """
 
     runner: Runner
@@ -41,7 +42,7 @@ class HostAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """The plan, the machine it is meant for, and how to learn more."""
+    """The plan, the surveyed host, and access to the host for further commands."""
 
     plan: Plan
     machine: Machine
@@ -49,12 +50,12 @@ class CheckContext:
 
     @property
     def inventory(self) -> GpuInventory | None:
-        """The GPUs of the plan's vendor."""
+        """The GPUs of the plan's vendor; None if the host has none."""
         return next((found for found in self.machine.inventories if found.vendor == self.plan.hardware.vendor), None)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Those of the GPUs the plan takes that are there."""
+        """The GPUs that the plan uses; an index that the host lacks is left out."""
         found = self.inventory.gpus if self.inventory else ()
         return tuple(found[index] for index in self.plan.gpus if index < len(found))
 

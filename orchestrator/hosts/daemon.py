@@ -1,4 +1,4 @@
-"""Which Docker daemon is meant, asked in one place, so that the image is built where its container is started."""
+"""The Docker daemon in use: resolved in one place, so that images are built where their containers start."""
 
 import os
 from collections.abc import Mapping
@@ -13,12 +13,18 @@ DEFAULT: Final = "unix:///var/run/docker.sock"
 
 
 def docker_endpoint(host: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The URL of the daemon: the one named, else DOCKER_HOST, else the docker command's own context, as it decides."""
+    """Return the URL of the Docker daemon.
+
+    The order is that of the docker command: `host`, DOCKER_HOST, the current context, the default socket.
+    """
     return host or environ.get("DOCKER_HOST") or _of_context(environ) or DEFAULT
 
 
 def remote_host(host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The far machine with the daemon, `ssh://user@node`; None for this one. Raises UsageError for what is neither."""
+    """Return the `ssh://user@host` URL of a remote Docker daemon; None if the daemon is local.
+
+    Raises UsageError if the endpoint is neither a local socket nor an ssh URL.
+    """
     url = docker_endpoint(host, environ)
     if url.startswith("unix://"):
         return None
@@ -27,7 +33,7 @@ def remote_host(host: str | None, environ: Mapping[str, str] = os.environ) -> st
 
 
 def _of_context(environ: Mapping[str, str]) -> str | None:
-    """The endpoint of the chosen context; None where none is chosen, or there is no docker command to ask."""
+    """Return the endpoint of the current docker context; None for the default context, or if `docker` fails."""
     name = environ.get("DOCKER_CONTEXT") or _current_context(environ)
     if name in {None, "", "default"}:
         return None

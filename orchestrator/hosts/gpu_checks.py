@@ -1,4 +1,4 @@
-"""The checks of the GPUs and of their driver."""
+"""Preflight checks of the GPUs and of their driver."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,18 +10,18 @@ from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.plan.plan import Plan
 
-VRAM_IN_USE = "vram in use"  # the name of the one check that passes by itself in time
+VRAM_IN_USE = "vram in use"  # a check name; this check can pass later without any action: VRAM drains
 DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
 
-_VRAM_TOLERANCE = 0.97  # firmware keeps a little: 183359 of 184320 MiB on a B200
-# Releases of ROCm in order. A driver serves user space up to 2 releases newer ("+/- 2 releases", ROCm 6.3 user and
+_VRAM_TOLERANCE = 0.97  # share; firmware reserves some: a B200 reports 183359 of 184320 MiB
+# ROCm releases in order. A driver supports user space up to 2 releases newer ("+/- 2 releases", ROCm 6.3 user and
 # kernel-space support matrix) and, since driver 30.30, 4 older (7.2 down to 6.3, amdgpu compatibility matrix).
 _ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
 _NEWER, _OLDER = 2, 4
 
 
 def gpus_present(subject: CheckContext) -> Iterator[Finding]:
-    """As many GPUs of the vendor as the layout takes."""
+    """Check that the host has as many GPUs of the vendor as the layout uses."""
     hardware, inventory = subject.plan.hardware, subject.inventory
     if hardware.vendor == "cpu":
         yield info("gpus", "not looked for", "none")
@@ -48,7 +48,10 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
 
 
 def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
-    """The GPUs are what the image was compiled for, by the compiler's name and never by the marketing name."""
+    """Check that the architecture of the GPUs is the one that the image was compiled for.
+
+    The compiler's name (gfx950) is compared; the marketing name is not reliable.
+    """
     needed = subject.plan.hardware.arch
     if not subject.gpus:
         return
@@ -63,7 +66,7 @@ def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
 
 
 def compute_units(subject: CheckContext) -> Iterator[Finding]:
-    """The CU count, by which aiter's tuned kernels are chosen; a part of it means a partitioned GPU."""
+    """Check the CU count: aiter selects tuned kernels by it, and a partitioned GPU has fewer CUs."""
     needed, known = subject.plan.hardware.compute_units, [gpu for gpu in subject.gpus if gpu.compute_units]
     if not needed or not known:
         return
@@ -76,7 +79,7 @@ def compute_units(subject: CheckContext) -> Iterator[Finding]:
 
 
 def vram_size(subject: CheckContext) -> Iterator[Finding]:
-    """Every GPU has the VRAM that was planned with."""
+    """Check that every GPU has the VRAM that the plan assumes, less a tolerance of 3%."""
     needed, known = subject.plan.hardware.vram_bytes, [gpu for gpu in subject.gpus if gpu.vram_bytes]
     if not known:
         return
@@ -88,7 +91,7 @@ def vram_size(subject: CheckContext) -> Iterator[Finding]:
 
 
 def vram_use(subject: CheckContext) -> Iterator[Finding]:
-    """What is in use before anything was started: leftovers end in RCCL errors at init."""
+    """Check that VRAM is free before a start: leftover processes cause RCCL errors at initialization."""
     inventory, needed = subject.inventory, f"at most {DRAINED:.0%} a GPU"
     if inventory is None or not subject.gpus:
         return
@@ -105,7 +108,7 @@ def vram_use(subject: CheckContext) -> Iterator[Finding]:
 
 
 def driver(subject: CheckContext) -> Iterator[Finding]:
-    """The node's driver can carry the image's ROCm or CUDA."""
+    """Check that the driver of the host supports the ROCm or CUDA release of the image."""
     inventory = subject.inventory
     if inventory is None:
         return
@@ -122,25 +125,29 @@ def driver(subject: CheckContext) -> Iterator[Finding]:
 
 
 def busy_gpus(gpus: Iterable[Gpu], share: float = DRAINED) -> tuple[Gpu, ...]:
-    """The GPUs with more than `share` of their VRAM in use."""
+    """Return the GPUs with more than `share` (0 to 1) of their VRAM in use."""
     return tuple(gpu for gpu in gpus if (gpu.used_share or 0) > share)
 
 
 def describe_use(gpus: Sequence[Gpu]) -> str:
-    """Used VRAM as text: `gpu 0 29%, gpu 3 41%`."""
+    """Format the used VRAM of GPUs: `gpu 0 29%, gpu 3 41%`."""
     return ", ".join(f"gpu {gpu.index} {gpu.used_share or 0:.0%}" for gpu in gpus)
 
 
 def image_toolkit(plan: Plan) -> str | None:
-    """ROCm or CUDA of an image by its tag: `rocm720` is 7.2, `cu130` is 13.0 (the tags of lmsysorg/sglang)."""
+    """Return the ROCm or CUDA release in the tag of the plan's image; None if the tag has none.
+
+    `rocm720` is 7.2 and `cu130` is 13.0 (the tags of lmsysorg/sglang).
+    """
     match = re.search(r"rocm(\d)(\d)\d|cu(\d\d)(\d)\b", plan.engine.image or "")
     return ".".join(part for part in match.groups() if part) if match else None
 
 
 def carries(vendor: str, host: str, image: str) -> bool:
-    """Whether a driver of release `host` runs user space of release `image`; true where no document says.
+    """Return whether a driver of release `host` supports user space of release `image`.
 
-    A CUDA driver runs everything up to its own major version (CUDA compatibility, minor version compatibility).
+    A CUDA driver supports every release up to its own major version (CUDA compatibility, minor version compatibility).
+    A ROCm release that is missing from the support matrices counts as supported.
     """
     if vendor == "nvidia":
         return int(host.partition(".")[0]) >= int(image.partition(".")[0])
@@ -157,7 +164,7 @@ def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
 
 
 def _each(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
-    """`8 x 288.0 GiB`, with the GPUs named where they differ."""
+    """Format one value per GPU: `8 x 288.0 GiB` if all are equal, else each value with its GPU indices."""
     pairs = sorted(zip(values, [gpu.index for gpu in gpus], strict=True))
     if not pairs:
         return "none"

@@ -1,4 +1,4 @@
-"""What a survey says of a machine: devices, limits, CPUs, disks, ports."""
+"""A surveyed host as typed values: devices, limits, CPUs, disks, ports."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from orchestrator.hosts.survey import Survey
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device file, with its group and whether this user can read and write it."""
+    """A device file with its group; `open` means that the current user can read and write it."""
 
     path: str
     gid: int
@@ -21,34 +21,34 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Free space at the file system that holds, or will hold, a directory."""
+    """The file system that holds, or will hold, a directory, with its free space."""
 
-    device: str  # the same for two directories that share it
+    device: str  # equal for two directories on one file system
     mount: str
     free: int  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One look at a machine; None where it could not be told. Sizes are bytes."""
+    """The state of a host at one moment. Sizes are in bytes; None means that a value could not be read."""
 
     inventories: tuple[GpuInventory, ...]
     root: bool
     user: str
     devices: tuple[Device, ...]
-    memlock: float | None  # infinite where unlimited
+    memlock: float | None  # bytes; infinite if unlimited
     shm_free: int | None
     numa_balancing: bool | None
     kernel_options: tuple[str, ...]
     cpus_allowed: frozenset[int]
     cpus_online: frozenset[int]
-    cores: int  # physical
-    listening: frozenset[int]  # TCP ports
-    disks: Mapping[str, Disk]
+    cores: int  # physical cores; 0 if unknown
+    listening: frozenset[int]  # TCP ports with a listener
+    disks: Mapping[str, Disk]  # by the surveyed directory
 
 
 def read_machine(survey: Survey) -> Machine:
-    """Everything a survey holds, as values."""
+    """Parse the sections of a survey into typed values."""
     user = survey["user"].text.split()
     return Machine(
         inventories=inventories(survey),
@@ -72,13 +72,13 @@ def read_machine(survey: Survey) -> Machine:
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """The kernel's list form, `0-3,8`, as numbers."""
+    """Parse a CPU list in the kernel's form: `0-3,8`."""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
     return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
 
 
 def listening_ports(text: str) -> frozenset[int]:
-    """The ports something listens on (state 0A) in the form of /proc/net/tcp and tcp6."""
+    """Parse the listening ports (state 0A) from the text of /proc/net/tcp and /proc/net/tcp6."""
     return frozenset(int(port, 16) for port in re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A ", text, re.MULTILINE))
 
 
@@ -94,7 +94,7 @@ def _memlock(text: str) -> float | None:
 
 
 def _disk(text: str) -> Disk | None:
-    """The last line of `df -Pk`: filesystem, 1024-blocks, used, available, capacity, mount point."""
+    """Parse the last line of `df -Pk`: filesystem, 1024-blocks, used, available, capacity, mount point."""
     columns = text.strip().splitlines()[-1:] and text.strip().splitlines()[-1].split()
     if len(columns) < 6 or not columns[3].isdigit():
         return None

@@ -1,4 +1,4 @@
-"""The checks of everything around the GPUs: devices, limits, CPUs, disks, ports, image, secrets, checkpoint."""
+"""Preflight checks of everything but the GPUs: devices, limits, CPUs, disks, ports, API key, checkpoint."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, warn
 from orchestrator.plan.plan import Plan
 
-_SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with,
-_SIZE_THAT_MATTERS = 10**8  # or the bytes
-_SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
+_SIZE_TOLERANCE = 0.1  # share by which the size of a checkpoint may differ from the planned size;
+_SIZE_THAT_MATTERS = 10**8  # bytes; smaller differences are ignored
+_SHM = 16 * GIB  # default minimum; sglang docs, hardware-platforms/amd_gpu.mdx
 
 
 def devices(subject: CheckContext) -> Iterator[Finding]:
-    """/dev/kfd and /dev/dri/renderD* are there."""
+    """Check that /dev/kfd and at least one /dev/dri/renderD* exist."""
     if subject.plan.hardware.vendor != "amd":
         return
     found = subject.machine.devices
@@ -29,7 +29,7 @@ def devices(subject: CheckContext) -> Iterator[Finding]:
 
 
 def shared_memory(subject: CheckContext) -> Iterator[Finding]:
-    """The machine's /dev/shm, which a process and a container with `ipc: host` use."""
+    """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
     plan, free = subject.plan, subject.machine.shm_free
     own = subject.access.contained and plan.hardware.container.ipc != "host"
     if plan.hardware.vendor == "cpu" or own or free is None:
@@ -43,7 +43,10 @@ def shared_memory(subject: CheckContext) -> Iterator[Finding]:
 
 
 def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
-    """Automatic NUMA balancing stalls GPUs (AMD Instinct system optimization guides; sglang amd_gpu.mdx)."""
+    """Check that automatic NUMA balancing is off, because it stalls GPUs.
+
+    Source: AMD Instinct system optimization guides; sglang docs, amd_gpu.mdx.
+    """
     on = subject.machine.numa_balancing
     if subject.plan.hardware.vendor != "amd" or on is None:
         return
@@ -54,7 +57,7 @@ def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
 
 
 def kernel_options(subject: CheckContext) -> Iterator[Finding]:
-    """`iommu=pt` and `pci=realloc=off` on the kernel's command line (sglang docs, amd_gpu.mdx)."""
+    """Check for `iommu=pt` and `pci=realloc=off` on the kernel command line (sglang docs, amd_gpu.mdx)."""
     given = subject.machine.kernel_options
     if subject.plan.hardware.vendor != "amd" or not given:
         return
@@ -67,10 +70,10 @@ def kernel_options(subject: CheckContext) -> Iterator[Finding]:
 
 
 def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
-    """The CPUs sglang binds each rank to are among those it may use.
+    """Check that the cpuset allows the CPUs to which sglang binds each rank.
 
-    It divides the machine's cores from CPU 0 on, whatever the cpuset; a rank with none of its own dies at start with
-    "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14 srt/utils/common.py:2283-2316).
+    sglang divides the cores of the host from CPU 0 on and ignores the cpuset. If no CPU of a rank is allowed, the rank
+    dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14 srt/utils/common.py:2283-2316).
     """
     plan, machine = subject.plan, subject.machine
     if not binds_cpus(plan, contained=subject.access.contained) or not machine.cores or not machine.cpus_allowed:
@@ -79,7 +82,7 @@ def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start where all CPUs are allowed"
     if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
-        # A container does not inherit this shell's cpuset, so here it is only a sign.
+        # A container does not inherit the cpuset of this shell, so this cpuset proves nothing about it.
         level = warn if subject.access.contained else fail
         yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "some for each GPU", hint)
     elif any(cpus - machine.cpus_allowed for cpus in needed.values()):
@@ -89,7 +92,7 @@ def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
 
 
 def disk_space(subject: CheckContext) -> Iterator[Finding]:
-    """Room for everything that is still to come, summed over what lands on the same file system."""
+    """Check each file system for the free space that the plan still needs there in total."""
     spaces, disks = subject.access.spaces, subject.machine.disks
     known = [space for space in spaces if space.directory in disks]
     for device in dict.fromkeys(disks[space.directory].device for space in known):
@@ -105,7 +108,7 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
 
 
 def ports(subject: CheckContext) -> Iterator[Finding]:
-    """Nobody listens on a port of the plan."""
+    """Check that every port of the plan is free, or is freed before the start."""
     for purpose, port in plan_ports(subject.plan):
         if port not in subject.machine.listening:
             yield info(f"port {port}", "free", purpose)
@@ -130,9 +133,10 @@ def _another_port(subject: CheckContext, purpose: str, port: int) -> str:
 
 
 def checkpoint(subject: CheckContext) -> Iterator[Finding]:
-    """The checkpoint is whole, or can still be fetched: the way to a server begins with this check, and stages later.
+    """Check that the checkpoint is complete, or can still be downloaded from the hub.
 
-    Where its repository is gated, there is a token to fetch it with.
+    A missing checkpoint is only a warning if its source is the hub, because `deploy up` stages it after preflight.
+    A gated repository additionally needs HF_TOKEN.
     """
     plan, verify = subject.plan, subject.access.checkpoint
     if verify is None:
@@ -158,7 +162,7 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
 
 
 def api_key(subject: CheckContext) -> Iterator[Finding]:
-    """Check that the variable that is to hold the API key is set, and that a server can be given what it holds."""
+    """Check that the environment variable of the API key is set and holds a valid key."""
     if not (name := subject.plan.server.api_key_env):
         return
     found = _variable("api key", name, subject, "the API key of the server")
@@ -171,7 +175,10 @@ def api_key(subject: CheckContext) -> Iterator[Finding]:
 
 
 def binds_cpus(plan: Plan, *, contained: bool) -> bool:
-    """Whether sglang sets CPU affinity: the ROCm image turns it on (sglang docker/rocm.Dockerfile)."""
+    """Return whether sglang sets CPU affinity, by the plan's SGLANG_SET_CPU_AFFINITY.
+
+    Without that variable, only the ROCm image turns it on (sglang docker/rocm.Dockerfile).
+    """
     given = {variable.name: variable.value for variable in plan.env}.get("SGLANG_SET_CPU_AFFINITY")
     if given is None:
         return plan.engine.platform == "rocm" and contained
@@ -179,9 +186,9 @@ def binds_cpus(plan: Plan, *, contained: bool) -> bool:
 
 
 def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
-    """The CPUs sglang binds the rank of a GPU to (wheel 0.5.14 srt/utils/common.py:2296-2312, one node).
+    """Return the CPUs to which sglang binds the rank of a GPU (wheel 0.5.14 srt/utils/common.py:2296-2312, one node).
 
-    Empty with fewer cores than ranks: psutil then takes all that are allowed.
+    The set is empty if there are fewer cores than ranks: psutil then binds the rank to all allowed CPUs.
     """
     each = cores // tp
     first = gpu * each % cores
@@ -190,7 +197,7 @@ def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
 
 
 def _first(error: CheckpointError) -> str:
-    """What is wrong, with the first of many problems for all of them."""
+    """Summarize an error by its first problem and the number of the others."""
     first = error.problems[0].message if error.problems else error.message
     return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
 

@@ -1,4 +1,4 @@
-"""The ports a plan takes, and who holds one."""
+"""The TCP ports of a plan, and the process that listens on a port."""
 
 import re
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
 
-_SHOWN = 60  # characters of a command line
+_SHOWN = 60  # characters of a command line in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class PortHolder:
-    """Who listens on a port; pid and command are None for a process that only its own user or root may look at."""
+    """The process that listens on a port; `pid` and `command` are None if another user owns it."""
 
     port: int
     pid: int | None
@@ -27,13 +27,16 @@ class PortHolder:
 
 
 def _short(command: str) -> str:
-    """A command line by its beginning: the program without its folder, and what fits of the rest."""
+    """Shorten a command line to the name of the program and as many arguments as fit."""
     program, _, rest = command.partition(" ")
     return shorten(f"{PurePath(program).name} {rest}".rstrip(), _SHOWN, placeholder=" …")
 
 
 def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
+    """Return every fixed port of the plan as pairs of purpose and port.
+
+    sglang picks its other ports among the free ones at startup.
+    """
     named = [("server", plan.server.port)]
     if plan.gateway is not None:
         named += [(f"replica {unit.number}", unit.port) for unit in plan.units if unit.role is Role.SERVER]
@@ -43,7 +46,7 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def port_holder(port: int, runner: Runner = local) -> PortHolder | None:
-    """Who listens on TCP `port`; None where nobody does."""
+    """Return the process that listens on TCP `port`; None if the port is free."""
     table = runner(("cat", "/proc/net/tcp", "/proc/net/tcp6")).stdout
     inodes = re.findall(rf"^\s*\d+: \w+:{port:04X} \w+:\w{{4}} 0A (?:\S+ +){{5}}(\d+)", table, re.MULTILINE)
     if not inodes:

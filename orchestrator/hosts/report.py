@@ -1,4 +1,4 @@
-"""What preflight found: a table for people, plain data for programs."""
+"""The preflight report: a table for people, JSON data for programs."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from orchestrator.core.secrets import redact
 
 
 class Level(StrEnum):
-    """How a check came out: `fail` keeps a server from starting or serving, `warn` costs speed or stability."""
+    """The severity of a finding: `fail` keeps a server from starting or serving, `warn` costs speed or stability."""
 
     INFO = "info"
     WARN = "warn"
@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report; `hint` is the command, or the words, that put it right."""
+    """One line of the report; `hint` is a command, or an instruction, that fixes the problem."""
 
     check: str
     level: Level
@@ -30,23 +30,23 @@ class Finding:
 
 
 def info(check: str, found: str, needed: str = "") -> Finding:
-    """Nothing to do."""
+    """Return a finding that needs no action."""
     return Finding(check=check, level=Level.INFO, found=found, needed=needed, hint="")
 
 
 def warn(check: str, found: str, needed: str, hint: str) -> Finding:
-    """It will start, and be slower or less stable than it could."""
+    """Return a finding that makes the server slower or less stable."""
     return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=expand_commands(hint))
 
 
 def fail(check: str, found: str, needed: str, hint: str) -> Finding:
-    """It will not start, or not serve."""
+    """Return a finding that keeps the server from starting or serving."""
     return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=expand_commands(hint))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightReport:
-    """All findings, in the order of the checks."""
+    """The findings of all checks for one profile, in the order of the checks."""
 
     profile: str
     findings: tuple[Finding, ...]
@@ -58,22 +58,23 @@ class PreflightReport:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return not self.failed
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain JSON-able data."""
-        findings = [{**asdict(item), "found": redact(item.found)} for item in self.findings]  # a proxy, perhaps
+        """Return the report as data that can be written as JSON."""
+        # The command line of a port's holder may contain a secret.
+        findings = [{**asdict(item), "found": redact(item.found)} for item in self.findings]
         return {"profile": self.profile, "ready": self.ready, "findings": findings}
 
     def to_text(self, *, width: int | None = None) -> str:
-        """The report as a table, folded to `width`, with the hints below it."""
+        """Format the report as a table, wrapped at `width` columns, with the hints under it."""
         rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
         hints = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
         return "\n".join([table(("", "check", "found", "needed"), rows, width=width), *hints])
 
     def require(self, *, but: Collection[str] = ()) -> None:
-        """Raise HostError with every failed check (`but` some, by name), each with its hint."""
+        """Raise HostError if a check failed, with one problem per failed check. Checks named in `but` are ignored."""
         failed = [finding for finding in self.failed if finding.check not in but]
         problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
         if problems:

@@ -1,7 +1,7 @@
-"""One ssh connection to a far host: the Docker daemon's socket, the server's port and short commands go through it.
+"""The ssh connection to a remote host; it carries the Docker socket, server ports and short commands.
 
-The ssh program does the work, so the user's own configuration, agent and jump hosts apply. The connection ends with
-this process, however that ends: the far side runs `cat`, which leaves when our end of the pipe is closed.
+The `ssh` program is used, so that the user's configuration, agent and jump hosts apply. The connection always ends
+with this process, even if it is killed: the remote command is `cat`, which exits when its standard input is closed.
 """
 
 import re
@@ -27,13 +27,14 @@ from orchestrator.core.subprocesses import (
     start,
 )
 
-# A host is a name, an address or an alias; one that begins with `-` would be an option of ssh.
+# A host is a name, an address or an alias. A leading `-` is rejected: ssh would take it for an option.
 _URL: Final = re.compile(
     r"ssh://(?P<user>\w[\w.-]*@)?(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(:(?P<port>\d{1,5}))?(?P<socket>/\S*)?\Z"
 )
 _LAST_PORT: Final = 65535
-_ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")  # a network that is gone is noticed
-_GRACE: Final = 5.0  # seconds ssh has to close the connection
+# Ends the connection a minute after the network fails.
+_ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+_GRACE: Final = 5.0  # seconds that ssh has to close the connection
 _READY: Final = "deploy-home="
 _FAR_COMMAND: Final = (
     f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
@@ -42,15 +43,18 @@ _FAR_COMMAND: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """`ssh://[user@]host[:port][/socket]`, read as the docker command reads it."""
+    """A remote host, parsed from `ssh://[user@]host[:port][/socket]` as the docker command parses it."""
 
-    address: str  # what ssh is given: [user@]host
+    address: str  # [user@]host, as an argument of ssh
     port: int | None
-    socket: str  # of the Docker daemon there
+    socket: str  # path of the Docker socket on the remote host
 
     @classmethod
     def parse(cls, url: str) -> "SshHost":
-        """Raises UsageError for what is not one. Case is kept: the name may be an alias of the ssh configuration."""
+        """Parse an ssh URL. Raises UsageError if it is invalid or contains a password.
+
+        The case of the host is kept, because it may be an alias of the ssh configuration.
+        """
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
             raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
         found = _URL.match(url)
@@ -64,16 +68,19 @@ class SshHost:
 
 
 def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
-    """What runs a program on a far machine, to its end, without asking for a password. Raises UsageError."""
+    """Return a function that runs a program on a remote host and waits for its end, at most 150 s.
+
+    ssh never asks for a password. Raises UsageError if `url` is not a valid ssh URL.
+    """
     far = SshHost.parse(url)
     return lambda argv: run_or_127([*_ssh(far), quote(argv)], timeout=150)
 
 
 def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
-    """Start a program on a far machine over a connection of its own; what it reads and prints goes through ours.
+    """Start a program on a remote host over a new connection, with pipes for its standard input and output.
 
-    It is asked to end with the connection, and that ends with this process. What ssh says goes to `errors`. Raises
-    UsageError for what is no URL, HostError where there is no ssh.
+    The connection ends with this process; the remote program has to exit when its connection closes. Error output, also
+    that of ssh, goes to `errors`. Raises UsageError if `url` is not a valid ssh URL, HostError if `ssh` is not installed.
     """
     far = SshHost.parse(url)
     try:
@@ -83,14 +90,14 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
 
 
 class Tunnel:
-    """An open connection to a far host."""
+    """An open connection to a remote host."""
 
     def __init__(
         self, program: Program, *, far: SshHost, temporary: tempfile.TemporaryDirectory[str], home: str
     ) -> None:
         folder = Path(temporary.name)
         self.docker_url = f"unix://{folder / 'docker.sock'}"
-        self.home = home  # the tool's home directory there
+        self.home = home  # the home directory of `deploy` on the remote host
         self._far = far
         self._folder = folder
         self._ports: dict[int, int] = {}
@@ -98,20 +105,20 @@ class Tunnel:
 
     @classmethod
     def open(cls, far: SshHost) -> "Tunnel":
-        """Connect. Raises HostError with what ssh said."""
+        """Connect to a host. Raises HostError with the output of ssh if the connection fails."""
         temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
         folder = Path(temporary.name)
         argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
         try:
             with open_new(folder / "stderr") as stderr:
-                # In a session of its own: after Ctrl-C the tunnel is still needed for the clean-up.
+                # `start` opens a new session: after Ctrl-C the cleanup still needs the tunnel.
                 program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
         except ProgramMissingError as error:
             temporary.cleanup()
             raise _no_ssh() from error
         try:
             home = _await_ready(program)
-        except BaseException:  # Ctrl-C, which does not reach it
+        except BaseException:  # Ctrl-C does not reach ssh, so close it here
             _close(program, temporary)
             raise
         if home is None:
@@ -125,7 +132,10 @@ class Tunnel:
         return cls(program, far=far, temporary=temporary, home=home)
 
     def forward(self, port: int) -> int:
-        """The local port that leads to 127.0.0.1:`port` there, opened at the first call."""
+        """Return the local port that is forwarded to 127.0.0.1:`port` of the remote host.
+
+        The first call for a port opens the forward. Raises HostError if ssh cannot open it.
+        """
         if port not in self._ports:
             local = _free_port()
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
@@ -137,16 +147,16 @@ class Tunnel:
         return self._ports[port]
 
     def argv_of_way(self, port: int) -> list[str]:
-        """The command by which a person makes that way, at the same port here; it stays as long as they need it."""
+        """Return the ssh command with which a user can forward the same local port after this process has ended."""
         number = ["-p", str(self._far.port)] if self._far.port is not None else []
         return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._far.address]
 
     def run(self, argv: Sequence[str]) -> CompletedProgram:
-        """Run a short program there."""
+        """Run a program on the remote host and wait for its end, at most 60 s."""
         return self._ask(command=quote(argv))
 
     def write(self, path: str, text: str) -> None:
-        """Write a file there whole or not at all, making its directory."""
+        """Write a file on the remote host atomically and create its directory. Raises HostError if that fails."""
         script = 'mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"'
         result = self._ask(command=quote(["sh", "-c", script, "sh", path]), stdin=text)
         if not result.ok:
@@ -158,7 +168,7 @@ class Tunnel:
 
 
 def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
-    """The argv up to the command; with `folder` through the connection whose control socket is kept there."""
+    """Return the ssh argv up to the remote command; `folder` holds the control socket of an open connection."""
     port = ["-p", str(far.port)] if far.port is not None else []
     settings = ("BatchMode=yes", "ExitOnForwardFailure=yes", "ControlPersist=no", "RequestTTY=no", "ConnectTimeout=20")
     fixed = [word for setting in settings for word in ("-o", setting)]
@@ -171,7 +181,10 @@ def _no_ssh() -> HostError:
 
 
 def _await_ready(program: Program) -> str | None:
-    """The far home directory once the connection stands, None where ssh gave up; banners of login scripts pass by."""
+    """Wait for the connection and return the remote home directory of `deploy`; None if ssh exits first.
+
+    Other lines, such as banners of login scripts, are ignored.
+    """
     for line in program.lines():
         if line.startswith(_READY):
             return line.removeprefix(_READY)

@@ -1,7 +1,7 @@
-"""One look at a machine: a single shell script, run wherever the machine is, and its output cut into sections.
+"""The survey of a host: one shell script that collects all facts, and its output as sections.
 
-One round trip instead of thirty: the same script runs here, through ssh or inside a probe container, and what it
-printed can be recorded and read again in a test. To learn one more thing of a machine, add one entry below.
+The same script runs locally, through ssh or in a container, and needs one round trip instead of thirty. Its output can
+be recorded and parsed again in a test. To collect another fact, add an entry to MACHINE_SECTIONS.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, run_or_127
 
-Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the machine in question, to its end
+Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the surveyed host and waits for its end
 
 MACHINE_SECTIONS: Mapping[str, str] = {
     "user": "id -u; id -un",
@@ -31,14 +31,14 @@ MACHINE_SECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Section:
-    """What one command printed (both streams) and its exit code."""
+    """The output of one command (stdout and stderr) and its exit code."""
 
     code: int
     text: str
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such program."""
+        """Whether the program is not installed."""
         return self.code == 127
 
 
@@ -47,7 +47,7 @@ _NOTHING = Section(127, "")
 
 @dataclass(frozen=True)
 class Survey:
-    """The sections of one look, by name."""
+    """The sections of one survey, by name. A section that was not surveyed reads as a missing program."""
 
     sections: Mapping[str, Section]
 
@@ -56,15 +56,15 @@ class Survey:
 
 
 def local(argv: Sequence[str]) -> CompletedProgram:
-    """The runner of this machine."""
+    """Run a program on the local host and wait for its end, at most 150 s."""
     return run_or_127(argv, timeout=150)
 
 
 def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence[str] = ()) -> Survey:
-    """Look at a machine. Raises HostError where the machine cannot be looked at at all.
+    """Survey a host with `runner`. Raises HostError if the script fails or prints no section.
 
-    `sections` are shell commands by name; `directories` are measured for free space, each at its nearest parent that
-    exists.
+    `sections` maps names to shell commands. The free space of each of the `directories` is measured at its nearest
+    existing parent, in the section `disk DIRECTORY`.
     """
     commands = {**sections, **{f"disk {path}": _free_space(path) for path in directories}}
     result = runner(("sh", "-c", script(commands)))
@@ -79,7 +79,11 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
 
 
 def script(commands: Mapping[str, str]) -> str:
-    """The commands as one POSIX script: record separator, name, output, unit separator, exit code."""
+    """Join commands into one POSIX shell script.
+
+    For each command, the script prints a record separator, the name, a newline, the output, a unit separator and the
+    exit code.
+    """
     lines = [
         f"printf '\\036%s\\n' {shlex.quote(name)}; ( {command} ) 2>&1; printf '\\037%d' $?"
         for name, command in commands.items()
@@ -88,7 +92,7 @@ def script(commands: Mapping[str, str]) -> str:
 
 
 def parse(output: str) -> dict[str, Section]:
-    """The sections in what the script printed; one that was cut off in the middle is left out."""
+    """Parse the output of the script into sections by name; a truncated section is left out."""
     return {
         match[1]: Section(int(match[3]), match[2])
         for match in re.finditer(r"\x1e([^\n]*)\n([^\x1e\x1f]*)\x1f(\d+)", output)

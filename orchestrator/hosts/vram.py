@@ -1,4 +1,4 @@
-"""Waiting until the VRAM of a server that is gone has been given back: the driver takes minutes for it."""
+"""The wait for the VRAM of a stopped server: the driver needs minutes to release it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from orchestrator.core.polling import poll_until
 from orchestrator.hosts.gpu_checks import DRAINED, busy_gpus, describe_use
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, holders
 
-LIMIT = 900.0  # seconds (InferenceX benchmark_lib.sh waits as long)
-_PAUSE = 5.0
+LIMIT = 900.0  # seconds, as in InferenceX benchmark_lib.sh
+_PAUSE = 5.0  # seconds between two readings
 
 
 def wait_for_vram_release(
@@ -23,10 +23,11 @@ def wait_for_vram_release(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until each of the `gpus`, by index, has at most `share` of its VRAM in use, and return the seconds it took.
+    """Wait until each of the `gpus` (indices) has at most `share` of its VRAM in use; return the seconds waited.
 
-    `read` looks once (`gpus.read_gpus`); `progress` is told what is still in use and the seconds waited. Raises
-    HostError after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
+    `read` reads the GPUs once (`gpus.read_gpus`). `progress` gets the VRAM still in use, as text, and the seconds
+    waited. Raises HostError with the processes that hold VRAM after `limit` seconds, or at once if VRAM use cannot be
+    read.
     """
     start = clock()
     use = poll_until(
@@ -52,14 +53,14 @@ def wait_for_vram_release(
 
 @dataclass(frozen=True)
 class _VramInUse:
-    """One look: the GPUs that have not drained."""
+    """One reading of the GPUs; `busy` are the GPUs with too much VRAM in use."""
 
     inventory: GpuInventory
     busy: Sequence[Gpu]
 
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: float) -> _VramInUse:
-    """Raises HostError where VRAM use cannot be read."""
+    """Return the GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
     found = inventory.gpus if inventory else ()
     taken = [found[index] for index in gpus if index < len(found)]
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):

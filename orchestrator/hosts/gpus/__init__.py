@@ -1,4 +1,4 @@
-"""A node's GPUs, whatever tool tells of them: one module a vendor, and a line below."""
+"""The GPUs of a host, read with the tools of their vendor. A new vendor is a module and an entry in VENDORS."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from orchestrator.hosts.survey import Runner, Survey, local, survey
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """How the GPUs of one vendor are looked at."""
+    """The survey sections of one GPU vendor, and their parser."""
 
     name: str
-    toolkit: str  # what its user space is called
-    sections: Mapping[str, str]  # of a survey
-    read: Callable[[Survey], GpuInventory | None]  # None where there are none
+    toolkit: str  # name of the user space: ROCm or CUDA
+    sections: Mapping[str, str]  # shell commands of a survey, by section name
+    read: Callable[[Survey], GpuInventory | None]  # returns None if the host has no such GPU
 
 
 VENDORS: Final[Mapping[str, Vendor]] = {
@@ -27,12 +27,12 @@ ALL_SECTIONS: Final = {name: command for vendor in VENDORS.values() for name, co
 
 
 def read_gpus(vendor: str, runner: Runner = local) -> GpuInventory | None:
-    """One look at the GPUs of a vendor; None where there are none."""
+    """Read the GPUs of one vendor once; return None if the host has none. Raises HostError if the survey fails."""
     return VENDORS[vendor].read(survey(runner, VENDORS[vendor].sections))
 
 
 def inventories(look: Survey) -> tuple[GpuInventory, ...]:
-    """The GPUs of every vendor in a survey."""
+    """Return the GPUs in a survey, one inventory for each vendor that was found."""
     return tuple(found for vendor in VENDORS.values() if (found := vendor.read(look)))
 
 

@@ -1,15 +1,15 @@
-"""AMD GPUs from `amd-smi` (JSON), from `rocm-smi --json` where that is all there is, and from the driver's topology.
+"""Inventory of AMD GPUs from `amd-smi`, else `rocm-smi`, and from the topology of the driver.
 
-The forms read here, from the tools' own sources and from outputs that users posted:
+The parsed formats come from the sources of the tools and from outputs that users posted:
 
-- `amd-smi static|metric --json`: a list with one object a GPU up to ROCm 6, the same list under `gpu_data` from
-  amd-smi 26 (ROCm 7) on (ROCm/rocprofiler-compute PR 836, ROCm/rocm-systems PR 223).
-- A number is bare in old releases and `{"value": 294896, "unit": "MB"}` since; "MB" is MiB (amdsmi_commands.py divides
-  by 1024*1024). What a GPU does not tell is `"N/A"`.
+- `amd-smi static|metric --json`: a list with one object per GPU up to ROCm 6; the same list under `gpu_data` since
+  amd-smi 26 (ROCm 7) (ROCm/rocprofiler-compute PR 836, ROCm/rocm-systems PR 223).
+- A number is bare in old releases and `{"value": 294896, "unit": "MB"}` in newer ones. "MB" means MiB
+  (amdsmi_commands.py divides by 1024*1024). An unknown value is `"N/A"`.
 - `amd-smi process --json`: `process_info` is an object, or the sentence "No running processes detected".
-- Lines before the JSON: Python's SyntaxWarnings (seen with Python 3.14), rocm-smi's low-power warning.
-- `rocm-smi --json`: `card0`, `card1`, … with "VRAM Total Memory (B)"; "GFX Version" only since ROCm 6; processes stand
-  under `system` as `"PID123": "name, gpus, vram bytes, sdma, cu occupancy"`.
+- Lines before the JSON: SyntaxWarnings of Python (seen with Python 3.14), the low-power warning of rocm-smi.
+- `rocm-smi --json`: `card0`, `card1`, … with "VRAM Total Memory (B)"; "GFX Version" only since ROCm 6; processes are
+  listed under `system` as `"PID123": "name, gpus, vram bytes, sdma, cu occupancy"`.
 """
 
 import json
@@ -20,7 +20,7 @@ from dataclasses import replace
 from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.hosts.survey import Section, Survey
 
-_SMI = "timeout 30"  # the tool of a wedged driver never returns
+_SMI = "timeout 30"  # with a hung driver, the tool never returns
 SECTIONS: Mapping[str, str] = {
     "amd-smi static": f"{_SMI} amd-smi static --asic --vram --driver --json",
     "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
@@ -39,7 +39,7 @@ Record = Mapping[str, object]
 
 
 def read_amd(survey: Survey) -> GpuInventory | None:
-    """The node's AMD GPUs; None where there is neither a tool nor a driver."""
+    """Return the AMD GPUs in a survey; None if the host has neither a tool nor a driver for them."""
     topology = _topology(survey["kfd"].text)
     release = survey["rocm"].text.strip().partition("-")[0] if survey["rocm"].code == 0 else None
     if not survey["amd-smi static"].missing:
@@ -139,7 +139,10 @@ def _pid(key: str, text: str) -> GpuProcess:
 
 
 def _topology(text: str) -> tuple[tuple[str, int], ...]:
-    """gfx and CU count of each GPU node under /sys/class/kfd/kfd/topology, in its order (a CPU node has no SIMDs)."""
+    """Parse architecture and CU count of each GPU from /sys/class/kfd/kfd/topology, in the order of its nodes.
+
+    CPU nodes are skipped: they have no SIMDs.
+    """
     nodes: dict[int, dict[str, int]] = {}
     for node, key, value in re.findall(r"nodes/(\d+)/properties:(\w+) (\d+)", text):
         nodes.setdefault(int(node), {})[key] = int(value)
@@ -151,12 +154,15 @@ def _topology(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _gfx(target: int) -> str:
-    """90402 is gfx942, 90010 is gfx90a: major, minor and step in pairs of decimal digits, the step in hex."""
+    """Convert the driver's `gfx_target_version` to a name: 90402 is gfx942, 90010 is gfx90a.
+
+    Major, minor and stepping are pairs of decimal digits; the name has the stepping in hexadecimal.
+    """
     return f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}"
 
 
 def _with_topology(inventory: GpuInventory, topology: tuple[tuple[str, int], ...]) -> GpuInventory:
-    """Fill in gfx and CU count where the tool left them out, if driver and tool count the same GPUs."""
+    """Fill in missing architectures and CU counts, if the tool and the driver list equally many GPUs."""
     unknown = Gpu(index=0, arch=None, name=None, compute_units=None, vram_bytes=None, vram_used=None)
     listed = inventory.gpus or tuple(replace(unknown, index=index) for index in range(len(topology)))
     if len(listed) != len(topology):
@@ -175,7 +181,7 @@ def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
 
 
 def _document(name: str, section: Section, faults: list[str]) -> object:
-    """The JSON document among what a tool printed; None, and a fault, where there is none that can be read."""
+    """Return the first JSON document in the output of a tool; None, with a new entry in `faults`, if there is none."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
         try:
@@ -213,7 +219,7 @@ def _number(value: object) -> int | None:
 
 
 def _size(value: object, unit: str) -> int | None:
-    """Bytes of a number with or without its unit; `unit` is what a bare number is in."""
+    """Return a size in bytes; `unit` is the unit of a bare number. None if it is unknown."""
     number = _number(value)
     named = value.get("unit") if isinstance(value, dict) else unit
     return None if number is None else number * _UNITS.get(str(named), 1)

@@ -1,4 +1,4 @@
-"""What a node's GPUs are and who uses them, whatever tool told us."""
+"""The GPUs of a host and the processes that use them, independent of the vendor."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as its vendor's tool lists it. None where the tool does not say; sizes are bytes."""
+    """One GPU as the tool of its vendor reports it. Sizes are in bytes; None means that the tool reports no value."""
 
     index: int
-    arch: str | None  # gfx950, sm90: what a compiler calls it
-    name: str | None  # the marketing name, for people only: it is "AMD Radeon Graphics" on many nodes
-    compute_units: int | None  # AMD only: nvidia-smi does not count SMs
+    arch: str | None  # the compiler's name: gfx950, sm90
+    name: str | None  # marketing name, only for display: "AMD Radeon Graphics" on many hosts
+    compute_units: int | None  # AMD only: nvidia-smi reports no number of SMs
     vram_bytes: int | None
     vram_used: int | None
 
     @property
     def used_share(self) -> float | None:
-        """Used VRAM as a share of all, 0 to 1."""
+        """Share of the VRAM in use, 0 to 1; None if it is unknown."""
         if not self.vram_bytes or self.vram_used is None:
             return None
         return self.vram_used / self.vram_bytes
@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process with memory on a GPU; `gpu` is None where the tool lists processes for the whole node."""
+    """A process that holds VRAM; `gpu` is None if the tool lists processes of the whole host."""
 
     pid: int
     name: str
@@ -38,19 +38,22 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuInventory:
-    """All GPUs of a node. `faults` says what a tool printed that could not be read; it never hides the rest."""
+    """The GPUs of one vendor on a host. `faults` are messages about tool output that could not be parsed."""
 
     vendor: str  # amd | nvidia
-    tool: str  # the program that told us
+    tool: str  # the program that reported the GPUs
     driver: str | None
-    toolkit: str | None  # ROCm release, or the newest CUDA this driver runs
+    toolkit: str | None  # ROCm release, or the newest CUDA release that the driver supports
     gpus: tuple[Gpu, ...]
     processes: tuple[GpuProcess, ...]
     faults: tuple[str, ...]
 
 
 def holders(inventory: GpuInventory, gpus: Iterable[int]) -> tuple[str, ...]:
-    """The processes with memory on any of `gpus`, as text: `python3 (pid 412, gpu 0, 40.6 GiB)`."""
+    """Describe each process that holds VRAM of `gpus`: `python3 (pid 412, gpu 0, 40.6 GiB)`.
+
+    A process whose GPU is unknown is included.
+    """
     wanted = set(gpus)
     return tuple(_describe(process) for process in inventory.processes if process.gpu is None or process.gpu in wanted)
 
@@ -62,5 +65,5 @@ def _describe(process: GpuProcess) -> str:
 
 
 def gib(size: float) -> str:
-    """A size in bytes as GiB, one decimal."""
+    """Format a size in bytes as GiB with one decimal."""
     return f"{size / GIB:.1f} GiB"

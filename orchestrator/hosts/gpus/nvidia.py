@@ -1,4 +1,4 @@
-"""NVIDIA GPUs from `nvidia-smi` (CSV without header and units; sizes in MiB)."""
+"""Inventory of NVIDIA GPUs from `nvidia-smi` (CSV without header and units; sizes in MiB)."""
 
 import csv
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.hosts.survey import Section, Survey
 
-_SMI = "timeout 30"  # the tool of a wedged driver never returns
+_SMI = "timeout 30"  # with a hung driver, the tool never returns
 _FORMAT = "--format=csv,noheader,nounits"
 SECTIONS: Mapping[str, str] = {
     "nvidia gpus": f"{_SMI} nvidia-smi "
@@ -18,7 +18,7 @@ SECTIONS: Mapping[str, str] = {
 
 
 def read_nvidia(survey: Survey) -> GpuInventory | None:
-    """The node's NVIDIA GPUs; None where there is no `nvidia-smi`."""
+    """Return the NVIDIA GPUs in a survey; None if `nvidia-smi` is not installed."""
     listed = survey["nvidia gpus"]
     if listed.missing:
         return None

@@ -1,1 +1,1 @@
-"""Python environments of engines, built from pinned requirements."""
+"""Virtual environments of engines, built from pinned requirements."""

@@ -1,4 +1,4 @@
-"""Install a pinned list of packages into a fresh environment with uv."""
+"""Installation of a pinned requirement file into a new virtual environment with uv."""
 
 import ast
 import os
@@ -16,15 +16,15 @@ from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 
-_SHOWN_LINES: Final = 15
-_BIG: Final = 10.0  # MiB from which a download has a line of its own
+_SHOWN_LINES: Final = 15  # last lines of uv in an error
+_BIG: Final = 10.0  # MiB; a download of at least this size is named in the progress
 _FULL: Final = "No space left"
-# Of a pinned list nothing is resolved and nothing compiled: it is installed as it stands.
+# A pinned list is complete: uv must neither resolve dependencies nor compile packages.
 _AS_IT_STANDS: Final = ("--no-deps", "--only-binary", ":all:")
-# A line of uv: "Downloading torch (182.4MiB)".
+# A line of uv's output: "Downloading torch (182.4MiB)".
 _DOWNLOADING: Final = re.compile(r"^Downloading (?P<name>\S+) \((?P<size>[\d.]+)(?P<unit>[KMG])iB\)$")
 _MIB: Final = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
-# How uv is told what pip is told by its own configuration, and what stands between several values.
+# For each setting of pip: uv's environment variable for it, and the separator between several values.
 _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -36,7 +36,7 @@ _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedRequirements:
-    """A requirement file; `torch` is its torch of one platform (`torch==2.13.0+cpu`), which `torch_index` holds."""
+    """A requirement file; `torch` is its platform-specific torch (`torch==2.13.0+cpu`), found at `torch_index`."""
 
     file: Path
     torch: str | None
@@ -44,15 +44,16 @@ class PinnedRequirements:
 
     @property
     def name(self) -> str:
-        """What its environment is called in messages."""
+        """Name of the environment in messages."""
         return f"environment `{self.file.stem}`"
 
 
 def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> None:
-    """Make an environment at `folder` with every package of the list. Raises BuildError with uv's last lines.
+    """Create a virtual environment at `folder` and install every pinned package into it.
 
-    If several indexes are configured, the one that has the pinned version is used, as with pip. uv runs in the parent
-    folder, so that it does not read the settings of a project in the working directory.
+    If several indexes are configured, any index that has the pinned version is used, as with pip. uv runs in the parent
+    folder, so that it does not read the settings of a project in the working directory. Raises BuildError with the last
+    lines of uv if a step fails.
     """
     steps = _Steps(pinned=pinned, progress=progress)
     uv, cwd = find_uv(), folder.parent
@@ -73,7 +74,7 @@ def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> Non
 
 
 def find_uv() -> str:
-    """The uv that is installed with this tool. Raises BuildError if its program is missing."""
+    """Return the path of the uv program that is installed with `deploy`. Raises BuildError if it is missing."""
     try:
         return str(find_uv_bin())
     except FileNotFoundError as error:
@@ -83,9 +84,10 @@ def find_uv() -> str:
 
 
 def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    r"""What pip knows of indexes and certificates, as uv's variables; what uv is told by its own variables stands.
+    r"""Convert pip's settings for indexes and certificates to environment variables of uv.
 
-    `listed` is what `pip config list` prints, least important file first: `global.index-url='https://…'`.
+    `listed` is the output of `pip config list`, with lines such as `global.index-url='https://…'`; later sections
+    override earlier ones. A variable that is already set in `environ` is left out, so that it keeps its value.
     """
     found: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
@@ -98,16 +100,16 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """Runs the steps of one build, and shows them: what is done, what is downloaded and how much it is."""
+    """A runner for the steps of one build that shows each step and the size of its downloads."""
 
     pinned: PinnedRequirements
     progress: Progress
-    sizes: dict[str, float] = field(default_factory=dict)  # MiB by package, of the downloads that were announced
+    sizes: dict[str, float] = field(default_factory=dict)  # announced downloads, MiB by package
 
     def run(
         self, doing: str, argv: list[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> None:
-        """Run one step. Raises BuildError with its last lines."""
+        """Run one step. Raises BuildError with the last lines of its output if it fails."""
         last: deque[str] = deque(maxlen=_SHOWN_LINES)
         show = self._show(doing)
 
@@ -143,7 +145,7 @@ class _Steps:
 
 
 def hint(said: str) -> str:
-    """What to do next, told from the last lines of an installer."""
+    """Return the hint for a failed installation, from the last lines of its output."""
     if _FULL in said:
         return "free disk space, or set DEPLOY_HOME to where there is some"
     if "torch==" in said:

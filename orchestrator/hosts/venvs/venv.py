@@ -1,10 +1,10 @@
-"""Python environments: built from a pinned requirement file, reused by digest.
+"""Virtual environments of engines, built from a pinned requirement file and reused by digest.
 
 ::
 
     environments/<digest>/                    bin/python, packages
-    environments/<digest>/environment.json    written last: without it the folder is what a killed build left
-    environments/<digest>.lock                held while building, freed by the kernel when the builder dies
+    environments/<digest>/environment.json    written last; a folder without it is an interrupted build
+    environments/<digest>.lock                held during a build; the kernel releases it if the builder dies
 """
 
 import hashlib
@@ -29,23 +29,23 @@ from orchestrator.plan.plan import Engine
 
 _MARKER: Final = "environment.json"
 _SHIM: Final = "cpu_shim"
-# A torch of one platform carries its name as a local version, and the index of that platform has the same name.
+# The local version of a platform-specific torch is the name of the platform, and of its index.
 _TORCH: Final = re.compile(r"^torch==\S+\+(?P<platform>\w+)$", re.MULTILINE)
 _TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Venv:
-    """A built environment; `digest` is the sha256 of everything it was made from."""
+    """A built environment; `digest` is the SHA-256 of its Python version, platform and input files, in hex."""
 
     python: Path
     digest: str
-    built: bool  # by this call; False where it was there
+    built: bool  # whether this call built it
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """What an environment is made from."""
+    """The inputs of an environment."""
 
     requirements: Path
     torch: re.Match[str] | None
@@ -71,7 +71,11 @@ class _Recipe:
 
 
 def engine_python(engine: Engine, home: Home) -> str:
-    """A Python that has the engine: the one its file names, else its environment's, built where it is not there yet."""
+    """Return a Python with the engine, and build its environment if necessary.
+
+    An interpreter named in the engine's file comes first. Raises BuildError if the engine has no requirement file, or
+    if the build fails.
+    """
     if engine.python is not None:
         return engine.python
     if engine.requirements is None:
@@ -80,13 +84,16 @@ def engine_python(engine: Engine, home: Home) -> str:
             hint="name an interpreter that has the engine: `--set engine.python=python3`",
         )
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
-    if requirements is None:  # a path is none: a plan that was changed may name any
+    if requirements is None:  # only names are found, because an edited plan may contain any path
         raise BuildError(f"there is no requirement file `{engine.requirements}`", where=f"engine `{engine.name}`")
     return str(ensure_venv(requirements, home=home, progress=Progress()).python)
 
 
 def built_interpreter(engine: Engine, home: Home) -> str | None:
-    """A Python that has the engine and is there already: the one its file names, else its environment's."""
+    """Return an existing Python with the engine; None if its environment has not been built.
+
+    An interpreter named in the engine's file comes first.
+    """
     if engine.python is not None or engine.requirements is None:
         return engine.python
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
@@ -97,12 +104,11 @@ def built_interpreter(engine: Engine, home: Home) -> str | None:
 
 
 def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Venv:
-    """The environment of a requirement file, built where it is not there yet.
+    """Return the environment of a requirement file, and build it if necessary.
 
-    `shim` holds the modules that a CPU build of torch needs beside it, by default those that ship with the tool.
-
-    Two that need the same one wait for each other; a build that fails or is interrupted leaves nothing. Raises
-    BuildError with uv's last lines.
+    `shim` is the folder of the modules that a CPU build of torch additionally needs; by default the shipped one.
+    Concurrent builds of one environment wait for each other. A failed or interrupted build leaves no files behind.
+    Raises BuildError with the last lines of uv if the build fails.
     """
     recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
     digest, folder = recipe.digest, _folder(recipe, home)
@@ -110,7 +116,7 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
     if _complete(folder):
         return environment
     with file_lock(folder.with_suffix(".lock"), progress):
-        if _complete(folder):  # somebody else has built it meanwhile
+        if _complete(folder):  # another process has built it in the meantime
             return environment
         remove_tree(folder, within=home.environments)
         try:
@@ -144,7 +150,7 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a build has ended there, and the interpreter it stands on is still there."""
+    """Return whether the build of an environment is complete and its base interpreter still exists."""
     return (folder / _MARKER).is_file() and (folder / "bin" / "python").exists()
 
 
