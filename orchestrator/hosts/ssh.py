@@ -80,7 +80,7 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
     """Start a program on a remote host over a new connection, with pipes for its standard input and output.
 
     The connection ends with this process; the remote program has to exit when its connection closes. Error output, also
-    that of ssh, goes to `errors`. Raises UsageError if `url` is not a valid ssh URL, HostError if `ssh` is not installed.
+    that of ssh, goes to `errors`. Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
     """
     far = SshHost.parse(url)
     try:
