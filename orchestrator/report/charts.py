@@ -1,4 +1,4 @@
-"""Which plots a report shows: its rows as series. Pure."""
+"""The plots of a report. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,13 +14,13 @@ from orchestrator.report.timeline import OverTime
 
 RATE: Final = "offered rate, requests per second"
 TIME: Final = "seconds after the first planned arrival"
-_LONGEST: Final = 14  # characters of a name in a plot; the legend has it whole
-_NAMED: Final = 3  # series whose ends a sentence tells
+_LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
+_NAMED: Final = 3  # series described in the caption
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Against:
-    """A figure against the offered rate, and what such a plot says before its ends are told."""
+    """A plot of one metric against the offered rate; `says` begins its caption."""
 
     id: str
     title: str
@@ -28,7 +28,7 @@ class _Against:
     figure: ReportMetric
     says: str
     log: bool = False
-    limited: bool = False  # shows the workload's limit of TTFT p95
+    limited: bool = False  # show the TTFT p95 limit of the workload
 
 
 _AGAINST_RATE: Final = (
@@ -81,7 +81,7 @@ _AGAINST_RATE: Final = (
 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
-    """Throughput against what a user sees; then TTFT, TPOT, throughput, cost and energy against the offered rate."""
+    """Return the plots: throughput against speed per user, then each metric of `_AGAINST_RATE` against the rate."""
     return (_frontier(report), *(_against_rate(report, each) for each in _AGAINST_RATE))
 
 
@@ -101,7 +101,7 @@ def _against_rate(report: Report, asked: _Against) -> Chart:
 
 
 def _frontier(report: Report) -> Chart:
-    """Output of a GPU against what a user sees; of the node where a result does not say how many GPUs it had."""
+    """Return the plot of throughput per GPU against speed per user; per node if a result has no GPU count."""
     drawn = _drawn(report)
     rows = [row for each, _ in drawn for row in each.rows]
     output = [row for row in rows if row.of(metrics.OUTPUT).measured is not None]
@@ -133,7 +133,7 @@ def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple
 
 
 def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
-    """When each request was due and how long it waited; how many were under way at each moment."""
+    """Return two plots: time to first token by arrival, and the number of running and queued requests over time."""
     waits = [wait for _, wait in drawn.waits]
     slowest = f"; the slowest waited {metrics.seconds(max(waits))} s" if waits else ""
     failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
@@ -167,7 +167,7 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
 
 
 def _says(what: str, lines: tuple[Line, ...], figure: ReportMetric) -> str:
-    """What a plot shows, with both ends of its first series."""
+    """Return a caption with both ends of the first series; "" without series."""
     told = [_ends(line, figure, alone=len(lines) == 1) for line in lines[:_NAMED]]
     more = f"; {len(lines) - _NAMED} more in the plot" if len(lines) > _NAMED else ""
     return f"{what} {'; '.join(told)}{more}." if told else ""
@@ -185,7 +185,7 @@ def _ends(line: Line, figure: ReportMetric, *, alone: bool) -> str:
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:
-    """Best throughput by system and layout, published in gray, measured in the color of its result."""
+    """Return bars of the best throughput by system and layout; published in gray, measured in the result's color."""
     return tuple(_bar(row) for row in report.layouts)
 
 
@@ -203,7 +203,7 @@ def _bar(row: LayoutRow) -> Bar:
 
 
 def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
-    """The published series and one a result; where none measured the published workload, those of other workloads."""
+    """Return the published series, if a result has its workload, and one series per drawn result."""
     drawn = _drawn(report)
     rates = report.published.rates if report.published and any(_is_published(each, report) for each, _ in drawn) else ()
     said = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
@@ -220,7 +220,7 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
 
 
 def _drawn(report: Report) -> list[tuple[Comparison, int]]:
-    """Each result with its place; where one measured the published workload, only those that did."""
+    """Return results with their index; only those of the published workload, if there are any."""
     every = [(comparison, index) for index, comparison in enumerate(report.comparisons)]
     return [each for each in every if _is_published(each[0], report)] or every
 
@@ -231,7 +231,7 @@ def _is_published(comparison: Comparison, report: Report) -> bool:
 
 
 def _short(comparison: Comparison, report: Report) -> str:
-    """Its name; of a layout the GPU too where systems differ; a dagger where it is not comparable."""
+    """Return the name of a result, with the GPU if systems differ, and a dagger if it is not comparable."""
     systems = {other.system for other in report.comparisons}
     plain = len(systems) > 1 and comparison.name.startswith(comparison.layout)
     gpu = f" {comparison.system.rpartition('×')[2]}" if plain else ""
@@ -240,7 +240,7 @@ def _short(comparison: Comparison, report: Report) -> str:
 
 
 def _published(line: PublishedRate, measured: ReportMetric, usd_per_hour: float | None) -> float | None:
-    """What was published of that figure; a cost is that of the published throughput, at the published price."""
+    """Return the published value of a metric; the cost is computed from published throughput and price."""
     if measured is metrics.USD:
         return metrics.usd_per_million_tokens(usd_per_hour, line.output_tok_s)
     found = line.model_dump().get(measured.key)

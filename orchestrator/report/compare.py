@@ -1,7 +1,7 @@
-"""Measured beside published, row by row. Pure.
+"""The comparison of a result with published metrics, row by row. Pure.
 
-Throughput is output tok/s per node in the steady window; TTFT counts from the scheduled arrival. A figure that was not
-measured is None.
+Throughput is output tok/s per node in the steady window; TTFT counts from the scheduled arrival. Metrics without a
+measurement are None.
 """
 
 import math
@@ -16,7 +16,7 @@ from orchestrator.bench.result import BenchResult, IssueKind, Point
 
 
 class Agreement(StrEnum):
-    """What a measured figure says beside a published one."""
+    """The verdict on a measured metric compared with the published one."""
 
     BETTER = "better"
     WITHIN = "within tolerance"
@@ -29,7 +29,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedFigure:
-    """One figure, measured and published, in its own unit."""
+    """One metric, measured and published, in its own unit."""
 
     measured: float | None
     published: float | None
@@ -38,7 +38,7 @@ class ComparedFigure:
 
     @property
     def change(self) -> float | None:
-        """Measured over published, minus 1; None where either is missing."""
+        """Measured / published - 1; None if either is missing."""
         if self.measured is None or not self.published:
             return None
         return self.measured / self.published - 1
@@ -46,7 +46,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One reason why a result must not be compared with the published one; `point` is "" for all of it."""
+    """One comparability issue of a result; `point` is "" if the issue affects all points."""
 
     kind: str
     detail: str
@@ -55,34 +55,34 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class RateRow:
-    """One offered rate, or one number of requests at a time.
+    """The metrics at one offered rate (requests/s) or one concurrency.
 
-    `load_tok_s` is what a rate emits in a steady state: rate times output length.
+    `load_tok_s` is the output tok/s of the offered rate in a steady state: rate times output length.
     """
 
     rate_rps: float | None
     concurrency: int | None = None
     load_tok_s: float | None
-    figures: Mapping[str, ComparedFigure]  # by the key of `results.figures`
+    figures: Mapping[str, ComparedFigure]  # by metric key
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
     capped: str | None
 
     @property
     def load(self) -> str:
-        """What was offered, in words."""
+        """The offered load as text."""
         return f"{metrics.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
     def of(self, figure: ReportMetric) -> ComparedFigure:
-        """That figure, measured and published."""
+        """Return the compared values of a metric."""
         return self.figures[figure.key]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One result beside the published measurement. `caveats` limit what the agreements say; `reasons` forbid them."""
+    """One result compared with the published measurement; `caveats` limit the verdicts, `reasons` rule them out."""
 
-    name: str  # what the user calls it, else the layout, numbered where two have the same
+    name: str  # label from the user, else the layout; duplicates have a number
     system: str
     layout: str
     result: BenchResult
@@ -90,29 +90,29 @@ class Comparison:
     caveats: tuple[str, ...]
     rows: tuple[RateRow, ...]
     knee_rps: ComparedFigure | None
-    knee_reached: bool  # else it lies at the highest measured rate, or above it
-    ttft_limit_s: float | None  # of its own workload
+    knee_reached: bool  # False: the knee is at or above the highest measured rate
+    ttft_limit_s: float | None  # from the workload of the result
     single_stream_tok_s: ComparedFigure | None
     usd_per_gpu_hour: float | None
     price_source: str
 
     @property
     def without_knee(self) -> str:
-        """Why there is none: a rate that was too high, or none that could be judged."""
+        """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
         if (row := self.unjudged) is None:
             return "no sustained rate was found"
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 
     @property
     def unjudged(self) -> RateRow | None:
-        """The highest rate that was measured, where none could be judged."""
+        """The row of the highest measured rate if no rate could be judged, else None."""
         measured = [row for row in self.rows if row.rate_rps and row.of(metrics.OUTPUT).measured is not None]
         judged = any(row.sustained is not None for row in self.rows)
         return measured[-1] if measured and not judged else None
 
     @property
     def label(self) -> str:
-        """What was measured, in a few words: as the user calls it, else with what ran where."""
+        """A short description: the label from the user, else the name with layout and system."""
         if self.result.run.label is not None:
             return self.name
         if self.name.startswith(self.layout):
@@ -121,17 +121,17 @@ class Comparison:
 
     @property
     def comparable(self) -> bool:
-        """Whether nothing forbids laying this beside the published figures."""
+        """Whether the result has no comparability issue."""
         return not self.reasons
 
     @property
     def best(self) -> RateRow | None:
-        """The row of the knee: the highest sustained rate."""
+        """The row of the knee (highest sustained rate), or None."""
         return next((row for row in self.rows if _same_rate(row.rate_rps, self.result.knee_rps)), None)
 
 
 def compare(result: BenchResult, published: Published | None, prices: PriceBook) -> Comparison:
-    """Set one result beside `published`, or by itself, with prices from `prices` where the result brings none."""
+    """Compare a result with `published`, if given; costs use prices from the user, the result, or else `prices`."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
     price, source = _price(result, prices)
@@ -162,7 +162,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
 
 
 def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
-    """A price given now, else the one given when it was measured, else a published one."""
+    """Return USD per GPU-hour and its source: given now, else given at the measurement, else published."""
     price, source = prices.price_of(result.run.provenance.gpu)
     if source != "given" and result.run.price is not None:
         return result.run.price.usd_per_gpu_hour, result.run.price.source
@@ -170,9 +170,9 @@ def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
 
 
 def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reason, ...]:
-    """Everything that forbids the comparison: the marks of the measurement, another workload, another machine.
+    """Return all comparability issues: those of the result, another workload, another system.
 
-    A workload that was changed is another one than the published, and no fault by itself.
+    A changed workload is an issue only for a comparison with published metrics.
     """
     told = (mark for mark in result.comparability_issues if published or mark.kind is not IssueKind.CHANGED_WORKLOAD)
     marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in told)
@@ -180,7 +180,7 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reas
 
 
 def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[Reason]:
-    """What makes a result another matter than what was published: another workload, another machine."""
+    """Yield the issues that prevent a comparison with `published`: another workload, an ablation, another system."""
     if not _is_of(result, published.workload.name, published.single_stream.workload):
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
         yield Reason(kind="another-workload", detail=detail)
@@ -205,7 +205,7 @@ def _ttft_limit(result: BenchResult) -> float | None:
 
 
 def system_name(result: BenchResult) -> str:
-    """What it ran on, as the field writes it: `8×MI355X`."""
+    """Return the GPU count and model of a result, such as `8×MI355X`."""
     where = result.run.provenance
     if where.gpu is None:
         return "unknown hardware"
@@ -213,7 +213,7 @@ def system_name(result: BenchResult) -> str:
 
 
 def layout_name(result: BenchResult) -> str:
-    """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
+    """Return the layout, such as `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
     if (named := result.run.provenance.layout) is not None:
         return named
     layout = (result.run.provenance.plan or {}).get("layout")
@@ -225,7 +225,7 @@ def layout_name(result: BenchResult) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonTerms:
-    """On which terms figures are compared: a tolerance (a share), and whether this result may be judged at all."""
+    """The terms of a comparison: a relative tolerance, and whether the result may be judged at all."""
 
     tolerance: float
     judged: bool
@@ -239,7 +239,7 @@ class ComparisonTerms:
         exact: bool = False,
         note: str = "",
     ) -> ComparedFigure:
-        """Both figures with what they say of each other."""
+        """Compare a measured with a published value; `exact` sets the tolerance to 0."""
         tolerance = 0.0 if exact else self.tolerance
         agreement = agreement_of(measured, published, tolerance, higher_is_better=higher_is_better)
         if not self.judged and agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_PUBLISHED}:
@@ -250,7 +250,7 @@ class ComparisonTerms:
 def agreement_of(
     measured: float | None, published: float | None, tolerance: float, *, higher_is_better: bool = True
 ) -> Agreement:
-    """Whether `measured` lies within `tolerance` (a share) of `published`, or on which side of it."""
+    """Return whether `measured` is within the relative `tolerance` of `published`, better or worse."""
     if measured is None:
         return Agreement.NOT_MEASURED
     if published is None:
@@ -262,7 +262,7 @@ def agreement_of(
 
 
 def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...]:
-    """Another layout than that of the published table is no fault of the measurement, and nothing to judge it by."""
+    """Return a caveat if system or layout differ from the published table, whose rates then do not apply."""
     if published is None:
         return ()
     main = f"{published.rates_layout} on {published.rates_system}"
@@ -279,7 +279,7 @@ def _rows(
     price: float | None,
     terms: ComparisonTerms,
 ) -> tuple[RateRow, ...]:
-    """One row for each rate that was measured, or published for this system and layout."""
+    """Return one row per rate, measured or published for this system and layout, then one per concurrency."""
     gpus = result.run.provenance.gpus
     hourly = price * gpus if price and gpus else None
     priced = tuple(_priced(point, hourly) for point in result.points)
@@ -302,7 +302,7 @@ def _rows(
 
 
 def _priced(point: Point, usd_per_hour: float | None) -> Point:
-    """The point at the price that this comparison takes, for the throughput of the steady window."""
+    """Return the point with the cost of its steady throughput at the price of this comparison."""
     cost = metrics.usd_per_million_tokens(usd_per_hour, metrics.OUTPUT.value_of(point))
     return replace(point, usd_per_million_output_tokens=cost)
 
@@ -338,7 +338,7 @@ def _row(
 
 
 def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: float) -> ComparedFigure:
-    """A published throughput that is not what its own load emits in a steady state cannot be repeated: say so."""
+    """Mark a published throughput that differs from the steady-state output of its own load as not testable."""
     if figure.published is None or load_tok_s is None or abs(figure.published / load_tok_s - 1) <= tolerance:
         return figure
     note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times what this rate can emit"
@@ -347,7 +347,7 @@ def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: f
 
 
 def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedFigure:
-    """Output tok/s of one stream while it emits: the inverse of the median TPOT."""
+    """Compare the output tok/s of a single stream, the inverse of the median TPOT."""
     target = published.single_stream if published and _is_of(result, published.single_stream.workload) else None
     tpot = next((point.latency.tpot_s for point in result.points if point.concurrency == 1 and point.latency), None)
     measured = 1 / tpot.p50 if tpot and tpot.p50 > 0 else None

@@ -1,4 +1,4 @@
-"""`deploy diff`: what is not the same between two starts, profiles, locks or results, and what that did to figures."""
+"""`deploy diff`: the differences between two runs, profiles, locks or results, and in their metrics."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,15 @@ _AREAS: Final[Mapping[str, str]] = {
     "workload": "load",
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
-_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # what no plan tells
+_OBSERVED: Final = (
+    "image",
+    "patched",
+    "weights",
+    "host",
+    "workload",
+    "outcome",
+    "locked",
+)  # groups that are not in a plan
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 _SAID: Final = (
@@ -41,15 +49,15 @@ _SAID: Final = (
     "nondeterministic",
     "wrong_answers",
     "model.questions",
-)  # which follow from the rest
+)  # keys derived from other keys
 _FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffSide:
-    """One of the two: what it is, everything that is known of it by dotted key, and what was measured on it.
+    """One side of a diff: its label, its values by dotted key, and its results.
 
-    `reasons` say of a key, or of its group, who stands behind it and why.
+    `reasons` hold the origin and source of values, by key or by group (the first part of a key).
     """
 
     label: str
@@ -58,17 +66,17 @@ class DiffSide:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def reason(self, key: str) -> str:
-        """Why it has that value; "" where it does not tell, or has none."""
+        """Return the origin and source of a value; "" if unknown or without a value."""
         return self.reasons.get(key, self.reasons.get(key.partition(".")[0], "")) if key in self.values else ""
 
     def knows(self, group: str) -> bool:
-        """Whether anything is known of it there."""
+        """Return whether any key of a group is known."""
         return any(key.partition(".")[0] == group for key in self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentFigure:
-    """One figure of one workload and load, on both sides; `change` is B against A, "" where it cannot be told."""
+    """One metric of one workload and load on both sides; `change` is that from A to B, "" if unknown."""
 
     workload: str
     load: str
@@ -80,7 +88,7 @@ class DifferentFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentReason:
-    """Who stands behind what differs in these keys, on both sides; "" for a side that does not tell or has none."""
+    """The origin and source of different values on both sides; "" if unknown or without a value."""
 
     keys: tuple[str, ...]
     a: str
@@ -89,7 +97,7 @@ class DifferentReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """What differs, by where it belongs, and why; `unknown` says what one of the two does not tell."""
+    """All differences by area, with reasons; `unknown` names the groups that only one side has."""
 
     a: str
     b: str
@@ -99,7 +107,7 @@ class Differences:
     unknown: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return the differences as JSON data."""
         told = [
             {"in": area, "key": each.key, "a": each.values[0], "b": each.values[1]} for area, each in self.differences
         ]
@@ -107,11 +115,10 @@ class Differences:
 
 
 def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
-    """What a word of the command line means.
+    """Resolve an argument: a result, a lock, a run directory, `NAME/RUN`, a profile, or a server (its last run).
 
-    A result, a lock, a run directory, `NAME/RUN`, a profile, or a server's last run.
-
-    `results` are those that may be of a run. Raises UsageError for what is none of them, ProfileError, BenchError.
+    `results` are the candidates for the results of a run. Raises UsageError if nothing matches, ProfileError and
+    BenchError for an invalid file.
     """
     path = Path(text)
     if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
@@ -122,7 +129,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
         return _of_run(run, results)
     catalog = Catalog.of(home)
     if path.is_file() or catalog.find(EntryKind.PROFILE, text) is not None:
-        from orchestrator.planner.planning import load  # noqa: PLC0415 - as long as all else that two runs need
+        from orchestrator.planner.planning import load  # noqa: PLC0415 - slow; two runs do not need it
 
         loaded = load(text, catalog=catalog)
         plan = loaded.plan
@@ -137,7 +144,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
 
 
 def diff(a: DiffSide, b: DiffSide) -> Differences:
-    """What differs between two sides. What only one of them can know is said, and is no difference."""
+    """Compare two sides; a group that only one side has is reported as unknown, not as a difference."""
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
     found = differences([_comparable(side, one_sided) for side in (a, b)])
     placed = sorted(((_area(each.key), each) for each in found), key=lambda pair: _ORDER.index(pair[0]))
@@ -157,7 +164,7 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
 
 
 def diff_text(found: Differences, *, width: int | None = None) -> str:
-    """The difference for people."""
+    """Format the differences for a terminal."""
     parts = [f"A: {found.a}\nB: {found.b}"]
     if found.differences:
         rows = [(area, each.key, *(value or "-" for value in each.values)) for area, each in found.differences]
@@ -189,7 +196,7 @@ def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
 
 
 def explanation(found: Differences) -> str:
-    """What of the differences can be behind those of the figures, as far as the two sides tell."""
+    """Explain which of the known differences can have caused the changes of the metrics."""
     causes = [each.key for area, each in found.differences if area in _CAUSES]
     if any(area == "load" for area, _ in found.differences):
         return "The loads differ: the figures are of different questions, whatever else is not the same."
@@ -204,7 +211,7 @@ def explanation(found: Differences) -> str:
 
 
 def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
-    """What of a side can be held against the other; without a plan on one, nothing that only plans say."""
+    """Return the values that both sides have; plan values are excluded if one side has no plan."""
     planless = "layout" in one_sided
     return {
         key: value
@@ -229,7 +236,7 @@ def _word(group: str) -> str:
 
 
 def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
-    """Origin and source of each option and variable of a plan, which may be of another version."""
+    """Return origin and source of the flags and variables of a plan, which may come from another version."""
     found = {}
     for section in ("flags", "env"):
         settings = plan.get(section)
@@ -240,7 +247,7 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
 
 
 def _of_parts(loaded: "ResolvedProfile") -> dict[str, str]:
-    """The same of the other keys of a profile; of a part as a whole, what its file names."""
+    """Return origin and source of the other keys of a profile, and the source of each catalog entry."""
     from orchestrator.planner.explain import explained  # noqa: PLC0415 - as `load`
     from orchestrator.profiles.layers import PARTS  # noqa: PLC0415
 
@@ -283,7 +290,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
 
 
 def _locked(run: RunDir) -> dict[str, str]:
-    """What its lock holds; nothing for a run of a version that wrote none."""
+    """Return the summary of the lock of a run; empty if it has none, as in older versions."""
     try:
         return load_lock(run.path / LOCK_FILE)[0].summary
     except DeployError:
@@ -304,7 +311,7 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def _figures(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> Iterator[DifferentFigure]:
-    """The last measurement of each workload that both have, figure by figure."""
+    """Yield the metrics of the last result of each workload that both sides have."""
     last = [{result.run.workload_name: result for result in _by_time(side)} for side in (a, b)]
     for workload in sorted(last[0].keys() & last[1].keys()):
         for row in changes_between(last[0][workload], last[1][workload]):

@@ -1,4 +1,4 @@
-"""What a token costs whoever pays for the node: rented or owned, busy or half idle, with the power it draws. Pure."""
+"""The cost of output tokens on a rented or owned node, by utilization, and its electricity. Pure."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from orchestrator.bench.published import PriceBook, split_currency
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison
 
-UTILIZATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
+UTILIZATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # share of hours at the knee; the node is idle otherwise
 _PER_TOKENS: Final = "{} per million output tokens"
 _USD: Final = _PER_TOKENS.format("USD")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePower:
-    """What the user knows of the node: its watts under load, what a kWh costs, and watts drawn for each used."""
+    """The power of the node from the user: watts under load, price of a kWh, and PUE."""
 
     watts: float | None = None
     per_kwh: float | None = None
-    currency: str = "USD"  # of electricity; nothing is converted
+    currency: str = "USD"  # of `per_kwh`; never converted
     pue: float = 1.0
 
     @classmethod
     def given(cls, watts: float | None, kwh: str | None, pue: float) -> "NodePower":
-        """As the command line has it, `0.25` or `0.25EUR`. Raises UsageError for what is no price, or cannot be."""
+        """Parse command line options; `kwh` is `0.25` or `0.25EUR`. Raises UsageError for invalid values."""
         currency, prices = split_currency([kwh] if kwh else [])
         try:
             per_kwh = float(prices[0]) if prices else None
@@ -37,7 +37,7 @@ class NodePower:
         return power
 
     def require(self) -> None:
-        """Raise UsageError for what cannot be."""
+        """Raise UsageError if a value is out of range, or a price is given without watts."""
         for option, value, least in (
             ("node-watts", self.watts, 1),
             ("electricity-price", self.per_kwh, 0),
@@ -53,7 +53,7 @@ class NodePower:
 
 @dataclass(frozen=True, kw_only=True)
 class CostRow:
-    """One quantity, of each result in turn; None where something that it rests on is not known."""
+    """One quantity of all results, in their order; None if an input is unknown."""
 
     name: str
     unit: str
@@ -62,7 +62,7 @@ class CostRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """A table of costs at each result's knee, and every number that it rests on with where that comes from."""
+    """A table of costs at the knee of each result, and its inputs with their sources."""
 
     labels: tuple[str, ...]
     rows: tuple[CostRow, ...]
@@ -70,7 +70,7 @@ class Costs:
 
 
 def costs_of(comparisons: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Costs | None:
-    """The table; None where no result has a knee, or neither a price nor the node's power is known."""
+    """Return the table of costs; None without a knee in any result, or without both price and power."""
     found = tuple(each for each in comparisons if _tok_s(each) is not None)
     rows = []
     for name, unit, value in _rows(prices, power):
@@ -96,18 +96,18 @@ def _tok_s(comparison: Comparison) -> float | None:
 
 
 def _at(comparison: Comparison, *, price: Callable[[Comparison], float | None], share: float) -> float | None:
-    """USD per million tokens where the node is paid for all hours and works in a share of them."""
+    """Return USD per million tokens of a node that is paid for all hours and used in a share of them."""
     hourly = price(comparison)
     return metrics.usd_per_million_tokens(hourly / share if hourly else None, _tok_s(comparison))
 
 
 def _rent(comparison: Comparison) -> float | None:
-    """USD an hour for the node, at the price that the user gave now or at the measurement."""
+    """Return USD per hour of the node at the price from the user, given now or at the measurement."""
     return _of_node(comparison, comparison.usd_per_gpu_hour if comparison.price_source == "given" else None)
 
 
 def _ownership(comparison: Comparison, *, prices: PriceBook) -> float | None:
-    """USD an hour for the node, at the published total cost of ownership."""
+    """Return USD per hour of the node at the published total cost of ownership."""
     return _of_node(comparison, prices.published_price_of(comparison.result.run.provenance.gpu)[0])
 
 
@@ -117,7 +117,7 @@ def _of_node(comparison: Comparison, usd_per_gpu_hour: float | None) -> float | 
 
 
 def _electricity(_: Comparison, *, power: NodePower) -> float | None:
-    """The price of an hour of what the node draws, cooling and losses included."""
+    """Return the price of one hour of electricity for the node, including PUE."""
     if power.watts is None or power.per_kwh is None:
         return None
     return power.watts / 1000 * power.pue * power.per_kwh

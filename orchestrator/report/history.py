@@ -1,4 +1,4 @@
-"""`deploy history`: every start from this home, as its run directory and the results that name it tell."""
+"""`deploy history`: all runs in this home, from their run directories and benchmark results."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from orchestrator.runtimes.base import EXIT_FILE, Status
 from orchestrator.servers.exit_record import saved_state
 from orchestrator.servers.servers import PROCESSES_FILE, Servers
 
-_FAILED: Final = "failed"  # `prove.Verdict`, which takes long to import
+_FAILED: Final = "failed"  # a value of `verify.report.Verdict`, which is slow to import
 _FIGURES: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestFigures:
-    """What one workload gave at its knee, or else at its highest output; `figures` by the key of `results.figures`."""
+    """The metrics of one workload at its knee, else at its highest output; `figures` by metric key."""
 
     workload: str
     load: str
@@ -46,32 +46,32 @@ class BestFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One start. What was not kept of it, as by an older version, is None or empty."""
+    """One run; data that an older version did not save is None or empty."""
 
     name: str
-    run: str  # the name of its directory: when it was, and how the digest of its plan begins
+    run: str  # name of the run directory: start time and prefix of the plan digest
     profile: str
-    plan: str  # digest, its first eight digits
+    plan: str  # first eight digits of the plan digest
     started_at: str
     ready_seconds: float | None
-    smoke: Mapping[str, int]  # checks by their verdict, of the last smoke test
-    failed: tuple[str, ...]  # the checks that did
+    smoke: Mapping[str, int]  # number of checks by verdict, in the last smoke test
+    failed: tuple[str, ...]  # names of the failed checks
     kernels: Mapping[str, int]  # lookups of tuned kernels, `hits` and `misses`
     best: tuple[BestFigures, ...]
-    status: str  # of its server, where there still is one
-    ended: str  # how, or for how long it has run
+    status: str  # status of the server; "" if it no longer exists
+    ended: str  # exit summary, or the age of a running server
     ended_at: str | None
     run_dir: str
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return the run as JSON data."""
         return asdict(self)
 
 
 def history(servers: Servers, name: str | None, measured: Sequence[BenchResult]) -> tuple[RunSummary, ...]:
-    """The starts from this home (of that name), each name's newest first, with those of the measurements that are its.
+    """Return the runs in this home, by name and newest first, with their results in `measured`.
 
-    Raises StartError where nothing was started under the name.
+    `name` selects one server. Raises StartError if it has no run.
     """
     names = known_names(servers.home)
     if name is not None:
@@ -84,7 +84,7 @@ def history(servers: Servers, name: str | None, measured: Sequence[BenchResult])
 
 
 def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> str:
-    """The starts for people."""
+    """Format runs as a table for a terminal."""
     header = ("run", "profile", "ready", "smoke test", "kernels", "best", "ended")
     rows = [
         (
@@ -124,10 +124,10 @@ def _starts(
 
 
 def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSummary, tuple[BenchResult, ...]]:
-    """A start as its run directory tells, without asking for its server; and those of the measurements that are its."""
+    """Summarize a run from its run directory, without querying its server; also return its results in `measured`."""
     name = run.path.parent.name
     later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
-    # A later result is a later start's.
+    # Results after the start of the next run belong to that run.
     before = RunDir(run.path.parent / FileName(min(later))).started if later else None
     results = tuple(result for result in measured if _is_of(result, name, run, before))
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
@@ -154,7 +154,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
 
 
 def best_figures(result: BenchResult) -> BestFigures:
-    """The figures of a measurement at its knee, or else at its highest output."""
+    """Return the metrics of a result at its knee, else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
     best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)
     return BestFigures(
@@ -191,7 +191,7 @@ def _ending(run: RunDir) -> tuple[str, str | None]:
 
 
 def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Of each server that there is, by the run it was started as: its status, and that in words."""
+    """Yield (run directory, (status, description)) of each existing server."""
     for handle in servers.find(name):
         try:
             state = servers.runtime(handle).state(handle)

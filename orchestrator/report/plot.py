@@ -1,7 +1,7 @@
-"""Small plots as inline SVG. Pure: data in, markup out; colors are the page's CSS variables, and so is dark mode.
+"""Small plots as inline SVG. Pure; colors and dark mode come from the CSS variables of the page.
 
-The drawing is 440 × 300 units, so that its 12-unit type stays readable on a phone. Series are told apart by marker and
-by a label at the height where they end, as well as by color.
+A plot has 440 × 300 units, so that 12-unit text stays readable on a phone. Series differ in marker and color, and have
+a label at their right end.
 """
 
 import math
@@ -14,17 +14,17 @@ WIDTH: Final = 440
 HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
-_LONGEST: Final = 22  # characters of a label at the edge
-_TAG: Final = 48.0  # units that a tag may take beside its point
-_DESCRIBED: Final = 12  # points of a series in the description
+_LONGEST: Final = 22  # characters of a label at the right edge
+_TAG: Final = 48.0  # maximum width of a tag, in units
+_DESCRIBED: Final = 12  # maximum number of points listed in the description
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of at least one point. `color` counts from 0; None is published: gray, dashed, hollow markers.
+    """One series of at least one point; `color` is an index, or None for published: gray, dashed, hollow markers.
 
-    Dots are told nothing of what lies between them; steps keep each value until the next. `tags` stand at the points.
+    Style "dots" draws no line, and "steps" holds each value until the next. `tags` are labels of the points.
     """
 
     label: str
@@ -32,12 +32,12 @@ class Line:
     color: int | None
     style: Literal["line", "dots", "steps"] = "line"
     tags: tuple[str, ...] = ()
-    failed: bool = False  # in the color of an alarm
+    failed: bool = False  # drawn in the color of failures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A horizontal line that means something, with its name."""
+    """A labeled horizontal line, such as the limit of an SLO."""
 
     label: str
     value: float
@@ -45,9 +45,9 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a chart shows, and says in a sentence; `id` must be unique on the page, axis names carry the unit.
+    """A chart and its caption `says`; `id` must be unique on the page, axis labels include the unit.
 
-    No lines, no drawing.
+    A chart without lines is not drawn.
     """
 
     id: str
@@ -56,13 +56,13 @@ class Chart:
     y_label: str
     lines: tuple[Line, ...]
     limits: tuple[Limit, ...] = ()
-    log: bool = False  # the vertical axis; then every value must be above 0
+    log: bool = False  # logarithmic vertical axis; all values must be above 0
     says: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One horizontal bar; `color` as for a line."""
+    """One horizontal bar; `color` as in `Line`."""
 
     label: str
     value: float
@@ -70,7 +70,7 @@ class Bar:
     color: int | None
 
 
-_LEAST: Final = 1e-9  # of what is measured here; what lies below it stands at the foot of a logarithmic axis
+_LEAST: Final = 1e-9  # smallest value on a logarithmic axis; smaller values are drawn at its foot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class _Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value stands in the drawing."""
+        """Return the coordinate of a value, in units of the drawing."""
         if self.log:
             part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
@@ -91,7 +91,7 @@ class _Scale:
 
 
 def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
-    """From 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
+    """Return ticks from 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
     if high <= _LEAST:
         return (0.0, 1.0)
     magnitude = 10.0 ** math.floor(math.log10(high / count))
@@ -100,7 +100,7 @@ def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """1, 2 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`."""
+    """Return 1, 2 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`."""
     low, high = max(low, _LEAST), max(high, _LEAST)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [round(factor * 10.0**decade, 10) for decade in decades for factor in (1, 2, 5)]
@@ -110,14 +110,14 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def number(value: float) -> str:
-    """A figure for people: thousands separated, no more digits than it needs."""
+    """Format a number with thousands separators and without trailing zeros."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.10g}"
 
 
 def line_chart(chart: Chart) -> Markup:
-    """The chart as an `<svg>` that carries its own title and description."""
+    """Return the chart as an `<svg>` with title and description."""
     xs = [x for line in chart.lines for x, _ in line.points]
     ys = [y for line in chart.lines for _, y in line.points] + [limit.value for limit in chart.limits]
     x_ticks = nice_ticks(max(xs))
@@ -133,13 +133,13 @@ def line_chart(chart: Chart) -> Markup:
 
 
 def legend_mark(color: int) -> Markup:
-    """The marker of a result, to stand before its name."""
+    """Return the marker of a result for the legend, as an `<svg>`."""
     drawn = _marker(_MARKERS[color % len(_MARKERS)], 7, 7)
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(_color(color), drawn)
 
 
 def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
-    """Horizontal bars from 0, each with its name above it and its figure at its end."""
+    """Return horizontal bars as an `<svg>`, each with its label above and its value at the end."""
     across = _Scale(low=0, high=max(bar.value for bar in bars), start=0, end=WIDTH - 90)
     parts = []
     for index, bar in enumerate(bars):
@@ -169,7 +169,7 @@ def _describe(chart: Chart) -> str:
 
 
 def _values(line: Line) -> str:
-    """Its points; of more than can be read out, how many they are and how high the highest."""
+    """Describe the points of a series for screen readers; only number and maximum if there are many."""
     if len(line.points) > _DESCRIBED:
         return f"{len(line.points)} points, at most {max(y for _, y in line.points):.4g}"
     return ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points)
@@ -226,7 +226,7 @@ def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
 
 
 def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:
-    """Beside its point, and away from the names at the edge."""
+    """Return the label of a point, to its left near the right edge, which has the series labels."""
     if x > across.end - _TAG:
         return _text(x - 8, y - 4, tag, "tag end")
     return _text(x + 8, y + 4, tag, "tag")
@@ -253,7 +253,7 @@ def _marker(shape: str, x: float, y: float) -> Markup:
 
 
 def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Markup]:
-    """Each series named at the right edge, at the height where it ends, moved apart where two would touch."""
+    """Return the series labels at the right edge, each at the height of the last point, without overlap."""
     ends = sorted(((upward.at(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
     heights = spread([height for height, _ in ends], low=_TOP, high=upward.start - 4)
     parts = []
@@ -265,7 +265,7 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
 
 
 def spread(heights: list[float], *, low: float, high: float, gap: float = _LABEL_GAP) -> list[float]:
-    """Sorted heights, moved as little as a push downward and one back upward need to keep `gap` between neighbors."""
+    """Return sorted heights with at least `gap` between neighbors, moved down and then up into `low` to `high`."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, low, placed[-1] + gap) if placed else max(height, low))

@@ -1,6 +1,6 @@
 """A report as HTML, Markdown and JSON. Pure: the same report gives the same bytes.
 
-The HTML stands alone: style and plots are inline, nothing is fetched and no script runs.
+The HTML is self-contained: style and plots are inline, without scripts or external resources.
 """
 
 import json
@@ -23,15 +23,15 @@ from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
 from orchestrator.report.side_by_side import change_text, estimate_text, signed
 
-# Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
+# Markup at any position, then headings, lists and rules, which only exist at the start of a line.
 _MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
 _SPANS: Final = re.compile(r"(`[^`]+`)")
-_SPAN: Final = re.compile(r"`[^|\\<>&]+`")  # in others a cell would end, or a reader could see markup
+_SPAN: Final = re.compile(r"`[^|\\<>&]+`")  # other spans could end a table cell or contain markup
 _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
 def render_html(report: Report) -> str:
-    """One self-contained page."""
+    """Render a report as one self-contained HTML page."""
     template = environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
     times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
@@ -44,15 +44,15 @@ def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
 
 
 def render_markdown(report: Report) -> str:
-    """The same as Markdown."""
+    """Render a report as Markdown."""
     template = environment(markdown=True).get_template("report.md.j2")
     return printable(template.render(report=report, **_shown(report)))
 
 
 def _shown(report: Report) -> dict[str, object]:
-    """The first run of each configuration, and the figures of each place.
+    """Return template variables: the first run of each configuration, and the metrics of each table.
 
-    Without anything published the figures that no result has are left out.
+    Metrics without any measured value are omitted unless the report has published metrics.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
     known = {each.key for each in metrics.METRICS if any(row.of(each).measured is not None for row in rows)}
@@ -76,13 +76,13 @@ def _shown(report: Report) -> dict[str, object]:
 
 
 def render_json(report: Report) -> str:
-    """The same as JSON; what was not measured is left out."""
+    """Render a report as JSON, without None values."""
     return printable_json(_REPORT.dump_json(report, indent=2, exclude_none=True).decode()) + "\n"
 
 
 @cache
 def environment(*, markdown: bool) -> Environment:
-    """What templates are rendered in; Markdown has its texts escaped, HTML by itself."""
+    """Return the Jinja environment for HTML or Markdown; both escape text."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=select_autoescape(enabled_extensions=("html.j2",)),
@@ -123,12 +123,12 @@ def environment(*, markdown: bool) -> Environment:
 
 
 def change(figure: ComparedFigure) -> str:
-    """How far the measured figure lies from the published one."""
+    """Format the change of the measured from the published value; "" if unknown."""
     return "" if figure.change is None else signed(figure.change)
 
 
 def not_comparable(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
-    """What must not be compared, and why; results with the same reasons together."""
+    """Return the results with comparability issues, grouped by equal issues."""
     found: dict[tuple[Reason, ...], list[str]] = {}
     for comparison in report.comparisons:
         if comparison.reasons:
@@ -137,13 +137,13 @@ def not_comparable(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]
 
 
 def known_in(columns: list[ReportMetric], comparison: Comparison, published: object) -> list[ReportMetric]:
-    """The figures that this result has; beside published ones all, as there an empty place says something."""
+    """Return the metrics with a measured value; all of them if the report has published metrics to compare with."""
     rows = comparison.rows
     return [each for each in columns if published or any(row.of(each).measured is not None for row in rows)]
 
 
 def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
-    """What stands below a figure at the head of the page: what it is measured by, where there is such a thing."""
+    """Return the note below a metric at the top of the page: offered load, TTFT limit or price; else ""."""
     if figure is metrics.OUTPUT and row.load_tok_s is not None:
         return f"{metrics.count(row.load_tok_s)} is the load offered"
     if figure is metrics.TTFT_P95 and comparison.ttft_limit_s is not None:
@@ -155,7 +155,7 @@ def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
 
 
 def errors(comparison: Comparison) -> list[tuple[str, dict[str, int], str]]:
-    """What failed, by kind: how often at each load, and an example."""
+    """Return the failures by kind: number at each load, and an example."""
     found: dict[str, tuple[dict[str, int], str]] = {}
     for point in comparison.result.points:
         for failure in point.failures:
@@ -165,7 +165,7 @@ def errors(comparison: Comparison) -> list[tuple[str, dict[str, int], str]]:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What has to be said of single rows: published figures that cannot be, and why a rate was not sustained."""
+    """Return the notes on single rows: implausible published values, and reasons for a rate that is not sustained."""
     found = []
     for row in comparison.rows:
         found += [f"{row.load}: {figure.note}" for figure in row.figures.values() if figure.note]
@@ -176,7 +176,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def cost(value: float | None, unit: str) -> str:
-    """A value of the table of costs: dollars, another currency that the unit names, or a plain ratio."""
+    """Format a value of the table of costs: USD, another currency, or a ratio without a unit."""
     if value is None:
         return metrics.NOT_MEASURED
     if not unit:
@@ -185,34 +185,34 @@ def cost(value: float | None, unit: str) -> str:
 
 
 def agreement_class(agreement: Agreement) -> str:
-    """The style class of what a figure says beside a published one."""
+    """Return the CSS class of a verdict."""
     styles = {Agreement.BETTER: "better", Agreement.WORSE: "worse", Agreement.NOT_COMPARABLE: "forbidden"}
     return styles.get(agreement, "")
 
 
 def pretty(data: object) -> str:
-    """A document of the provenance as indented JSON."""
+    """Format a document of the provenance as indented JSON."""
     return printable_json(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, default=str))
 
 
 def escaped(value: object) -> object:
-    """A text of others as Markdown that shows it: on one line, no markup, no HTML, no link, no cell of a table.
+    """Escape untrusted text for Markdown: one line without markup, HTML, links or table cells.
 
-    What stands between backticks stays a span of code, in which nothing is read.
+    Text between backticks stays a code span, which has no markup. Other values are returned unchanged.
     """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     pieces = _SPANS.split(" ".join(value.split()))
     shown = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
-    return Markup("".join(shown))  # noqa: S704 - this is what makes it safe
+    return Markup("".join(shown))  # noqa: S704 - escaped above
 
 
 def code(text: str) -> Markup:
-    """Text as a span of code, between more backticks than it holds."""
+    """Return text as a Markdown code span, with a longer fence than any run of backticks in the text."""
     line = " ".join(text.split())
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     space = " " if "`" in line else ""
-    return Markup(f"{fence}{space}{line}{space}{fence}")  # noqa: S704 - nothing is read in a span of code
+    return Markup(f"{fence}{space}{line}{space}{fence}")  # noqa: S704 - a code span has no markup
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Configurations side by side: several runs of one make a mean with its interval, two make a change. Pure."""
+"""Configurations side by side, with means and intervals over their runs, and changes between them. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
 ONE_RUN_EACH: Final = "One run each: whether a change is more than noise is not known. Measure each several times."
-_PAIR: Final = 2  # whose interval would be twelve times as wide as their difference
+_PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationGroup:
-    """One configuration; `runs` says which results are of it, counted from 0."""
+    """One configuration; `runs` are the indices of its results."""
 
     name: str
     label: str
@@ -30,9 +30,9 @@ class ConfigurationGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class SideRow:
-    """One figure at one load: of each configuration its own, and how far it lies from that of the first."""
+    """One metric at one load: the estimate of each configuration, and its change from the first configuration."""
 
-    figure: str  # a key of `results.figures`
+    figure: str  # a metric key
     load: str
     estimates: tuple[Estimate | None, ...]
     changes: tuple[Change | None, ...]
@@ -40,20 +40,20 @@ class SideRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SideBySide:
-    """All configurations of a report, and every figure that is shown side by side."""
+    """All configurations of a report, and the metrics shown side by side."""
 
     sides: tuple[ConfigurationGroup, ...]
     rows: tuple[SideRow, ...]
-    alike: bool = False  # two runs of one configuration, beside each other
+    alike: bool = False  # two runs of one configuration, shown as two groups
 
     @property
     def shared(self) -> tuple[SideRow, ...]:
-        """The rows that say more than those of each result by itself: of two configurations, or of several runs."""
+        """The rows with values from several configurations or runs."""
         return tuple(row for row in self.rows if sum(each.runs for each in row.estimates if each) > 1)
 
     @property
     def noise(self) -> str:
-        """What the figures say of their own noise, in a sentence."""
+        """One sentence about the noise of the metrics; "" if there is no comparison."""
         if any(len(side.runs) > 1 for side in self.sides):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
         if self.alike:
@@ -64,9 +64,9 @@ class SideBySide:
 
 
 def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
-    """The results by configuration, in the order in which each first stands.
+    """Group results by configuration, in order of first appearance.
 
-    Two runs of one configuration, and nothing else, are set beside each other: they are what is compared.
+    Exactly two runs of one configuration stay separate, since the user wants to compare them.
     """
     groups: dict[object, list[int]] = {}
     for index, comparison in enumerate(comparisons):
@@ -81,7 +81,7 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
 
 
 def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:
-    """Every figure of two results side by side, the second against the first, of whatever configuration they are."""
+    """Return the rows for two results of any configuration, with the changes from `one` to `other`."""
     prices = PriceBook(user_prices={}, published=())
     return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
 
@@ -102,7 +102,7 @@ def _side(runs: tuple[int, ...], members: list[Comparison]) -> ConfigurationGrou
 
 
 def _beginning(names: list[str]) -> str:
-    """What all of the names begin with, but for the numbers that tell them apart."""
+    """Return the common prefix of names, without the digits that distinguish them."""
     alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
     shared = "".join(letters[0] for letters in alike)
     if any(name[len(shared) :][:1].isdigit() for name in names):
@@ -130,7 +130,7 @@ def _estimate(runs: list[dict[str, RateRow]], load: str, figure: ReportMetric) -
 
 
 def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
-    """Of each against the first, where the same was sent to both; the first has none."""
+    """Return the change of each estimate from the first; None for the first and for a different load."""
     base = found[0]
     return tuple(
         change(base, other) if place and base and other and same_load(members[0][0], group[0]) else None
@@ -139,13 +139,13 @@ def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]
 
 
 def signed(value: float) -> str:
-    """A relative change as a percentage with its sign."""
+    """Format a relative change as a signed percentage."""
     text = f"{value * 100:+.0f} %".replace("-", "−")
     return "0 %" if text[1:] == "0 %" else text
 
 
 def change_text(found: Change) -> str:
-    """A change with its range, where that is known."""
+    """Format a change with its interval, if known."""
     if found.low is None or found.high is None or signed(found.low) == signed(found.high):
         return signed(found.share)
     noise = "" if found.is_significant else ", noise"
@@ -153,7 +153,7 @@ def change_text(found: Change) -> str:
 
 
 def estimate_text(figure: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
-    """A figure with half of its interval, where it comes from several runs."""
+    """Format a metric, with half of its interval if there are several runs."""
     if found is None or found.margin is None or figure.format(found.margin) == figure.format(0.0):
         return figure.text(found.mean if found else None, absent)
     return f"{figure.format(found.mean)} ± {figure.format(found.margin)}"

@@ -1,4 +1,4 @@
-"""The requests of one load over time: when each was due and how long it waited, how many were under way. Pure."""
+"""The requests of one load over time: waiting times, and the number of running and queued requests. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from orchestrator.bench import metrics
 from orchestrator.bench.requests import RequestTimes
 from orchestrator.bench.result import BenchResult, Point
 
-_MOST: Final = 300  # moments of which requests are drawn, where there are more: the fastest and the slowest of each
-_MOMENTS: Final = 120  # of which the highest count is drawn
+_MOST: Final = 300  # bins for many requests; the fastest and the slowest of each bin are drawn
+_MOMENTS: Final = 120  # bins; the highest count of each is drawn
 
 Spots = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverTime:
-    """What is drawn of one point. Times are in seconds after the first planned arrival."""
+    """The plotted data of one point; times are in seconds after the first scheduled arrival."""
 
-    of: int  # which result, counted from 0
+    of: int  # index of the result
     load: str
     requests: int
-    waits: Spots  # planned arrival, seconds from it to the first token
-    failed: Spots  # planned arrival of what failed, and 0
-    under_way: Spots  # sent and not yet answered in full, the most within each moment
-    waiting: Spots  # sent and without a first token: the queue and the prefill, as the client sees them
+    waits: Spots  # scheduled arrival, seconds until the first token
+    failed: Spots  # scheduled arrival of failed requests, and 0
+    under_way: Spots  # number of requests sent and not completed, maximum of each bin
+    waiting: Spots  # number of requests sent and without a first token: queued or in prefill
 
 
 def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
-    """That of the rate; by default that of the knee, else the last that was measured."""
+    """Return the point at a rate (requests/s), by default at the knee, else the last measured one."""
     if rate_rps is not None:
         return next((point for point in result.points if point.offered_rps == rate_rps), None)
     at_knee = (point for point in result.points if point.offered_rps == result.knee_rps is not None)
@@ -37,7 +37,7 @@ def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
 
 
 def over_time(of: int, point: Point, requests: Sequence[RequestTimes]) -> OverTime:
-    """The requests of a point as they are drawn: no more than a plot can show."""
+    """Return the plotted data of a point, thinned out to a number of requests that a plot can show."""
     waits = [
         (each.scheduled_s, each.first_token_s - each.scheduled_s) for each in requests if each.first_token_s is not None
     ]
@@ -60,7 +60,7 @@ def _height(spot: tuple[float, float]) -> float:
 
 
 def _fewer(spots: list[tuple[float, float]], keep: Callable[[Spots], Iterable[tuple[float, float]]]) -> Spots:
-    """At most `_MOST` moments, what is kept of each in order."""
+    """Return sorted spots, reduced by `keep` in each of `_MOST` bins if there are too many."""
     if len(spots) <= 2 * _MOST:
         return tuple(sorted(spots))
     begin, end = min(spots)[0], max(spots)[0]
@@ -71,7 +71,7 @@ def _fewer(spots: list[tuple[float, float]], keep: Callable[[Spots], Iterable[tu
 
 
 def _count(spans: Iterable[tuple[float, float]]) -> Spots:
-    """How many spans hold each moment, from one change to the next."""
+    """Return the number of concurrent spans over time, reduced to `_MOMENTS` bins."""
     steps = sorted(step for begin, end in spans for step in ((begin, 1), (max(begin, end), -1)))
     totals = accumulate(change for _, change in steps)
     counted = [(at, float(total)) for (at, _), total in zip(steps, totals, strict=True)]
@@ -79,7 +79,7 @@ def _count(spans: Iterable[tuple[float, float]]) -> Spots:
 
 
 def _highest(counted: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """The highest count of each of `_MOMENTS` equal moments, and the last count at the end."""
+    """Yield the highest count of each of `_MOMENTS` equal bins, then the last count."""
     begin, end = counted[0][0], counted[-1][0]
     width = (end - begin) / _MOMENTS or 1.0
     place, before = 0, 0.0
