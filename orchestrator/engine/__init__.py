@@ -1,1 +1,1 @@
-"""Everything known of sglang: flags, launch line, HTTP API, metrics, log wording, memory."""
+"""All knowledge of sglang: flags, launch line, HTTP API, metrics, log wording, memory."""

@@ -1,8 +1,8 @@
-"""What sglang makes of a checkpoint's architecture: what its attention keeps of a token, and which parsers read it.
+"""Checkpoint architectures as sglang treats them: KV cache layout and output parsers.
 
-Read in sglang's wheels 0.5.14 to 0.5.23, `srt/configs/model_config.py`; lines are those of 0.5.16: latent attention at
-789, sparse attention at 105, sliding windows at 1908, everything else is heads of keys and values (:940). Known here
-are the architectures whose pools `engine.memory` reckons as sglang does, and those of which is known why it cannot.
+Source: `srt/configs/model_config.py` in sglang's wheels 0.5.14 to 0.5.23; line numbers are those of 0.5.16: latent
+attention at 789, sparse attention at 105, sliding windows at 1908, keys and values per head for all others (:940).
+The table lists the architectures that `engine.memory` can size as sglang does, and those it cannot, with the reason.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ Attention: TypeAlias = Literal["heads", "latent", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One of sglang's: how its attention keeps a token, and where its config.json differs from most."""
+    """A model architecture of sglang: its attention type and the unusual keys of its config.json."""
 
     attention: Attention
-    why: str = ""  # of `other`: what is not reckoned with here
-    windows: bool = False  # layers with a sliding window beside others, as `layer_types` says
-    sparse: bool = False  # DeepSeek's sparse attention where the config has `index_topk`
-    expert_size: str = "moe_intermediate_size"  # the key with an expert's inner dimension
-    each_expert: bool = False  # routed experts are loaded one by one; drafts with the layer behind the last, if any
+    why: str = ""  # for `other`: the feature that `engine.memory` cannot size
+    windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
+    sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
+    expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
+    each_expert: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParserFlag:
-    """An option that names a parser, and whose recipe it is."""
+    """An option that selects a parser, with the source of its value."""
 
     flag: str
     value: str
@@ -92,9 +92,9 @@ def _parsers(page: str, *, reasoning: str | None = None, tools: str | None = Non
     return tuple(ParserFlag(flag=flag, value=value, source=_COOKBOOK + page) for flag, value in named if value)
 
 
-# By architecture, or by `model_type` where one architecture has several families. A parser that differs between
-# checkpoints of one architecture is not among them: Qwen3's Instruct does not reason, DeepSeek-V3.2-Exp calls tools as
-# V3.1 does, GLM-4.7 as none of GLM-4.5 and 4.6 (GLM-4.7-Flash.mdx, "Parser names by model").
+# By architecture, or by `model_type` if one architecture covers several families. Parsers that differ between
+# checkpoints of one architecture are left out: Qwen3 Instruct does not reason, DeepSeek-V3.2-Exp formats tool calls as
+# V3.1 does, and GLM-4.7 differs from GLM-4.5 and 4.6 (GLM-4.7-Flash.mdx, "Parser names by model").
 _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
     "GlmMoeDsaForCausalLM": _parsers("GLM-5.2.mdx", reasoning="glm45", tools="glm47"),
     "Glm4MoeLiteForCausalLM": _parsers("GLM-4.7-Flash.mdx", reasoning="glm45", tools="glm47"),
@@ -114,5 +114,5 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
 
 
 def parsers_of(architecture: str, model_type: str) -> tuple[ParserFlag, ...]:
-    """The parsers that every checkpoint of an architecture and `model_type` is read with."""
+    """Return the parser options that suit every checkpoint of an architecture and `model_type`."""
     return next((_PARSERS[name] for name in (model_type, architecture) if name in _PARSERS), ())

@@ -1,8 +1,8 @@
-"""One synchronous client of a server: health, models, completions and their stream, sglang's own API, metrics.
+"""A synchronous client of a server: health, models, completions, streams, sglang's own API, metrics.
 
-It limits what a server can do to it: every request has an end, however slowly its answer drips; an answer has a size;
-a redirect is an answer like any other; no proxy is taken from the environment. A connection serves one request: with
-the seconds that a server takes for an answer, opening one costs nothing, and none is found closed by the other side.
+The client guards against a hostile or broken server: every request has a total time limit, every response a size limit;
+redirects are not followed, and proxies from the environment are ignored. Each connection serves one request: opening
+one costs little beside the seconds of a response, and a reused one might already be closed by the server.
 """
 
 import json
@@ -37,30 +37,34 @@ from orchestrator.engine.sse import DONE, SseParser, is_error
 
 MOST_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
-_MOST_SAID: Final = 200  # characters that are shown of what a server says to a request that it refuses
+_MOST_SAID: Final = 200  # characters of an error response, or of a path, shown in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """Seconds: until there is a connection, until the next byte, and for the whole request."""
+    """Timeouts in seconds: for the connection, between two bytes, and for the whole request."""
 
     connect: float
     silence: float
     whole: float
 
     def within(self, seconds: float) -> "TimeLimits":
-        """The same limits, none longer than so many seconds."""
+        """Return these limits, each capped at `seconds`."""
         connect, silence, whole = (min(each, seconds) for each in (self.connect, self.silence, self.whole))
         return TimeLimits(connect=connect, silence=silence, whole=whole)
 
 
 ORDINARY: Final = TimeLimits(connect=5, silence=30, whole=60)
-# sglang gives its own health request 20 s (SGLANG_HEALTH_CHECK_TIMEOUT) before it answers 503.
+# sglang waits 20 s for the token of a health request (SGLANG_HEALTH_CHECK_TIMEOUT), then answers 503.
 HEALTH_LIMITS: Final = TimeLimits(connect=2, silence=25, whole=27)
 
 
 class EngineClient:
-    """Requests to one server. Each raises NoAnswerError, and OddAnswerError for an answer that cannot be used."""
+    """A client of one server.
+
+    Each request raises NoResponseError if no complete response arrives, and UnexpectedResponseError for an unusable
+    one.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,10 @@ class EngineClient:
         limits: TimeLimits = ORDINARY,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Ask the server at `url`, its base URL; `limits` hold for every request but health."""
+        """Create a client for the base URL `url`; `limits` apply to every request but health.
+
+        Raises NoResponseError for an invalid URL.
+        """
         self._limits = limits
         self._key = key
         try:
@@ -83,7 +90,7 @@ class EngineClient:
                 trust_env=False,
                 transport=transport,
             )
-        except (httpx.InvalidURL, UnicodeError) as error:  # the second for a host that no name can be
+        except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise NoResponseError(f"{url!a} is not the URL of a server") from error
 
     def __enter__(self) -> Self:
@@ -93,19 +100,19 @@ class EngineClient:
         self.close()
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Close the client; no request is possible afterwards."""
         self._client.close()
 
     def health(self, *, tries: int = 1, within: float = inf) -> int:
-        """The status with which the server answers for its health, for which it generates a token.
+        """Return the HTTP status of `/health`, for which the server generates a token.
 
-        Each try ends after `within` seconds, where that is sooner than its own limits.
+        Each of the `tries` ends after `within` seconds, or after HEALTH_LIMITS if these are shorter.
 
-        A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
-        managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
+        A busy server needs two tries: a health request that arrives while another one ends waits for an output that
+        never comes (sglang 0.5.14, managers/scheduler.py:1633), so a single 503 proves nothing.
         """
         with defer_signals():
-            from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `look_until`
+            from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `poll_until`
 
         asked = Retrying(
             stop=stop_after_attempt(tries),
@@ -116,47 +123,50 @@ class EngineClient:
         return status
 
     def models(self, *, within: float = inf) -> dict[str, int | None]:
-        """The models that are served, each with its context length in tokens where the server says so.
+        """Return the served models, each with its context length in tokens, None if the server does not report it.
 
-        The request ends after `within` seconds, where that is sooner than its own limits.
+        The request ends after `within` seconds, or after the client's own limits if these are shorter.
         """
         return read_models(self._object("GET", MODELS, limits=self._limits.within(within)))
 
     def metrics(self) -> Metrics:
-        """The server's counters by name; none where it does not export them."""
+        """Return the server's metrics by name; empty if the server exports none."""
         return read_metrics(self.exported())
 
     def exported(self) -> bytearray:
-        """Its counters as Prometheus reads them; nothing where it does not export them."""
+        """Return the server's metrics as Prometheus text; empty if the server exports none."""
         with self._open("GET", METRICS) as response:
             exported = response.status_code == httpx.codes.OK
             return _whole(response, MOST_METRICS_BYTES) if exported else bytearray()
 
     def get(self, path: str) -> Json:
-        """The JSON object at `path`."""
+        """GET the JSON object at `path`."""
         return self._object("GET", path)
 
     def post(self, path: str, body: Body) -> Json:
-        """The JSON object that answers `body`."""
+        """POST `body` as JSON; return the JSON object of the response."""
         return self._object("POST", path, content=json.dumps(body).encode())
 
     def post_list(self, path: str, body: Body) -> list[Json]:
-        """The list of JSON objects that answers `body`."""
+        """POST `body` as JSON; return the list of JSON objects of the response."""
         with self._open("POST", path, content=json.dumps(body).encode()) as response:
             _require_ok(response)
             content = _whole(response, MOST_BYTES)
         return read_list(content, path=path)
 
     def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
-        """The status that answers raw bytes sent as JSON."""
+        """POST raw bytes as JSON; return the HTTP status."""
         return self._status("POST", path, content=content, with_key=with_key)
 
     def status(self, method: str, path: str, body: Body | None = None) -> int:
-        """The status that answers any other request."""
+        """Send a request with any method; return the HTTP status."""
         return self._status(method, path, content=None if body is None else json.dumps(body).encode())
 
     def events(self, path: str, body: Body) -> Iterator[bytes]:
-        """The events of the streamed answer to `body`, without the one that ends it, as they arrive."""
+        """POST `body` and yield the events of the streamed response as they arrive, without the final `[DONE]`.
+
+        Raises UnexpectedResponseError also for an error event and for a stream that ends without `[DONE]`.
+        """
         reader = SseParser()
         with self._open("POST", path, content=json.dumps({**body, "stream": True}).encode()) as response:
             _require_ok(response)
@@ -202,7 +212,7 @@ class EngineClient:
                 timeout=httpx.Timeout(limits.silence, connect=limits.connect),
                 extensions={"trace": end.watch},
             )
-        except (httpx.InvalidURL, UnicodeError) as error:  # a path with a name in it that a server gave
+        except (httpx.InvalidURL, UnicodeError) as error:  # the path may contain a name that a server sent
             raise UnexpectedResponseError(f"{path[:_MOST_SAID]!a} is no path of a server") from error
         with end:
             try:
@@ -213,7 +223,7 @@ class EngineClient:
                     response.close()
             except (httpx.HTTPError, UnicodeError) as error:
                 raise NoResponseError(f"{request.url}: {_words(error, end, limits)}") from error
-            if end.reached:  # the connection was shut, which also looks like the end of an answer without a length
+            if end.reached:  # closing the connection looks like the end of a response without Content-Length
                 raise NoResponseError(f"{request.url}: {_words(None, end, limits)}")
 
 
@@ -232,12 +242,13 @@ def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
 
 
 def _tls(url: str) -> ssl.SSLContext:
-    """The system's authorities (and `SSL_CERT_FILE`); without TLS a context that trusts nobody, as it costs nothing."""
+    """Return a context with the system's authorities and `SSL_CERT_FILE`; for plain HTTP an empty one, made faster."""
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
-    if response.headers.get("Content-Encoding", "identity") != "identity":  # what a few bytes unpack to has no bound
+    # The unpacked size of a compressed response has no limit.
+    if response.headers.get("Content-Encoding", "identity") != "identity":
         raise UnexpectedResponseError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
     read = 0
     for data in response.iter_bytes():
@@ -248,20 +259,23 @@ def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
 
 
 def _whole(response: httpx.Response, most: int) -> bytearray:
-    whole = bytearray()  # and no list of pieces: of a body in pieces of two bytes it takes 28 times as much
+    whole = bytearray()  # a list of chunks would take 28 times the memory if a server sends two bytes at a time
     for data in _bounded(response, most):
         whole += data
     return whole
 
 
 def _require_ok(response: httpx.Response) -> None:
-    """Raise OddAnswerError with the beginning of what a server says that does not answer 200."""
+    """Raise UnexpectedResponseError, with the beginning of the response body, unless the status is 200.
+
+    Raises UnauthorizedError for 401 and 403.
+    """
     if response.status_code == httpx.codes.OK:
         return
     said = b""
     for data in _bounded(response, MOST_BYTES):
         said += data
-        if len(said) >= MAX_SPELLING:  # what is shown of it holds no half of a key
+        if len(said) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
             break
     shown = excerpt(said, _MOST_SAID)
     path, code = response.request.url.path, response.status_code

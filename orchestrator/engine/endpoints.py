@@ -1,6 +1,6 @@
-"""The paths of sglang's HTTP API, and the header that opens them (0.5.14, entrypoints/http_server.py).
+"""Paths of sglang's HTTP API, and the header that carries the API key (0.5.14, entrypoints/http_server.py).
 
-With an API key every path but health and metrics wants it, and answers 401 without (srt/utils/auth.py).
+If a server has an API key, every path but health and metrics answers 401 without it (srt/utils/auth.py).
 """
 
 from typing import Final
@@ -11,9 +11,9 @@ from orchestrator.engine.liveness import GENERATE, HEALTH, METRICS
 
 MODELS: Final = "/v1/models"
 MODEL_INFO: Final = "/model_info"
-SERVER_INFO: Final = "/server_info"  # holds the server's keys in clear: never show or store it whole
+SERVER_INFO: Final = "/server_info"  # contains the server's keys in clear text: never show or store it whole
 FLUSH_CACHE: Final = "/flush_cache"
-TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; vLLM's has the same form
+TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; the same format in vLLM
 COMPLETIONS: Final = "/v1/completions"
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
 
@@ -34,14 +34,15 @@ __all__ = [
 
 
 def authorization(key: Secret | None) -> dict[str, str]:
-    """The header that carries the API key; none without a key."""
+    """Return the header that carries the API key; empty without a key."""
     return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
 
 
 def read_key(value: str, *, where: str) -> Secret:
-    """The API key in `value`, without the line end of a file that it was read from.
+    """Return the API key in `value`, without a trailing line end.
 
-    Raises UsageError, which names `where` and not the key, for one that no header carries or no `--config` file.
+    Raises UsageError if an HTTP header or sglang's `--config` file cannot carry the key, or if the key is too short.
+    The message names `where`, the variable of the key, and never the key.
     """
     key = value.rstrip("\r\n")
     if not (key.isascii() and key.isprintable()):

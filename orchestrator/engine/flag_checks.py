@@ -1,10 +1,10 @@
-"""Values and combinations of options that sglang's parser takes, and that end the start or mean something else.
+"""Checks for option values that sglang's parser accepts, but that fail at startup or do not mean what they say.
 
-What `ServerArgs` itself refuses is in the version's table, read from its sources (`refusals.py`). The checks here are
-for what no source says before a start: what depends on the checkpoint, the GPU or the rest of a profile, what sglang
-changes in silence, and what makes no sense of a server that a profile describes. Each has its source in sglang's wheel
-0.5.14 (below `sglang/srt/`), unless it says otherwise. tests/integration/test_server_args.py asks the real `ServerArgs`
-of three versions.
+The rejections of `ServerArgs` itself are in the version's flag table, extracted from its sources (`refusals.py`). The
+checks here cover the rest: values that depend on the checkpoint, the GPU or other keys of the profile, values that
+sglang changes silently, and values that make no sense for the server of a profile. Sources are in sglang's wheel 0.5.14
+below `sglang/srt/`, unless a check names another one. tests/integration/test_server_args.py compares the checks with
+the real `ServerArgs` of three versions.
 """
 
 import re
@@ -28,52 +28,49 @@ _DSA_KV_TYPES: Final = (
 )  # server_args.py:3426; 0.5.23 overrides.py:541
 _PAGED_TREE: Final = ("flashinfer", "fa3", "triton")  # arg_groups/speculative_hook.py:395
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
-_LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # that Python's logging and uvicorn both know
+_LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # known to both Python's logging and uvicorn
 _BUCKETS: Final = ("bucket-time-to-first-token", "bucket-inter-token-latency", "bucket-e2e-request-latency")
-_GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even where nobody listens on it
+_GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even if gRPC is off
 _LAST_PORT: Final = 65535
 _LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:
-    """What a start is given, as far as its options are judged by it."""
+    """The options of one server, with the facts of its profile that the checks need."""
 
     table: FlagTable
-    flags: Mapping[str, FlagValue]  # without those that are `false`
+    flags: Mapping[str, FlagValue]  # without flags set to `false`
     tp: int
     context_length: int
     sparse_attention: bool  # DSA
     platform: str = "rocm"  # rocm | cuda | cpu
-    decided: Mapping[str, FlagValue] = field(default_factory=dict)  # by other parts of a profile, as refusals name them
-    quantization: str  # of the checkpoint, as a model file calls it
-    mtp_layer: bool  # of the checkpoint
+    decided: Mapping[str, FlagValue] = field(default_factory=dict)  # set by other profile keys; names as in conditions
+    quantization: str  # of the checkpoint, as written in the model's catalog entry
+    mtp_layer: bool  # whether the checkpoint has one
     port: int  # of the server
-    ranks: int  # of all replicas, without the stages of a pipeline
+    ranks: int  # of all data-parallel replicas, not multiplied by pipeline stages
 
     def number(self, name: str) -> float | None:
-        """The value of a numeric option, None where it is not set, or is no number that one can reckon with.
-
-        `nan` is none, nor is what does not fit into 64 bits.
-        """
+        """Return the value of a numeric option; None if it is unset, not a number, `nan` or too large for 64 bits."""
         number = _number(self.text(name) or "")
         return number if number is not None and abs(number) < _LARGEST else None
 
     def text(self, name: str) -> str | None:
-        """The first value of an option, under whichever of its names, `""` for a switch; None where it is not set."""
+        """Return the first value of an option, set under any of its names; `""` for a switch, None if unset."""
         for given, value in self.flags.items():
             if self.table.first_name(given) == name:
                 return next(iter(flag_words(value)), "")
         return None
 
     def has(self, *names: str) -> bool:
-        """Whether all of these options are set."""
+        """Return whether all of these options are set."""
         return all(self.text(name) is not None for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentProblem:
-    """What is wrong with the option of that name."""
+    """A problem with the option `name`."""
 
     name: str
     message: str
@@ -84,7 +81,7 @@ Check: TypeAlias = Callable[[ServerArgs], Iterator[ArgumentProblem]]
 
 
 def argument_problems(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Everything that is wrong with options that each version's parser takes."""
+    """Yield every problem of a server's options: rejections of its sglang version, then the checks of this module."""
     for found in refused(given.table, given.flags, given.decided, given.platform):
         message = f"sglang {given.table.version} refuses `--{found.name}`: {found.message} ({found.place})"
         yield ArgumentProblem(name=found.name, message=message)
@@ -93,7 +90,7 @@ def argument_problems(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _names_differ(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """An option is written once: of two names the parser takes the later."""
+    """Reject two names of one option: the parser would take the last one silently."""
     seen: dict[str, str] = {}
     for name in given.flags:
         first = seen.setdefault(given.table.first_name(name), name)
@@ -110,7 +107,7 @@ def _in_range(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """A chunk is whole pages (server_args.py:6692); -1 turns chunks off, and 0 and less do so too, untold."""
+    """Require chunks of whole pages (server_args.py:6692), and -1 to turn chunking off: other values <= 0 do so too."""
     size = given.number("chunked-prefill-size")
     page = _DSA_PAGE if given.sparse_attention else given.number("page-size") or 1
     if size is None:
@@ -124,7 +121,7 @@ def _chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _sparse_attention(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """With DSA the cache is bfloat16 or fp8_e4m3 (server_args.py:3426), and its pages are set (:3622)."""
+    """Check the KV cache of sparse attention (DSA): bfloat16 or fp8_e4m3 (server_args.py:3426), fixed pages (:3622)."""
     if not given.sparse_attention:
         return
     if given.has("enable-deterministic-inference"):  # server_args.py:6022
@@ -140,7 +137,10 @@ def _sparse_attention(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _context(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Not longer than the model's (configs/model_config.py:690; a variable lifts that, and answers get worse)."""
+    """Reject a context longer than the model's (configs/model_config.py:690).
+
+    An environment variable of sglang lifts this limit, at the cost of worse answers.
+    """
     length = given.number("context-length")
     if length is not None and length > given.context_length:
         message = f"a context of {length:.0f} tokens is longer than the model's {given.context_length}"
@@ -148,7 +148,7 @@ def _context(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """EAGLE's three numbers (arg_groups/speculative_hook.py:316-404)."""
+    """Check the three numbers of EAGLE: steps, top-k, draft tokens (arg_groups/speculative_hook.py:316-404)."""
     if given.text("speculative-algorithm") not in _EAGLE:
         return
     steps, topk, drafts = (
@@ -172,9 +172,9 @@ def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
+    """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither.
 
-    arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
+    Source: arg_groups/speculative_hook.py:304.
     """
     algorithm = given.text("speculative-algorithm")
     if algorithm is None or given.has("speculative-draft-model-path"):
@@ -190,7 +190,7 @@ def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _device(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (server_args.py:2785)."""
+    """Require `cuda`, sglang's name for the GPUs of both vendors; with `cpu` they stay idle (server_args.py:2785)."""
     wanted, device = "cpu" if given.platform == "cpu" else "cuda", given.text("device")
     if device not in {None, wanted}:
         message = f"`--device {device}` is not this hardware's"
@@ -198,14 +198,14 @@ def _device(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _rank_port(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Ranks meet at a port of their own."""
+    """Reject the server's port as `nccl-port`: ranks connect at a separate port."""
     if given.number("nccl-port") == given.port:
         message = f"`--nccl-port {given.port}` is the server's own port"
         yield ArgumentProblem(name="nccl-port", message=message, hint="leave it out")
 
 
 def _numa_nodes(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Each GPU has its NUMA node (utils/numa_utils.py:104)."""
+    """Require a NUMA node for each GPU (utils/numa_utils.py:104)."""
     nodes = given.flags.get("numa-node")
     told = len(flag_words(nodes)) if nodes is not None else 0
     gpus = int(given.number("base-gpu-id") or 0) + given.ranks
@@ -216,7 +216,10 @@ def _numa_nodes(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _ngrams(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Its tree has ten branches unless told otherwise (arg_groups/speculative_hook.py:455)."""
+    """Reject NGRAM over pages of several tokens without flashinfer.
+
+    By default its draft tree has ten branches (arg_groups/speculative_hook.py:455).
+    """
     paged = given.sparse_attention or (given.number("page-size") or 1) > 1
     if given.text("speculative-algorithm") == "NGRAM" and paged and given.text("attention-backend") != "flashinfer":
         message = "NGRAM drafts are a tree, which over pages of several tokens only flashinfer verifies"
@@ -224,7 +227,10 @@ def _ngrams(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _pipeline(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """No speculation over pipeline stages (server_args.py:6651); 0.5.23 takes it under conditions, untried."""
+    """Reject speculation with pipeline stages (server_args.py:6651).
+
+    0.5.23 accepts the two together under conditions, which are untested here.
+    """
     if (given.number("pp-size") or 1) > 1 and (
         given.has("speculative-algorithm") or not given.has("disable-overlap-schedule")
     ):
@@ -233,7 +239,10 @@ def _pipeline(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _parallel(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """server_args.py:5005-5015; since 0.5.16 sglang may change the option, so that the table cannot say it."""
+    """Check `attn-cp-size` (server_args.py:5005-5015).
+
+    Since 0.5.16 sglang may change this option, so the flag table cannot contain the rule.
+    """
     ranks = given.number("attn-cp-size") or 1
     if ranks > 1 and given.tp % ranks:
         message = f"`--attn-cp-size` divides tp {given.tp}, found `{ranks:g}`"
@@ -244,7 +253,7 @@ def _parallel(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _quantized_as_stored(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """What Quark stored is read as Quark's (configs/model_config.py:1370)."""
+    """Require `quark` as quantization of a Quark checkpoint (configs/model_config.py:1370)."""
     named = given.text("quantization")
     if named is not None and given.quantization.startswith("quark") and named != "quark":
         message = f"the checkpoint is {given.quantization}, which sglang does not read as `{named}`"
@@ -252,7 +261,7 @@ def _quantized_as_stored(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """What the parser takes as any text, and the start reads more narrowly."""
+    """Check options that the parser accepts as any text, but that sglang restricts at startup."""
     for name in ("log-level", "log-level-http"):  # utils/common.py:1371
         if (level := given.text(name)) is not None and level.lower() not in _LEVELS:
             hint = ", ".join(f"`{each}`" for each in _LEVELS)
@@ -260,7 +269,7 @@ def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
     address = given.text("dist-init-addr")  # server_args.py:7308
     if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
         yield ArgumentProblem(name="dist-init-addr", message=f"`--dist-init-addr` is HOST:PORT, found `{address}`")
-    for name in _BUCKETS:  # prometheus_client refuses others: `Buckets not in sorted order`
+    for name in _BUCKETS:  # otherwise prometheus_client raises `Buckets not in sorted order`
         bounds = [_number(word) for word in flag_words(given.flags.get(name, ()))]
         known = [bound for bound in bounds if bound is not None]
         if known != sorted(set(known)):
@@ -268,7 +277,7 @@ def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _serves_alone(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Half of a disaggregated server answers nothing (server_args.py, `disaggregation_mode`)."""
+    """Reject disaggregation: one half of such a server answers no request (server_args.py, `disaggregation_mode`)."""
     if (mode := given.text("disaggregation-mode")) not in {None, "null"}:
         message = f"a server with `--disaggregation-mode {mode}` answers nobody without its other half and a router"
         yield ArgumentProblem(name="disaggregation-mode", message=message, hint="leave it out: a profile is one server")
@@ -296,14 +305,14 @@ _NEEDED: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def _senseless(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """What sglang does as it is told, and no server of a profile is for."""
+    """Reject options that sglang obeys, but that defeat the purpose of a profile's server."""
     for name, (value, why) in _SENSELESS.items():
         if given.text(name) == value:
             written = f"--{name} {value}".rstrip()
             yield ArgumentProblem(name=_written(given, name), message=f"`{written}`: {why}", hint="leave it out")
 
 
-_SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # "" is a switch
+_SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason); the value "" stands for a switch
     "load-format": ("dummy", "the weights are random numbers, and the checkpoint is not read"),
     "speculative-draft-load-format": ("dummy", "the draft's weights are random numbers"),
     "grpc-mode": ("", "nothing answers over HTTP, by which health, smoke test and benchmarks ask"),
@@ -316,10 +325,10 @@ _SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # "" is a switch
 
 
 def _kernels_of_another_vendor(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Backends whose kernels are not compiled for the platform: their import fails after the weights are loaded.
+    """Reject backends without kernels for the platform: their import fails only after the weights are loaded.
 
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
-    lists beside it; layers/attention/attention_registry.py imports them).
+    lists next to it; layers/attention/attention_registry.py imports the backends).
     """
     foreign = _FOREIGN_BACKENDS.get(given.platform)
     for name in given.flags if foreign else ():
@@ -337,7 +346,7 @@ _FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def _one_node(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """The other nodes would be waited for; and server_args.py:6632 divides by their number."""
+    """Reject several nodes: sglang would wait for them for ever; server_args.py:6632 also divides by their number."""
     for name, only in (("nnodes", 1), ("node-rank", 0)):
         if given.number(name) not in {None, only}:
             message = f"`--{name}` is {only}: a profile is one node's, and none joins it"
@@ -345,7 +354,10 @@ def _one_node(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _model_overrides(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """The parser takes any text; the start reads a JSON object (server_args.py, `json_model_override_args`)."""
+    """Require a JSON object as model overrides: the parser accepts any text.
+
+    Source: server_args.py, `json_model_override_args`.
+    """
     text = given.text("json-model-override-args")
     if text is not None and not _is_object(text):
         message = f"`--json-model-override-args` takes a JSON object, found `{text}`"
@@ -360,12 +372,12 @@ def _is_object(text: str) -> bool:
 
 
 def name_problem(served_name: str) -> str:
-    """What is wrong with the name of a model (server_args.py:6671), empty for nothing."""
+    """Return the problem with the served name of a model, empty for none (server_args.py:6671)."""
     return f"`{served_name}` has a colon, which in sglang parts a model from an adapter" if ":" in served_name else ""
 
 
 def port_problem(port: int, version: str) -> str:
-    """What is wrong with a port, empty for nothing: until 0.5.15 a second one is derived from it, and checked."""
+    """Return the problem with a port, empty for none: up to 0.5.15 sglang also checks a gRPC port derived from it."""
     if Version(version) >= Version("0.5.16") or port + _GRPC_OFFSET <= _LAST_PORT:
         return ""
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is no port"

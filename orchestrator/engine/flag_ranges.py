@@ -1,7 +1,7 @@
-"""The numbers with which an option of sglang means something, where its own sources do not say so before a start.
+"""Valid ranges of sglang's numeric options that sglang itself does not check before a start.
 
-What `ServerArgs` refuses of an option by itself is in the table of each version (`refusals.py`). Lines are those of
-wheel 0.5.14, below `sglang/srt/`.
+The values that `ServerArgs` rejects are in the flag table of each version, see `refusals.py`. Paths are below
+`sglang/srt/` and line numbers are those of wheel 0.5.14.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The numbers with which an option means something."""
+    """A range of valid numbers: `least` and `most` are inclusive bounds, `above` and `below` exclusive ones."""
 
     least: float = -math.inf
     above: float = -math.inf
@@ -32,12 +32,11 @@ _NONE_OR_MORE: Final = Range(least=0)
 _SECONDS: Final = Range(above=0)
 _PORT: Final = Range(least=1, most=65535)
 
-# Counts, sizes and times go unchecked in sglang unless a line is named: a negative one is a pool or a wait of less than
-# nothing.
+# sglang checks none of these counts, sizes and times, unless a line is named here; a negative one makes no sense.
 RANGES: Final[Mapping[str, Range]] = {
-    # model_executor/model_runner_kv_cache_mixin.py:97: what is kept free is 1 less this, times the GPU's memory
+    # model_executor/model_runner_kv_cache_mixin.py:97: sglang keeps (1 - fraction) * GPU memory free
     "mem-fraction-static": Range(above=0, below=1),
-    "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among the replicas, not checked
+    "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among data-parallel replicas, not checked
     "max-queued-requests": _NONE_OR_MORE,
     "max-total-tokens": _COUNT,
     "max-prefill-tokens": _COUNT,
@@ -51,12 +50,12 @@ RANGES: Final[Mapping[str, Range]] = {
     "cuda-graph-bs-prefill": _COUNT,
     "decode-log-interval": _COUNT,
     "stream-interval": _COUNT,
-    "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; from 0 down it fires at once
+    "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; 0 or less fires at once
     "soft-watchdog-timeout": _SECONDS,
     "dist-timeout": _SECONDS,
     "schedule-conservativeness": _NONE_OR_MORE,  # server_args.py:6755
     "swa-full-tokens-ratio": Range(above=0, most=1),  # server_args.py:5953
-    "random-seed": Range(least=0, most=2**32 - 1),  # utils/common.py:777, which numpy refuses otherwise
+    "random-seed": Range(least=0, most=2**32 - 1),  # utils/common.py:777: numpy rejects any other seed
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,
     "prefill-max-requests": _COUNT,

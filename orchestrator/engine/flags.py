@@ -1,6 +1,6 @@
-"""The options one version of sglang knows, what is wrong with a setting of one, and the metrics it has.
+"""Flag tables: the options and metrics of one version of sglang, and the problems of an option's value.
 
-What the version refuses of options after parsing them is in its table as conditions; `refusals.py` judges by them.
+A table also holds the version's rejections after parsing, as conditions; `refusals.py` evaluates them.
 """
 
 import math
@@ -14,7 +14,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.suggest import closest_match
 from orchestrator.core.text import parse_json
 
-# Decided by other parts of a profile, so that one fact is written once.
+# Options that follow from other keys of a profile, so that each fact is written once.
 RESERVED: Mapping[str, str] = {
     "model-path": "model.checkpoint",
     "model": "model.checkpoint",
@@ -33,10 +33,10 @@ RESERVED: Mapping[str, str] = {
     "enable-dp-attention": "layout.dp_attention",
     "api-key": "server.api_key_env",
     "admin-api-key": "server.api_key_env",
-    "config": "flags",  # a file of further options, which nobody here would have looked at
+    "config": "flags",  # a file of further options, which no check here would see
 }
 
-# Renamed between versions, where spelling alone does not lead to the new name
+# Options renamed between versions that a search by spelling would miss
 # (argparse of the wheels: --nsa-* until 0.5.19, --dsa-* from 0.5.13; --cuda-graph-max-bs until 0.5.19).
 RENAMED: Mapping[str, str] = {
     "nsa-prefill-backend": "dsa-prefill-backend",
@@ -48,7 +48,7 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# Options whose value is a secret: argv, plan and scripts would show it. (`ssl-keyfile` names a file, which is fine.)
+# Options with a secret value: argv, plan and scripts would show it. (`ssl-keyfile` names a file, which is fine.)
 _SECRET_FLAG: Final = re.compile(
     r"(^|-)(password|passphrase|passwd|secret|credentials?|(api|access|private|auth|encryption|signing)-key"
     r"|(auth|access|api|bearer|hf|hub)-token)\Z"
@@ -60,17 +60,17 @@ FlagDefault: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class FlagSpec:
-    """One option as that version's own argparse defines it."""
+    """One option as the argparse parser of an sglang version defines it."""
 
     takes_value: bool
     several: bool  # takes a list
-    optional: bool  # takes a value, or none
-    type: Literal["int", "float", "json"] | None  # what each value must be read as, None for any text
+    optional: bool  # the value may be left out
+    type: Literal["int", "float", "json"] | None  # the type of each value, None for any text
     choices: tuple[str, ...]
     deprecated: bool
-    successor: str  # what a deprecated option's warning names, as text: `--` may stand before one of several
-    same_as: str | None  # the first name of an option that has several
-    help: str | None = None  # what its parser says of it, at the first name; None: hidden, or an older table
+    successor: str  # from the deprecation warning, as text; may name several options, some with `--`
+    same_as: str | None  # the first name of an option with several names
+    help: str | None = None  # the parser's help, at the first name only; None: hidden, or an older table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +79,26 @@ class FlagTable:
 
     version: str
     flags: Mapping[str, FlagSpec]
-    metrics: frozenset[str] | None = None  # that it may export; None: the table was made before it told them
+    metrics: frozenset[str] | None = None  # that the version may export; None: an older table without metrics
     refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by condition: message, place, as_written
-    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # conditions by option; "" for always
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by option: when sglang changes it; "": always
     defaults: Mapping[str, FlagDefault] = field(default_factory=dict)  # of the options in conditions
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Those of `names` that this version hides from its help, or warns about; each with its successor, or none."""
+        """Return the deprecated options among `names`, each with its successor, empty if there is none.
+
+        Deprecated are options that the version hides from its help or warns about.
+        """
         known = {name: self.flags[name] for name in names if name in self.flags}
         return {name: spec.successor for name, spec in known.items() if spec.deprecated}
 
     def first_name(self, name: str) -> str:
-        """The first name of an option that may be written under several."""
+        """Return the first name of an option; unknown names are returned as they are."""
         spec = self.flags.get(name)
         return name if spec is None or spec.same_as is None else spec.same_as
 
     def help_of(self, name: str) -> str:
-        """What the engine's own parser says of an option; why nothing is known where it says nothing."""
+        """Return the help of sglang's parser for an option, or the reason why there is none."""
         spec = self.flags.get(self.first_name(name))
         if spec is not None and spec.help:
             return spec.help
@@ -105,7 +108,7 @@ class FlagTable:
 
 
 def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
-    """The options of one sglang version. Raises ProfileError for a version whose table was not generated."""
+    """Read the flag table of an sglang version. Raises ProfileError if there is no table, or an invalid one."""
     path = catalog.find(EntryKind.FLAGS, version)
     if path is None:
         known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
@@ -122,7 +125,7 @@ def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
 
 
 def parse_flags(version: str, text: str) -> FlagTable:
-    """A table from what the generator printed. Raises ValueError, KeyError or TypeError for anything else."""
+    """Parse the flag table that the generator printed. Raises ValueError, KeyError or TypeError for other text."""
     table = parse_json(text)
     if table["sglang"] != version:
         raise ValueError(f"the table is for sglang {table['sglang']}")
@@ -151,14 +154,14 @@ FlagValue: TypeAlias = "bool | int | float | str | Sequence[int | float | str]"
 
 
 def flag_words(value: FlagValue) -> tuple[str, ...]:
-    """A value as it stands in an argv; nothing for a switch."""
+    """Return the words of a value in an argv; empty for a switch."""
     if isinstance(value, bool):
         return ()
     return (str(value),) if isinstance(value, str | int | float) else tuple(str(item) for item in value)
 
 
 def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> Iterator[Problem]:
-    """What sglang's own parser would refuse, and what another part of the profile decides."""
+    """Yield the problems of a flag: reserved for another key of the profile, secret, unknown, or an invalid value."""
     if name in RESERVED:
         yield Problem(f"`{name}` is not set as a flag", where, f"it follows from `{RESERVED[name]}`: set that")
         return
@@ -174,7 +177,7 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> 
 
 
 def value_problems(option: str, value: FlagValue, spec: FlagSpec, where: str) -> Iterator[Problem]:
-    """What a parser would refuse of the value of an option that it knows; `option` is what it is called."""
+    """Yield the problems that a parser finds in the value of a known option; messages call it `option`."""
     if expected := _expected(value, spec):
         shown = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
         yield Problem(f"{option} takes {expected}, found `{shown}`", where)
@@ -194,7 +197,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 
 
 def _expected(value: FlagValue, spec: FlagSpec) -> str:
-    """What the option takes, where `value` is something else."""
+    """Return the kind of value that the option takes; empty if `value` is of this kind."""
     if isinstance(value, bool):
         return "a value" if spec.takes_value and not spec.optional else ""
     if not spec.takes_value:

@@ -1,11 +1,12 @@
-"""SGLang's gateway, smg: how it is started, asked and opened.
+"""SGLang's gateway, smg: launch line, API paths and keys.
 
-It stands before several equal servers and has one URL. Its `/health` answers 200 without a single server behind it, so
-that `READINESS` is what counts (smg 1.13.0, model_gateway/src/server.rs). It hands on what a client presents as its key
-and gives its own only where a client presents none (model_gateway/src/routers/header_utils.rs), so that servers behind
-it have the clients' key: a second one of its own (`tenant_api_keys`) lets clients in, and is handed on as well, which
-sglang answers with 401 (tried with 1.13.0). No option of its command line takes that key without showing it:
-images/launch_gateway.py reads it from a file, as sglang does with `--config`.
+A gateway routes the requests to one URL to equal replicas. `READINESS` tells whether a gateway can take requests:
+`/health` answers 200 even without a worker (smg 1.13.0, model_gateway/src/server.rs).
+
+The replicas have the same API key as the clients. The gateway forwards the client's key, and sends its own only if the
+client sends none (model_gateway/src/routers/header_utils.rs). A separate client key (`tenant_api_keys`) would be
+forwarded as well, and sglang would answer 401 (tried with 1.13.0). No command line option of smg takes the key without
+showing it, so images/launch_gateway.py reads it from a file, as sglang does with `--config`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,17 +19,17 @@ from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 from orchestrator.engine.responses import Json, UnexpectedResponseError
 
 VERSION: Final = "1.13.0"
-REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/
+REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the gateway's Python environment, below images/
 LAUNCHER: Final = "launch_gateway.py"  # below images/
-IMAGE_DIR: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
+IMAGE_DIR: Final = "/opt/deploy/gateway"  # directory of the launcher in an image
 IN_IMAGE_PACKAGES: Final = f"{IMAGE_DIR}/packages"
-LIVENESS: Final = "/liveness"  # 200 as long as it runs; asks for no key
-READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
-WORKERS: Final = "/workers"  # the servers behind it: GET, POST, and PATCH and DELETE of one; asks for its control key
-CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # among the secrets of a start; no variable of any process
+LIVENESS: Final = "/liveness"  # 200 while the gateway runs; needs no key
+READINESS: Final = "/readiness"  # 200 with at least one healthy worker, else 503; needs no key
+WORKERS: Final = "/workers"  # GET, POST; PATCH and DELETE for a single worker; needs the control key
+CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # its name among the secrets of a server; never an environment variable
 
 
-# Decided by other parts of a profile, or of the start.
+# Options that follow from other keys of a profile, or from the runtime.
 _RESERVED: Final[Mapping[str, str]] = {
     "host": "server.host",
     "port": "server.port",
@@ -50,7 +51,7 @@ def _takes(
     several: bool = False,
     value: bool = True,
 ) -> FlagSpec:
-    """An option of smg as its own argparse defines it (bindings/python/src/smg/router_args.py)."""
+    """Return an option of smg as its argparse parser defines it (bindings/python/src/smg/router_args.py)."""
     return FlagSpec(
         takes_value=value,
         several=several,
@@ -82,7 +83,7 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
         _takes("int"),
     ),
 }  # fmt: skip
-# What is said where a profile does not, each with its reason.
+# Values for options that a profile does not set, each with its reason.
 DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "policy": ("cache_aware", "a prefix is computed by one replica, and found there again"),
     "health-check-interval-secs": ("1", "with smg's 60 a dead replica is noticed after a minute"),
@@ -93,7 +94,7 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Problem]:
-    """What smg's own parser would refuse, and what another part of the profile decides."""
+    """Yield the problems of a gateway option: set by another key of the profile, unknown, or an invalid value."""
     if name in _RESERVED:
         yield Problem(f"`gateway.{name}` is not set", where, f"it follows from `{_RESERVED[name]}`: set that")
     elif (spec := OPTIONS.get(name)) is None:
@@ -106,9 +107,10 @@ def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Proble
 
 @dataclass(frozen=True, kw_only=True)
 class PodDiscovery:
-    """Which pods of a namespace are servers, by their labels, and on which port; it needs to get, list and watch them.
+    """The pods that a gateway uses as workers: namespace, labels and port.
 
-    A pod is taken once it is ready, and left out when it is not any more (smg, model_gateway/src/service_discovery.rs).
+    The gateway needs permission to get, list and watch pods. It adds a pod as soon as it is ready and removes it when
+    it no longer is (smg, model_gateway/src/service_discovery.rs).
     """
 
     namespace: str
@@ -118,20 +120,20 @@ class PodDiscovery:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayLaunch:
-    """One start of the gateway. `servers` are base URLs, `options` argvs of single options, `grace` is seconds."""
+    """The launch parameters of a gateway. `servers` are base URLs; each of `options` is an option with its values."""
 
     host: str
     port: int
     metrics_host: str
     metrics_port: int
-    servers: Sequence[str]  # none where it finds them
-    grace: int  # for running requests, after SIGTERM
+    servers: Sequence[str]  # empty if the gateway discovers pods
+    grace: int  # seconds for running requests, after SIGTERM
     options: Iterable[Sequence[str]]
     pods: PodDiscovery | None = None
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
-    """The whole command line."""
+    """Return the whole command line of a gateway."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
     if launch.pods is None:
         argv += ["--worker-urls", *launch.servers]
@@ -145,27 +147,27 @@ def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER
 
 
 def read_readiness(answer: Json) -> int:
-    """How many servers answer, as the gateway counts them; 0 where it says none."""
+    """Return the number of healthy workers in a response to `READINESS`; 0 if it names none."""
     count = answer.get("healthy_workers")
     return count if isinstance(count, int) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayWorker:
-    """A server behind the gateway, as the gateway knows it.
+    """A worker of the gateway.
 
-    One that is taken away is `draining` first, is sent nothing new, and goes after a fixed time, whatever it still has
-    to answer (smg, model_gateway/src/workflow/steps/local/drain_workers.rs; seen of 1.13.0).
+    A worker that is removed drains first: it gets no new requests, and disappears after a fixed time, even if requests
+    are still running (smg, model_gateway/src/workflow/steps/local/drain_workers.rs; seen with 1.13.0).
     """
 
     identity: str
     url: str
     ready: bool
-    requests: int  # that it has not answered
+    requests: int  # not yet answered
 
 
 def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
-    """The servers behind the gateway. Raises OddAnswerError."""
+    """Parse the workers of a gateway. Raises UnexpectedResponseError."""
     try:
         return tuple(
             GatewayWorker(

@@ -1,4 +1,4 @@
-"""Liveness of each rank: whether it generates a token, and the work that it counts.
+"""Health requests to one server: a token of each rank, a gateway's liveness, and progress counters.
 
 Uses `http.client`, because the watcher runs as long as its server and httpx alone takes 15 MB.
 """
@@ -35,7 +35,7 @@ class HealthClient:
 
     url: str
     key: Secret | None
-    model: str  # its served name: an answer for another model comes from another server
+    model: str  # the served name: an answer for another model comes from another server
 
     def accepts_connections(self) -> bool:
         """Return whether the port accepts a connection. A host that does not answer in time counts as open."""
@@ -49,10 +49,10 @@ class HealthClient:
         return True
 
     def probe_rank(self, rank: int, *, timeout: float) -> int:
-        """Request one token from a rank, and the model from the server; return the HTTP status.
+        """Request one token from a rank, and the list of models; return the HTTP status of the first request.
 
         Raises NoResponseError also for an answer without a token and for another model: another program may listen on
-        the port of a server that has exited. `timeout`: seconds without a byte.
+        the port of a server that has exited. `timeout` is the limit in seconds between two bytes.
         """
         status, content = self._request("POST", GENERATE, json.dumps(question(rank)).encode(), timeout=timeout)
         if status == http.client.OK:
@@ -88,7 +88,7 @@ class HealthClient:
             raise NoResponseError(f"another server answers; it does not serve `{self.model}`")
 
     def work(self) -> RankProgress:
-        """Read the progress of each rank, see `read_work`."""
+        """Return the progress of each rank, from the server's metrics; see `read_work`."""
         status, content = self._request("GET", METRICS, None, timeout=_METRICS_TIMEOUT)
         return read_work(content if status == http.client.OK else b"")
 

@@ -1,10 +1,10 @@
-"""How sglang is started: what is served, where, how it is spread, then the flags; its key comes by another way.
+"""The launch line of sglang, and the delivery of its API key.
 
-An API key reaches sglang through its own `--config FILE.yaml` option, so that no argv holds it. sglang reads such a
-file once, before anything else, and takes its keys for options (0.5.14, 0.5.16, 0.5.23:
-sglang/srt/…/server_args_config_parser.py; the name has to end in `.yaml` or `.yml`). Its child processes get the parsed
-arguments through a pipe. What the file is, each runtime decides: the process runtime gives a FIFO that exists for one
-reading, so the key is never on a disk; a container gets a file that only root in it may read.
+An API key reaches sglang through sglang's `--config FILE.yaml` option, so no argv holds it. sglang reads the file once,
+before anything else, and treats its keys as options (0.5.14, 0.5.16, 0.5.23:
+sglang/srt/…/server_args_config_parser.py; the name must end in `.yaml` or `.yml`). Child processes get the parsed
+arguments through a pipe. Each runtime chooses the kind of file: the process runtime uses a FIFO that is read once, so
+the key is never on a disk; a container gets a file that only its root user may read.
 """
 
 import json
@@ -16,7 +16,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
-# The options that `launch_argv` writes by itself, with the keys of a profile that say them.
+# The options that `launch_argv` derives from other keys of a profile, with the path of each key.
 PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "model-path": ("model", "checkpoint"),
     "served-model-name": ("model", "served_name"),
@@ -35,7 +35,7 @@ _SCHEDULER: Final = "scheduler"
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One start of sglang. `flags` are option names without dashes and their values, none for a bare switch."""
+    """The launch parameters of sglang. `flags` are option names without dashes and their values, empty for a switch."""
 
     model_path: str
     served_name: str
@@ -49,10 +49,10 @@ class Launch:
 
 
 def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
-    """The whole command line, `python` being the engine's interpreter.
+    """Return the whole command line of sglang; `python` is the engine's interpreter.
 
-    Long option names only, since sglang's parser takes abbreviations and they become ambiguous from version to version.
-    The order is fixed; the flags come as they are given.
+    Names are written in full: sglang's parser accepts abbreviations, which may become ambiguous in another version.
+    The order of the options is fixed, with the flags last and in their own order.
     """
     argv = [python, "-m", MODULE]
     argv += ["--model-path", launch.model_path, "--served-model-name", launch.served_name]
@@ -76,14 +76,14 @@ def _spread(launch: Launch) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretDelivery:
-    """The secrets by the way they take: the text of a config file, None without a key, and the other variables."""
+    """The secrets of a server by delivery: the text of a config file (None without a key), and environment variables."""
 
     config: Secret | None
     env: Mapping[str, Secret]
 
 
 def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> SecretDelivery:
-    """Sort the secrets: the API key is the one in `api_key_env`, and a gateway has one more."""
+    """Move the API key, named by `api_key_env`, and a gateway's control key into the config file; leave the others."""
     keys = {api_key_env or "": "api-key", CONTROL_KEY: "control-key"}
     config = {key: secrets[name].reveal() for name, key in keys.items() if name in secrets}
     if not config:
@@ -93,9 +93,9 @@ def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> 
 
 
 def process_names(titles: Iterable[str]) -> tuple[str, ...]:
-    """sglang's own processes in a person's words, sorted: `rank DP1 TP0`, `detokenizer`.
+    """Return readable names of sglang's processes, sorted: `rank DP1 TP0`, `detokenizer`.
 
-    `titles` are what processes call themselves (`setproctitle`).
+    `titles` are the titles that processes set with `setproctitle`; titles of other programs are ignored.
     """
     words = (title.split()[0].removeprefix(_OURS) for title in titles if title.startswith(_OURS))
     return tuple(sorted(_named(word) for word in words))
