@@ -36,7 +36,7 @@ _PORT: Final = Range(least=1, most=65535)
 RANGES: Final[Mapping[str, Range]] = {
     # model_executor/model_runner_kv_cache_mixin.py:97: sglang keeps (1 - fraction) * GPU memory free
     "mem-fraction-static": Range(above=0, below=1),
-    "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among data-parallel replicas, not checked
+    "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among dp replicas, not checked
     "max-queued-requests": _NONE_OR_MORE,
     "max-total-tokens": _COUNT,
     "max-prefill-tokens": _COUNT,

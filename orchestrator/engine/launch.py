@@ -76,7 +76,7 @@ def _spread(launch: Launch) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretDelivery:
-    """The secrets of a server by delivery: the text of a config file (None without a key), and environment variables."""
+    """The secrets of a server by delivery: the text of a config file (None without a key), and variables."""
 
     config: Secret | None
     env: Mapping[str, Secret]
