@@ -1,4 +1,4 @@
-"""`deploy eval`: the forecast, then each suite, with an optional baseline."""
+"""`deploy eval`: the forecast, then the score of each suite, with an optional baseline."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ Reach = Callable[[str], BenchTarget]  # opens a server by its name, or an endpoi
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPlan:
-    """The request of the user: target, baseline and options. `seeds` None: as published."""
+    """The request of the user: target, baseline and options; `seeds` is None for the published number."""
 
     target: str
     baseline: str | None

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness as a subprocess: command line, files, answers. It is never imported."""
+"""lm-evaluation-harness as a subprocess: command line, files and answers; the package is never imported."""
 
 import hashlib
 import json

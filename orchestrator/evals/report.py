@@ -13,7 +13,7 @@ from orchestrator.evals.significance import Interval, SignificanceTest, pass_int
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteScore:
-    """An result in its file, with that of its baseline and what that is called; None: the published scores."""
+    """An eval result with its file, and its baseline with a name; None compares with the published scores."""
 
     result: EvalResult
     file: Path
@@ -21,7 +21,7 @@ class SuiteScore:
     against: str | None
 
     def judged(self) -> tuple[tuple[str, SignificanceTest | None], ...]:
-        """What stands beside the score, each with what can be told; None where nothing can."""
+        """Return (name, test) for each baseline; the test is None if no sample size was published."""
         if self.before is None:
             return compare_with_published(self.result)
         against = self.against or "baseline"

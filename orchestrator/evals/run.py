@@ -36,11 +36,11 @@ class EvalOptions:
     output: Path
     seeds: int = 1
     resume: bool = False
-    max_tokens: int | None = None  # of an answer; None: default of the suite
+    max_tokens: int | None = None  # length of an answer; None: default of the suite
 
     @property
     def asked(self) -> Suite:
-        """The suite with answers of that length. Raises UsageError for one that there is not."""
+        """The suite with the requested answer length. Raises UsageError for an unknown suite."""
         suite = find_suite(self.suite)
         return replace(suite, max_tokens=self.max_tokens or suite.max_tokens)
 
@@ -54,10 +54,10 @@ def evaluate_with_baseline(
     home: Home,
     say: Callable[[str], None],
 ) -> tuple[EvalResult, EvalResult | None, Path]:
-    """The result, that of the baseline, and the result's file.
+    """Run a suite and return the result, the baseline result, and the file of the result.
 
-    The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
-    Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_eval_result` raise.
+    The baseline is the saved result `before`, or the server `beside`, which answers the same questions. Nothing runs if
+    one of the servers cannot sample as the suite requires. Raises what `run_eval` and `save_eval_result` raise.
     """
     require_runnable(find_suite(options.suite), candidate, beside, data=options.dataset)
     result, file = _score(candidate, options, options.output, home=home, say=say)
@@ -69,7 +69,7 @@ def evaluate_with_baseline(
 def _score(
     target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[EvalResult, Path]:
-    """Ask what was not asked before, seed by seed; each is kept as soon as it is done."""
+    """Run the remaining seeds of a suite, and save the result after each seed."""
     suite, file = options.asked, folder / eval_result_file(options.suite)
     result = _earlier(file, options)
     for seed in suite.seeds(options.seeds):
@@ -102,7 +102,7 @@ def require_room(options: EvalOptions, *, beside: bool) -> None:
 
 
 def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
-    """What was answered before. Raises UsageError where that is not gone on with, or was asked otherwise."""
+    """Return the previous result, if any. Raises UsageError if it had other options, or without `--resume`."""
     if not file.exists():
         return None
     if not options.resume:
@@ -112,14 +112,14 @@ def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
         ("--limit", there.limit, options.limit),
         ("--max-tokens", there.max_tokens, options.asked.max_tokens),
     ):
-        if then != now and not (option == "--max-tokens" and then is None):  # one of an older version
+        if then != now and not (option == "--max-tokens" and then is None):  # unknown in results of older versions
             said = f"`{option} {then}`" if then is not None else f"no `{option}`"
             raise UsageError(f"the previous run used {said}", where=str(file), hint="choose another `--output`")
     return there
 
 
 def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResult:
-    """The answers of another seed with those before it. Raises BenchError where something else was asked of another."""
+    """Add the answers of another seed to a result. Raises BenchError if model, metric or harness differ."""
     for what, one, other in (
         ("model", before.model, more.model),
         ("metric", before.metric, more.metric),
@@ -133,7 +133,10 @@ def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResu
 
 
 def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int | None) -> str:
-    """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
+    """Return the commands that run tau2 against a server; warn if the server parses no tool calls.
+
+    Raises what `served_model` raises.
+    """
     if plan is not None and plan.serving.tool_parser is None:
         warn(
             "the server parses no tool calls",
@@ -160,9 +163,9 @@ def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) 
 
 
 def baseline_result(baseline: str, suite: str) -> EvalResult | None:
-    """The result in a file, or that of the suite in a folder of results; None for a server.
+    """Return the baseline result of a suite from a file or directory; None if `baseline` is a server.
 
-    For tau2 it may be its own results too. Raises UsageError where the folder has none.
+    For tau2 the file or directory may be that of tau2 itself. Raises UsageError if there is no result of the suite.
     """
     path = Path(baseline)
     if is_url(baseline) or not (path.exists() or path.suffix == ".json"):
@@ -197,10 +200,10 @@ def run_eval(
     say: Callable[[str], None],
     seed: int | None = None,
 ) -> EvalResult:
-    """Ask a served model the questions of a suite, once.
+    """Run a suite against a served model, with one answer per question.
 
-    The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
-    fails, and what `harness.evaluate` raises.
+    The harness has its own venv in the home of `deploy`, created by the first call. Raises BuildError if that fails,
+    and what `harness.evaluate` raises.
     """
     chosen = options.asked
     require_sampling(target, chosen)
@@ -221,9 +224,9 @@ def run_eval(
 
 
 def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
-    """Ask a server as many questions of GSM8K as were published, and keep the result in `folder`.
+    """Run GSM8K with the published number of questions, and save the result in `folder`.
 
-    Raises SmokeError for a score below `least`, and what `run_eval` raises.
+    Raises SmokeError if the score is below `least`, and what `run_eval` raises.
     """
     command = f"deploy up --min-gsm8k {least:g}"
     asked = next(line.items for line in published_evals() if line.suite == "gsm8k")
@@ -239,12 +242,12 @@ def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Pat
 
 
 def prepare_harness(home: Home) -> None:
-    """Build what asks the questions, before a server is stopped for one that is asked. Raises BuildError."""
+    """Create the venv of the harness before a server is stopped for an evaluation. Raises BuildError."""
     ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
 
 
 def require_runnable(suite: Suite, *targets: BenchTarget | None, data: Path | None) -> None:
-    """Raise BenchError where one of them cannot be asked the suite, UsageError where its questions cannot be had."""
+    """Raise BenchError if a server cannot sample as the suite requires, UsageError if its questions are unavailable."""
     for target in filter(None, targets):
         require_sampling(target, suite)
     require_questions(suite, data)

@@ -90,10 +90,11 @@ def pass_interval(groups: Sequence[Sequence[float]]) -> tuple[float, Interval]:
 
 
 def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float = CONFIDENCE) -> Interval:
-    """Interval of a difference of two scores over the same questions, by how far each question's share differs.
+    """Return the interval of the difference of two scores over the same questions; groups have equal weight.
 
-    With one answer a side it is that of Agresti and Min 2005 (Stat Med 24:729): half a question is added to each of the
-    four cells of a group, so that no discordant pair at all does not give a width of 0. Groups count alike.
+    `groups` hold the difference of the share of correct answers to each question. With one answer per side it is the
+    interval of Agresti and Min 2005 (Stat Med 24:729), which adds half a question to each of the four cells of a group,
+    so that the width is above 0 even without discordant pairs.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = variance = 0.0
@@ -107,10 +108,11 @@ def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float =
 
 
 def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
-    """Two-sided p of the sign-flip test: how odd these differences are if each were as likely the other way round.
+    """Return the two-sided p-value of the sign-flip test; groups have equal weight, whatever their size.
 
-    With one answer a side to each question it is the exact McNemar test. It counts all ways to choose the signs; where
-    their sums are too many to count, it is the normal approximation. Groups count alike, whatever their size.
+    The null hypothesis is that each difference is equally likely with either sign. With one answer per side to each
+    question it is the exact McNemar test. All choices of signs are counted; beyond `_MOST_STEPS` the normal
+    approximation is used.
     """
     weights = [Fraction(math.lcm(*map(len, groups)), len(each)) for each in groups]
     shares = [share * weight for each, weight in zip(groups, weights, strict=True) for share in each if share]
@@ -122,7 +124,7 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     sizes, seen = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
     if sum(sizes) > _MOST_STEPS:
         return 2 * NormalDist().cdf(-seen / math.sqrt(sum(size * size for size in sizes)))
-    # One slot for each sum of a choice of `sizes`, as wide as the number of choices: all of them in one long number.
+    # Subset sums by dynamic programming in one integer: slot i, `wide` bytes, counts the subsets of `sizes` with sum i.
     wide, ways = len(sizes) // 8 + 1, 1
     for size in sizes:
         ways += ways << (8 * wide * size)

@@ -21,13 +21,13 @@ class Suite:
     chat: bool  # chat completions with the server's own template, else plain completions
     few_shot: int
     generation: Mapping[str, str]
-    loader: str  # of the datasets library, for local files
-    questions: str  # the split that is asked
+    loader: str  # loader of the datasets library for local files
+    questions: str  # the split with the questions
     size: int  # questions in that split
-    examples: str | None  # the split that few-shot examples come from: `<split>.jsonl` beside the questions
-    file: str  # the questions in a folder of local copies
-    max_tokens: int  # of an answer, thinking included
-    gated: str | None = None  # the data set on the hub whose terms have to be accepted
+    examples: str | None  # the split with the few-shot examples: `<split>.jsonl` next to the questions
+    file: str  # file name of the questions in a local dataset
+    max_tokens: int  # of an answer, including reasoning
+    gated: str | None = None  # dataset on the hub with terms to accept
 
     @property
     def samples(self) -> bool:
@@ -43,12 +43,12 @@ class Suite:
         return (None,)
 
 
-FIRST_SEED: Final = 1234  # of requests, lm-eval's own default; the order of the choices has another, which stays
+FIRST_SEED: Final = 1234  # of sampling, the default of lm-eval; the order of choices has its own, fixed seed
 
 SUITES: Final = {
     suite.name: suite
     for suite in (
-        # 5-shot and greedy as published; flexible-extract takes the last number of the answer.
+        # 5-shot and greedy as published; flexible-extract parses the last number of the answer.
         Suite(
             name="gsm8k",
             task="gsm8k",
@@ -65,8 +65,8 @@ SUITES: Final = {
             size=1319,  # openai/grade-school-math
             examples="train",
         ),
-        # Temperature 1.0 as published; a reasoning model needs room to think. Of lm-eval's five variants only the
-        # generative ones can be sampled at all, and only this one is asked without examples. The post names none.
+        # Temperature 1.0 as published; a reasoning model needs many tokens. The post names no variant. Of lm-eval's
+        # five variants only the generative ones allow sampling, and only this one is zero-shot.
         Suite(
             name="gpqa-diamond",
             task="gpqa_diamond_cot_zeroshot",

@@ -1,7 +1,7 @@
 """tau2-bench: the commands that run it against a server, and the parser of its results.
 
-`deploy` does not run it: it has no package (`tau2` on PyPI is another project), and another model plays the user.
-Read from sierra-research/tau2-bench at `COMMIT` (v1.0.1): README.md, docs/cli-reference.md, `Results` and
+`deploy` does not run tau2-bench: there is no package (`tau2` on PyPI is another project), and another model plays the
+user. Source: sierra-research/tau2-bench at `COMMIT` (v1.0.1): README.md, docs/cli-reference.md, `Results` and
 `SimulationRun` in src/tau2/data_model/simulation.py, src/tau2/metrics/agent_metrics.py.
 """
 
@@ -22,14 +22,14 @@ from orchestrator.evals.eval_result import EVAL_RESULT_SCHEMA, AnsweredQuestion,
 
 NAME: Final = "tau2"
 COMMIT: Final = "a2c024725189473d2d7cea3a5cfdbcc67478e41f"
-DOMAINS: Final = {"airline": 50, "retail": 114, "telecom": 114}  # and its tasks, `base` in its split_tasks.json
-TRIALS: Final = 4  # of each task, as its docs/leaderboard-submission.md wants them
-_USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER of its config.py
+DOMAINS: Final = {"airline": 50, "retail": 114, "telecom": 114}  # number of tasks, from `base` in split_tasks.json
+TRIALS: Final = 4  # per task, as required by docs/leaderboard-submission.md
+_USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER in config.py
 _CONCURRENCY: Final = 32
 RESULTS: Final = "results.json"
-_MAX_BYTES: Final = 1 << 30  # of one file, which holds every word of every conversation; 40 short ones have 0.4 MB
-_NEVER_RAN: Final = "infrastructure_error"  # which its own metrics leave out
-_NEARLY: Final = 1e-6  # how near to 1 a reward has to be, `is_successful`
+_MAX_BYTES: Final = 1 << 30  # of one file with all conversations; 40 short ones have 0.4 MB
+_NEVER_RAN: Final = "infrastructure_error"  # excluded from tau2's metrics
+_NEARLY: Final = 1e-6  # tolerance of a reward of 1, as in `is_successful`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""How far two servers, or two ways of asking one, are apart in what they say of the same tokens. Pure; in nats.
+"""The divergence of two sets of log-probabilities (nats) for the same tokens. Pure.
 
-A right server differs from another right one by rounding, everywhere about as much. A wrong kernel differs more: in all
-places, from some position on, or more and more with the position.
+Two correct servers differ by rounding, about equally at all positions. A wrong kernel causes larger differences: at all
+positions, from some position on, or growing with the position.
 """
 
 import math
@@ -12,17 +12,17 @@ from typing import Final
 
 from orchestrator.engine.logprobs import Ranked, TokenLogprobs
 
-BANDS: Final = (1, 64, 512, 2048, 8192, 32768)  # positions at which a band begins, and where the last one ends
-_LEAST_REST: Final = 1e-9  # of the mass beside the likeliest tokens: rounding leaves less than none
+BANDS: Final = (1, 64, 512, 2048, 8192, 32768)  # first positions of the bands, then the end of the last band
+_LEAST_REST: Final = 1e-9  # minimum probability of all other tokens, which rounding can make negative
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Of the places `first` to `last`: mean and largest difference of the own token's log-probability.
+    """The divergence at positions `first` to `last` (inclusive): mean and maximum difference of the token's logprob.
 
-    `kl` is the mean Kullback-Leibler divergence over the likeliest tokens that both name, and all others as one: never
-    more than that of the whole vocabulary (data processing inequality). `same_top` is the share of places with the same
-    likeliest token.
+    `kl` is the mean Kullback-Leibler divergence over the top tokens in both lists, with all other tokens as one. It is
+    a lower bound of the divergence over the vocabulary (data processing inequality). `same_top` is the share of
+    positions with the same top token.
     """
 
     first: int
@@ -35,7 +35,10 @@ class Divergence:
 
 
 def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple[Divergence, tuple[Divergence, ...]]:
-    """Of all places, and by bands of position; `first` is the position of the first place. As many as both have."""
+    """Return the divergence over all positions, and by band; `first` is the position of the first score.
+
+    Only the positions in both are compared. Raises ValueError if there are none.
+    """
     count = min(len(before.own), len(after.own))
     if not count:
         raise ValueError("there is nothing to compare")
@@ -60,7 +63,7 @@ def _of(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first
 
 
 def divergence_of_tops(before: Ranked, after: Ranked) -> float:
-    """The Kullback-Leibler divergence of one place: of the tokens that both rank, and of all others together."""
+    """Return the Kullback-Leibler divergence at one position, over the tokens in both lists and all others as one."""
     there = dict(after)
     shared = [(score, there[token]) for token, score in before if token in there]
     whole = math.fsum(math.exp(one) * (one - two) for one, two in shared)
@@ -73,5 +76,5 @@ def _rest(scores: Iterator[float]) -> float:
 
 
 def _likeliest(ranked: Ranked) -> set[int]:
-    """The likeliest tokens: several where they are equally likely, as in bf16 they often are."""
+    """Return the top tokens; ties are common in bf16."""
     return {token for token, score in ranked if score == max(each for _, each in ranked)}

@@ -1,4 +1,4 @@
-"""By how much two right servers may differ: what is measured on the very model, and never less than rounding."""
+"""The limit on the difference of two correct servers: measured noise of the model, at least its rounding."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ from typing import Final
 from orchestrator.evals.logprobs.reference import LogprobReference
 from orchestrator.evals.logprobs.report import ProbeRow
 
-# Right servers of one model, of other layouts and in fp32 beside bf16, were apart by 0.7 to 1.7 times this noise, and
-# faults by 4 times and more (docs/verified.md, "Log-probabilities").
+# Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
+# wrong kernels by 4 times or more (docs/verified.md, "Log-probabilities").
 _FACTOR: Final = 4.0
-# Nats. Between decoding and prefill of the tiny model, two layers, on a CPU: more layers have more, and tell it.
+# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more noise, and measure it.
 _LEAST_BF16: Final = 5e-4
 _LEAST_FP32: Final = 5e-7
 _FP32: Final = frozenset({"float32", "float"})
-_ROUNDING: Final = ("dtype", "quantization", "kv_cache_dtype")  # of settings: those that change how numbers are rounded
+_ROUNDING: Final = ("dtype", "quantization", "kv_cache_dtype")  # settings that affect rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanLimit:
-    """The most that a mean may be, in nats, None where nothing is judged; `basis` says where it is from."""
+    """The maximum mean difference in nats (None: no verdict), and its `basis` as text."""
 
     most: float | None
     basis: str
 
 
 def noise_of(rows: Iterable[ProbeRow]) -> float:
-    """The largest mean, over whole texts, by which a server differs from itself between the ways it is asked."""
+    """Return the noise of a server: the largest mean difference of a text between two request variants, in nats."""
     return max((row.whole.mean for row in rows), default=0.0)
 
 
 def limit_for(
     reference: LogprobReference | None, numerics: Mapping[str, str], *, own_noise: float, asked: float | None
 ) -> MeanLimit:
-    """The limit of a server with these settings and this noise beside a reference; `asked` is the user's own.
+    """Return the limit for a server compared with a reference; `asked` is the limit from the user, in nats.
 
-    A reference of the same rounding alone decides; beside one of another rounding, the noisier side does.
+    With equal rounding settings the limit comes from the noise of the reference, else from the noisier side.
     """
     if asked is not None:
         return MeanLimit(most=asked, basis=f"a mean of at most {asked:.2g} nats is asked for")
@@ -53,12 +53,12 @@ def limit_for(
 
 
 def least_noise(numerics: Mapping[str, str]) -> float:
-    """What rounding alone gives; `auto` is the checkpoint's own dtype, and none ships in fp32."""
+    """Return the noise of rounding in nats; dtype `auto` counts as bf16, since no checkpoint ships in fp32."""
     return _LEAST_FP32 if numerics.get("dtype") in _FP32 else _LEAST_BF16
 
 
 def settings_apart(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """The settings in which two servers differ, in words."""
+    """Describe the different numeric settings of two servers."""
     return tuple(
         f"`{key}` is {after.get(key, 'not told')} here, {before.get(key, 'not told')} in the reference"
         for key in sorted({*before, *after})

@@ -1,8 +1,8 @@
-"""The log-probabilities a server gives for fixed texts, asked in several ways.
+"""The log-probabilities of fixed texts from a server, with several request variants.
 
-A wrong kernel that answers in good English shows here in a minute. Each way goes through other code: a prompt alone is
-prefill, in chunks where it is long; read again behind what was decoded it is prefill beside decoding; in a batch other
-shapes are computed; behind a cached prefix the cache is read.
+They reveal within a minute a wrong kernel whose output still reads as good English. Each variant exercises other code:
+a single prompt (prefill, chunked if long), the prompt with its decoded tokens (prefill against decoding), a batch
+(other shapes), and a cached prefix (the KV cache).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,11 @@ from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobRefer
 from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
 from orchestrator.verify.target import Target
 
-LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; an answer for the longest has 1.3 MB, of 2 MiB that are read
+LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; a response for the longest has 1.3 MB, and at most 2 MiB are read
 TOP: Final = 5
-_SAID: Final = 32  # tokens that follow each text
-_BATCHED: Final = 2048  # the longest text that is asked for in a batch, where each stands twice
-_CHARACTERS: Final = 12  # of a token, more than any tokenizer has on average
+_SAID: Final = 32  # tokens decoded after each text
+_BATCHED: Final = 2048  # tokens of the longest text in the batch, which has each text twice
+_CHARACTERS: Final = 12  # characters per token, above the average of any tokenizer
 _LIMITS: Final = TimeLimits(connect=5.0, silence=180.0, whole=180.0)
 _MOST_NAME: Final = 200  # characters
 
@@ -35,7 +35,7 @@ Texts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The folder of a server's checkpoint, where that is from if anybody knows, and how its numbers are rounded."""
+    """The checkpoint of a server: directory name, source (None: unknown), and the settings that affect rounding."""
 
     model: str
     source: str | None
@@ -43,14 +43,14 @@ class Identity:
 
 
 def open_client(target: Target) -> EngineClient:
-    """A client that waits long for an answer: the first one of a shape may compile kernels."""
+    """Return a client with long timeouts, since the first request of a shape may compile kernels."""
     return EngineClient(target.url, key=target.api_key, limits=_LIMITS)
 
 
 def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) -> Texts:
-    """Passages of the text by the server's own tokenizer, one behind the other, as far as text and context reach.
+    """Return consecutive passages of a text as token ids, with the `LENGTHS` that fit the text and the context.
 
-    Raises NoAnswerError, OddAnswerError for a server that does not tokenize or a context in which nothing fits.
+    Raises NoResponseError or UnexpectedResponseError if the server cannot tokenize, or if no length fits.
     """
     most = min(longest, target.context_length - 2 * _SAID)
     lengths = [length for length in LENGTHS if length <= most]
@@ -68,19 +68,19 @@ def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class RankScores:
-    """What one rank says of the texts alone, and how far from that it is when it is asked in other ways."""
+    """The scores of single prompts from one rank, and their differences from the other request variants."""
 
     whose: str
     alone: tuple[ScoredPrompt, ...]
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
-    beside: tuple[ProbeRow, ...] = ()  # the reference, or the first rank
+    beside: tuple[ProbeRow, ...] = ()  # comparisons with the reference, or with the first rank
 
 
 def probe_rank(
     client: EngineClient, target: Target, texts: Texts, *, rank: int, whose: str, progress: Progress
 ) -> RankScores:
-    """Ask one data-parallel rank; `whose` names it in rows. Raises NoAnswerError, OddAnswerError."""
+    """Score all texts on one data-parallel rank, named `whose`. Raises NoResponseError, UnexpectedResponseError."""
     asker = _Asker(
         client=client, rank=rank, told=lambda what: progress.update("logprobs", transient=f"{whose} {what}".strip())
     )
@@ -104,13 +104,13 @@ def probe_rank(
 def compare_with_reference(
     texts: Texts, alone: Sequence[ScoredPrompt], before: Sequence[TokenLogprobs], *, what: str, whose: str
 ) -> Iterator[ProbeRow]:
-    """How far a rank is from what was said before of the same texts."""
+    """Yield the comparison of each text of a rank with earlier scores."""
     for ids, scored, likelihoods in zip(texts, alone, before, strict=True):
         yield _row(what, whose, len(ids), likelihoods, scored.prompt, first=1)
 
 
 def make_reference(identity: Identity, texts: Texts, probed: RankScores) -> LogprobReference:
-    """What a server said, as a reference for others."""
+    """Return the scores of a rank as a reference."""
     scores = (
         TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
         for ids, scored in zip(texts, probed.alone, strict=True)
@@ -128,7 +128,7 @@ def make_reference(identity: Identity, texts: Texts, probed: RankScores) -> Logp
 
 
 def identify(client: EngineClient, *, source: str | None) -> Identity:
-    """What a server says it is. Raises NoAnswerError, OddAnswerError."""
+    """Return the checkpoint and numeric settings of a server. Raises NoResponseError, UnexpectedResponseError."""
     path = client.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str) or not path:
         raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
@@ -138,7 +138,7 @@ def identify(client: EngineClient, *, source: str | None) -> Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asker:
-    """Requests to one rank."""
+    """A client for one data-parallel rank."""
 
     client: EngineClient
     rank: int
@@ -148,7 +148,7 @@ class _Asker:
         return self.scores((ids,), what=what, start=start)[0]
 
     def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
-        """Raises OddAnswerError where less than everything behind `start` was computed."""
+        """Raise UnexpectedResponseError if the tokens after `start` were not all computed."""
         self.told(what)
         body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
         answers = self.client.post_list(endpoints.GENERATE, body)
@@ -159,7 +159,7 @@ class _Asker:
 
 
 def _again(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """The same prompt behind which stands what was decoded: by prefill now, so that decoding is judged too."""
+    """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
     decoded = []
     for ids, before in zip(texts, alone, strict=True):
         after = asker.score((*ids, *before.said_ids), what=f"{len(ids)} tokens again").prompt
@@ -170,7 +170,7 @@ def _again(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose:
 
 
 def _batched(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """The shorter texts all at once, each twice."""
+    """Compare one batch of all shorter texts, each twice, with single requests."""
     chosen = [place for place, ids in enumerate(texts) if len(ids) <= _BATCHED]
     answers = asker.scores(tuple(texts[place] for place in chosen * 2), what=f"{2 * len(chosen)} texts at once")
     for place, *twice in zip(chosen, answers[: len(chosen)], answers[len(chosen) :], strict=True):
@@ -180,7 +180,7 @@ def _batched(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whos
 
 
 def _cached(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """The second half of each text, the first one read from cache; nothing where the cache had none of it."""
+    """Compare the second half of each text after a cached first half; yield nothing without a cache hit."""
     for ids, before in zip(texts, alone, strict=True):
         start = len(ids) // 2
         after = asker.score(ids, what=f"{len(ids)} tokens, half from cache", start=start)

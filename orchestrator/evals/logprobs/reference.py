@@ -1,4 +1,4 @@
-"""What a server says of fixed texts, and the file that keeps it as a reference for others."""
+"""The log-probabilities of fixed texts from one server, saved in a file as a reference."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from orchestrator.core.validation import validation_problems
 from orchestrator.engine.logprobs import TokenLogprobs
 
 REFERENCE_SCHEMA: Final = 1
-# What a file may hold, so that reading it takes little memory: a list or an object takes up to 250 bytes meanwhile,
-# another value 60. A reference of 10,816 tokens, the longest there is, has 1.2 MB, 64,900 lists and 130,000 commas.
+# Limits of a file, to bound the memory of parsing: a list or an object takes up to 250 bytes, another value 60. The
+# longest reference has 10,816 tokens: 1.2 MB, 64,900 lists and 130,000 commas.
 MOST_REFERENCE_BYTES: Final = 3 << 19
 _MOST_LISTS: Final = 80_000
 _MOST_VALUES: Final = 200_000
 _MOST_TOKENS: Final = 1 << 17
-_DIGITS: Final = 6  # of a log-probability in a file: float32 holds seven
+_DIGITS: Final = 6  # decimals of a log-probability in a file; float32 has seven digits
 
 Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Nats = Annotated[float, Field(ge=-1e6, le=0.01, allow_inf_nan=False)]
@@ -29,7 +29,7 @@ _Ranked = Annotated[tuple[tuple[Id, Nats], ...], Field(max_length=64), FailFast(
 
 @dataclass(frozen=True, kw_only=True)
 class TextScores:
-    """One text as token ids, and what a server says of each of them but the first."""
+    """One text as token ids, with the scores of all tokens but the first."""
 
     ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MOST_TOKENS), FailFast()]
     own: Annotated[tuple[Nats, ...], Field(max_length=_MOST_TOKENS), FailFast()]
@@ -37,28 +37,26 @@ class TextScores:
 
     @property
     def likelihoods(self) -> TokenLogprobs:
-        """The same as a server gives it."""
+        """The scores in the form of a server response."""
         return TokenLogprobs(own=self.own, top=self.top)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobReference:
-    """A server's scores of every text. `source` is where its checkpoint is from, None where nobody knows."""
+    """The scores of all texts from one server; `source` is the source of its checkpoint, None if unknown."""
 
     schema_version: int
-    model: Word  # what its server calls the folder of its checkpoint
+    model: Word  # directory name of the checkpoint, as reported by the server
     source: Word | None
-    numerics: Annotated[Mapping[Word, Word], Field(max_length=64)]  # the settings that decide how numbers are rounded
+    numerics: Annotated[Mapping[Word, Word], Field(max_length=64)]  # settings that affect rounding
     ids_sha256: Word
-    noise: Annotated[
-        float, Field(ge=0, le=1e6, allow_inf_nan=False)
-    ]  # mean difference between its own ways of saying it
+    noise: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # nats; see `noise_of`
     top: Annotated[int, Field(ge=1, le=64)]
     texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16), FailFast()]
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each text."""
+        """The number of tokens of each text."""
         return tuple(len(text.ids) for text in self.texts)
 
 
@@ -66,12 +64,12 @@ _REFERENCE: Final = TypeAdapter(LogprobReference)
 
 
 def ids_digest(texts: tuple[tuple[int, ...], ...]) -> str:
-    """One digest of all token ids: the same text by another tokenizer has another."""
+    """Return a digest of all token ids; it depends on text and tokenizer."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def reference_to_json(reference: LogprobReference) -> str:
-    """The reference as JSON text, log-probabilities to a millionth."""
+    """Return a reference as JSON text, with log-probabilities rounded to six decimals."""
     data = _REFERENCE.dump_python(reference, mode="json")
     for text in data["texts"]:
         text["own"] = [round(score, _DIGITS) for score in text["own"]]
@@ -80,7 +78,7 @@ def reference_to_json(reference: LogprobReference) -> str:
 
 
 def reference_from_json(text: str, *, where: str) -> LogprobReference:
-    """Read a reference; `where` names its origin. Raises BenchError for another version or a damaged file."""
+    """Parse a reference read from `where`. Raises BenchError for another schema version or damaged data."""
     if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
         raise BenchError("not a reference of `deploy logprobs`: it holds more than one can", where=where)
     try:

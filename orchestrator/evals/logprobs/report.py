@@ -1,4 +1,4 @@
-"""The report of a comparison of log-probabilities, for people and for programs."""
+"""The report of a comparison of log-probabilities, as a table and as JSON data."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,10 +14,9 @@ _LEAST_PLACES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """One text of `length` tokens compared with something.
+    """The comparison `what` of one text of `length` tokens, on the rank or replica `whose` ("" for the only one).
 
-    `whose` names a rank or replica, "" for the only one.
-    `limit` is of a mean, in nats; None where nothing is judged. `alarms` are the parts above it.
+    `limit` is the maximum mean difference in nats; None for no verdict. `alarms` are the parts above the limit.
     """
 
     what: str
@@ -29,7 +28,7 @@ class ProbeRow:
     alarms: tuple[Divergence, ...] = ()
 
     def judged(self, limit: float | None) -> "ProbeRow":
-        """The row beside its limit: by bands, and the whole where no band is above it or has enough places."""
+        """Return the row with a limit and its alarms: large enough bands above the limit, else the whole text."""
         bands = (band for band in self.bands if band.places >= _LEAST_PLACES)
         above = tuple(band for band in bands if limit is not None and band.mean > limit)
         whole = (self.whole,) if limit is not None and self.whole.mean > limit else ()
@@ -38,13 +37,13 @@ class ProbeRow:
 
     @property
     def named(self) -> str:
-        """What is compared, of whom."""
+        """The name of the comparison, with the rank or replica."""
         return f"{self.whose}: {self.what}" if self.whose else self.what
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeFault:
-    """What could not be asked, and in what words the server refused it."""
+    """A failed request variant, with the error message."""
 
     whose: str
     message: str
@@ -52,27 +51,27 @@ class ProbeFault:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """The whole comparison for one server."""
+    """The complete comparison of one server."""
 
     url: str
     served_name: str
-    against: str | None  # what it was compared with; None: with itself alone
-    differences: tuple[str, ...]  # in what its settings differ from the reference's
-    basis: str  # where the limits are from
+    against: str | None  # name of the reference; None: compared only with itself
+    differences: tuple[str, ...]  # different settings of server and reference, as text
+    basis: str  # the source of the limits, as text
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether everything was asked and nothing lies above its limit."""
+        """Whether all requests succeeded and no difference is above its limit."""
         return not self.faults and not any(row.alarms for row in self.rows)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain JSON-able data."""
+        """Return the report as JSON data."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def to_table(self, *, width: int | None = None) -> str:
-        """The report as a table: means by band of position, and what was judged by what."""
+        """Return the report as a table of mean differences by band of position, with the source of the limits."""
         bands = [band for band in range(len(BANDS) - 1) if any(_in_band(row, band) for row in self.rows)]
         header = (
             "compared with",
@@ -90,7 +89,7 @@ class ProbeReport:
         return "\n\n".join([*lines, *self.differences, self.basis])
 
     def require(self) -> None:
-        """Raise SmokeError with every part above its limit, and with what could not be asked."""
+        """Raise SmokeError if a difference is above its limit or a request failed; it lists both."""
         if not self.ok:
             problems = [*(Problem(text) for row in self.rows for text in _told(row)), *_faults(self.faults)]
             raise SmokeError(
@@ -113,7 +112,7 @@ def _verdict(row: ProbeRow) -> str:
 
 
 def _told(row: ProbeRow) -> Iterator[str]:
-    """Each part above the limit."""
+    """Describe the alarms of a row."""
     for part in row.alarms:
         where = f"{row.named}, {row.length} tokens, positions {part.first} to {part.last}"
         yield f"{where}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"

@@ -1,4 +1,4 @@
-"""`deploy logprobs`: the numbers of a server beside a reference of the same checkpoint."""
+"""`deploy logprobs`: the log-probabilities of a server compared with a reference of the same checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ from orchestrator.runs.run_dir import RunDir
 from orchestrator.verify.target import Target
 
 REPORT_FILE: Final = "logprobs.json"
-_TEXT: Final = "alice"  # profiles/texts: in the public domain
+_TEXT: Final = "alice"  # in profiles/texts, public domain
 _MOST_TEXT: Final = 1 << 18  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSide:
-    """A server to ask: each of its engines by name ("" for the only one), and what is known of its checkpoint."""
+    """A server to compare: its engines by name ("" for the only one), its checkpoint source and its run."""
 
     name: str
     engines: tuple[tuple[str, Target], ...]
@@ -43,7 +43,7 @@ class ProbeSide:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """What the command line says. `limit` is in nats; `longest` is of a text, in tokens."""
+    """The options of `deploy logprobs`; `tolerance` is in nats, `max_length` is that of a text in tokens."""
 
     tolerance: float | None
     max_length: int
@@ -51,7 +51,7 @@ class ProbeOptions:
 
 
 def load_reference(file: Path) -> LogprobReference:
-    """A reference that `--save` wrote. Raises BenchError for one that cannot be read."""
+    """Read a reference written by `--save`. Raises BenchError if that fails."""
     try:
         text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,7 +61,7 @@ def load_reference(file: Path) -> LogprobReference:
 
 
 def save_reference(reference: LogprobReference, file: Path) -> None:
-    """Write it whole or not at all. Raises BenchError where the disk does not take it."""
+    """Write a reference atomically. Raises BenchError if that fails."""
     try:
         atomic_write(file, reference_to_json(reference))
     except OSError as error:
@@ -69,7 +69,7 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
 
 
 def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
-    """What the first rank of another server says. Raises SmokeError where it does not answer all as it should."""
+    """Return the scores of the first rank of another server as a reference. Raises SmokeError if a request fails."""
     first = replace(side, engines=side.engines[:1])
     report, reference = run_probe(first, None, replace(options, tolerance=None), against=None, ranks=1)
     report.require()
@@ -84,10 +84,10 @@ def run_probe(
     against: str | None,
     ranks: int | None = None,
 ) -> tuple[ProbeReport, LogprobReference]:
-    """Ask every rank of every engine; what the first one said is a reference for others.
+    """Score the texts on every rank of every engine; return the report, and the scores of the first rank.
 
-    `against` names the reference, `ranks` is how many are asked, by default all. Raises SmokeError where the first does
-    not answer as it should, BenchError where the reference does not fit it.
+    `against` is the name of the reference, `ranks` the number of ranks per engine (default: all). Raises SmokeError if
+    the first rank fails, BenchError if the reference does not match the server.
     """
     progress = Progress()
     try:
@@ -101,7 +101,7 @@ def run_probe(
 
 
 class _Round:
-    """One comparison of one server, from its identity to its report."""
+    """The comparison of one server with an optional reference."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Round:
             self._texts = self._cut(client, target)
 
     def ask(self) -> Iterator[RankScores | ProbeFault]:
-        """Rank after rank; a fault in the place of one that does not answer, once the first has."""
+        """Yield the scores of each rank, or a fault if it fails; a failure of the first rank is raised."""
         ignore_sigpipe()
         first: RankScores | None = None
         for engine, target in self._side.engines:
@@ -138,11 +138,13 @@ class _Round:
                         yield ProbeFault(whose=whose, message=str(error))
                         continue
                     beside = tuple(self._beside(found, first or found))
-                    yield replace(found, alone=() if first else found.alone, beside=beside)  # 8 MiB a rank
+                    yield replace(
+                        found, alone=() if first else found.alone, beside=beside
+                    )  # drop the scores of later ranks: 8 MiB each
                     first = first or found
 
     def report(self, found: tuple[RankScores | ProbeFault, ...], *, against: str | None) -> ProbeReport:
-        """What was found beside its limits: `--tolerance` for the reference, noise for the rest."""
+        """Return the report; `--tolerance` limits the comparison with the reference, noise limits the other rows."""
         whole = [each for each in found if isinstance(each, RankScores)]
         own = noise_of(row for each in whole for row in each.rows)
         asked, numerics = self._options.tolerance, self._identity.numerics
@@ -165,12 +167,12 @@ class _Round:
         )
 
     def made(self, found: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
-        """What the first rank said."""
+        """Return the scores of the first rank as a reference."""
         first = next(each for each in found if isinstance(each, RankScores))
         return probe.make_reference(self._identity, self._texts, first)
 
     def _beside(self, found: RankScores, first: RankScores) -> Iterator[ProbeRow]:
-        """A rank beside the reference, or beside the first rank where there is none."""
+        """Compare a rank with the reference, else with the first rank."""
         if self._reference is not None:
             before = [text.likelihoods for text in self._reference.texts]
             yield from probe.compare_with_reference(
@@ -183,7 +185,7 @@ class _Round:
             )
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
-        """The texts in this server's tokens: the reference's, as far as they are asked. Raises BenchError."""
+        """Return the texts as token ids of this server. Raises BenchError if those of the reference differ."""
         text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MOST_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
         texts = probe.cut_texts(client, target, text, longest=self._options.max_length)
@@ -198,7 +200,7 @@ class _Round:
 
 
 def keep(side: ProbeSide, report: ProbeReport) -> None:
-    """Keep the report in the run directory of a server of ours; a full disk is told, and the report not lost."""
+    """Save the report in the run directory of a server; warn if that fails, so that the report is still printed."""
     if side.run is None:
         return
     try:
@@ -214,7 +216,7 @@ def checkpoint_source(plan: Plan) -> str:
 
 
 def _require_same_checkpoint(identity: Identity, reference: LogprobReference) -> None:
-    """By where it is from where both sides know, else by its folder. Raises BenchError."""
+    """Raise BenchError if the checkpoints differ, by source if both are known, else by directory name."""
     both = identity.source is not None and reference.source is not None
     here, there = (identity.source, reference.source) if both else (identity.model, reference.model)
     if here != there:
