@@ -1,4 +1,4 @@
-"""The base image: it has to be there, and to be the one that was meant, before anything is built."""
+"""The base image of a build: pulled if it is missing, and checked against its pin."""
 
 import re
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from orchestrator.plan.plan import Engine
 from orchestrator.render.dockerfile import base_reference, repository
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
-# An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037). The rest is our estimate of what compressed
-# layers take while they are unpacked, and of the layers of a build.
+# Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
+# estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
-_MIRROR: Final = Registry(within=10.0)  # seconds that a further name may take to answer
+_MIRROR: Final = Registry(within=10.0)  # seconds for the registry of a fallback name
 _PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: DockerCli, engine: Engine) -> str:
-    """The id of the engine's base image, pulled where it is missing.
+    """Return the id of the engine's base image, and pull it if it is missing.
 
-    One that is gone is looked for under the engine's other names; where its digest is pinned, the one that has the same
-    content is named. Raises BuildError where it cannot be had: it vanished from its registry, or that does not answer.
+    If its registry no longer has the image, the engine's fallback names are pulled instead. If its digest is pinned, no
+    fallback is pulled; the hint of the error names a fallback with the same digest. Raises BuildError if the image is
+    not available or the registry does not respond.
     """
     reference = base_reference(engine)
     if image_id(docker, reference) is None:
@@ -43,17 +44,20 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
 
 
 def image_id(docker: DockerCli, reference: str) -> str | None:
-    """The id of an image on the docker host, None where there is none."""
+    """Return the id of an image on the docker host; None if the image does not exist."""
     found = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
     return found.stdout.strip() if found.ok else None
 
 
 class _GoneError(BuildError):
-    """The registry has no such image (any more)."""
+    """The image does not exist in its registry, or no longer exists."""
 
 
 def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> None:
-    """Pull an image, or the first of its fallbacks that is there, under its name: what is in it is told by content."""
+    """Pull an image; if it no longer exists, pull the first available fallback and tag it with the name of the image.
+
+    That is safe because the needed patches are detected from the content of an image, not from its name.
+    """
     try:
         pull(docker, reference, "base image", hint=_PIN)
     except _GoneError:
@@ -70,7 +74,7 @@ def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> No
 
 
 def _same_elsewhere(engine: Engine, registry: Registry = _MIRROR) -> str | None:
-    """The first repository of the engine's other names that has the pinned digest; a registry is asked, not pulled."""
+    """Return the first fallback repository with the pinned digest. Registries are queried, nothing is pulled."""
     for other in map(repository, engine.image_fallbacks if engine.image_digest else ()):
         with suppress(BuildError):
             registry.config(f"{other}@{engine.image_digest}")
@@ -79,7 +83,11 @@ def _same_elsewhere(engine: Engine, registry: Registry = _MIRROR) -> str | None:
 
 
 def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
-    """Pull an image, `what` it is in words; `hint` is for one that its registry does not have. Raises BuildError."""
+    """Pull an image and show the progress.
+
+    `what` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
+    BuildError if the pull fails.
+    """
     say(f"{what} `{reference}` is not on this docker host: pulling it")
     progress, lines = Progress(), []
 
@@ -98,13 +106,13 @@ def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
 
 
 def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:
-    """The digests that registries know an image on the docker host by, `name@sha256:…`; none for one built there."""
+    """Return the registry digests of an image on the docker host, `name@sha256:…`; empty if it was built there."""
     found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
     return tuple(parse_json(found.stdout) or ()) if found.ok else ()
 
 
 def _warn_of_moved_tag(docker: DockerCli, engine: Engine) -> None:
-    """Say so where the tag a digest was pinned from has come to mean another image; the digest is what counts."""
+    """Warn if the tag of a pinned image now points to another image. The pinned digest is used in any case."""
     if engine.image is None or engine.image_digest is None:
         return
     digests = known_digests(docker, engine.image)

@@ -1,7 +1,7 @@
-"""Build a plan's image, prove it, label it with its receipt; push it.
+"""The build of a plan's image: apply patches, verify them, label the image with its receipt; and the push.
 
-Two builds make one image. The first applies the patches; then the applier looks again, in a container of that image,
-at what it claims; the second only adds the receipt as a label, which no build step could do for itself.
+An image takes two builds. The first build applies the patches. Then the applier verifies its own receipt in a container
+of that image. The second build only adds the receipt as a label, because a build step cannot set a computed label.
 """
 
 import io
@@ -36,7 +36,7 @@ from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.artifacts import Artifacts, BuildContext
 from orchestrator.render.dockerfile import repository
 
-# BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.
+# BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output without a prefix.
 _STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")
 _STAMP: Final = re.compile(r"^#\d+ \d+\.\d+ ")
 _END: Final = re.compile(r"^#\d+ ERROR|^The command |^-{3,}$")
@@ -44,17 +44,17 @@ _END: Final = re.compile(r"^#\d+ ERROR|^The command |^-{3,}$")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What a build may be told. `secrets` maps an id to the file that a build step mounts; it enters no layer."""
+    """The options of a build. `secrets` maps ids to files that a build step can mount; they are stored in no layer."""
 
     tag: str
     no_cache: bool
-    network: str | None  # of RUN steps
+    network: str | None  # docker network of RUN steps
     secrets: Mapping[str, Path]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltImage:
-    """An image that is there: built now, or found."""
+    """An existing image: built by this call, or found on the docker host."""
 
     tag: str
     image_id: str
@@ -62,11 +62,11 @@ class BuiltImage:
     built: bool
     builder: str
     seconds: float
-    config: ImageConfig | None = None  # as docker knows it
+    config: ImageConfig | None = None  # as docker reports it
 
 
 def image_tag(plan: Plan, build: BuildContext) -> str:
-    """The tag of a plan's image: the digest of what it is built from, so "already built?" is a comparison."""
+    """Return the tag of a plan's image. The tag contains a digest of the build context, to recognize a built image."""
     return f"deploy/{plan.profile}:{build.digest[:12]}"
 
 
@@ -78,7 +78,10 @@ def build_image(
     network: str | None = None,
     no_cache: bool = False,
 ) -> BuiltImage:
-    """The image of artifacts, built where there is none. Raises BuildError; PatchError where a patch does not fit."""
+    """Return the image of rendered artifacts, and build it if necessary.
+
+    Raises BuildError if the plan has no image or the build fails, PatchError if a patch does not fit the sources.
+    """
     plan, build = artifacts.plan, artifacts.build
     if build is None:
         raise BuildError(f"`{plan.profile}` runs without an image", hint="`--set runtime=docker`")
@@ -87,9 +90,10 @@ def build_image(
 
 
 def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
-    """The image of `context` under `options.tag`: found where it exists, else built, proved and labeled.
+    """Return the image `options.tag`; if it does not exist, build it from `context`, verify it and label it.
 
-    Raises BuildError, or PatchError where a patch neither applies nor is present; no half-made image stays behind.
+    A failed build leaves no image behind. Raises BuildError if the build fails or the existing image has another base,
+    PatchError if a patch neither applies nor is present.
     """
     started = time.monotonic()
     base = ensure_base(docker, engine)
@@ -104,13 +108,13 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
         replaced = image_id(docker, options.tag)
         _build(docker, engine, context, options, base=base)
         if replaced is not None:
-            docker.run("image", "rm", replaced)  # docker refuses while a container or another name holds it
+            docker.run("image", "rm", replaced)  # docker refuses while the image is in use
     seconds = round(time.monotonic() - started, 3)
     return replace(found_image(docker, options.tag), built=fresh, seconds=seconds)
 
 
 def found_image(docker: DockerCli, reference: str) -> BuiltImage:
-    """An image that is on the docker host, as `ensure_image` tells of one. Raises BuildError."""
+    """Return an image on the docker host with its receipt. Raises BuildError if the image or its receipt is missing."""
     return BuiltImage(
         tag=reference,
         image_id=image_id(docker, reference) or "",
@@ -123,7 +127,7 @@ def found_image(docker: DockerCli, reference: str) -> BuiltImage:
 
 
 def tag_image(docker: DockerCli, image: str, reference: str) -> None:
-    """Give `image` a further name. Raises BuildError for a name that docker does not take."""
+    """Tag `image` with a second name. Raises BuildError if docker rejects the name."""
     ignore_sigpipe()
     done = docker.run("tag", image, reference)
     if not done.ok:
@@ -131,9 +135,9 @@ def tag_image(docker: DockerCli, image: str, reference: str) -> None:
 
 
 def push_image(docker: DockerCli, reference: str) -> str:
-    """Push an image under its name and return it with its digest, `registry/name@sha256:…`.
+    """Push an image and return its reference with the digest, `registry/name@sha256:…`.
 
-    Raises BuildError where the registry refuses.
+    Raises BuildError if the push fails.
     """
     code, log = _follow(docker, ["push", reference], b"", str)
     digest = next((match[1] for line in log if (match := re.search(r"digest: (sha256:[0-9a-f]{64})", line))), None)
@@ -143,7 +147,7 @@ def push_image(docker: DockerCli, reference: str) -> str:
 
 
 def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> list[str]:
-    """The argv of the first build, without the program. Raises BuildError for a secret this builder cannot hide."""
+    """Return the arguments of the first build, without the program. Raises BuildError if the builder lacks secrets."""
     arguments = ["build", "--tag", tag]
     if docker.builder == "buildkit":
         arguments += ["--progress", "plain"]
@@ -159,7 +163,7 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> li
 
 
 def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
-    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # of its own: another build of this tag may run
+    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # unique, because another build of this tag may run at the same time
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
@@ -175,7 +179,7 @@ def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: Bu
 
 
 def archive(context: BuildContext) -> bytes:
-    """The build context as a tar, the same bytes for the same context."""
+    """Pack a build context as a tar archive. Equal contexts give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for file in context.files:
@@ -186,7 +190,7 @@ def archive(context: BuildContext) -> bytes:
 
 
 def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, image: str) -> None:
-    """Build on that base image. Raises BuildError, or PatchError where a patch does not fit it."""
+    """Run one build on base image `image`. Raises BuildError if it fails, PatchError if a patch does not fit."""
     code, log = _follow(docker, arguments, stdin, parse_step)
     if code == 0:
         return
@@ -202,7 +206,10 @@ def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, ima
 def _follow(
     docker: DockerCli, arguments: Sequence[str], stdin: bytes, shown: Callable[[str], str | None]
 ) -> tuple[int, list[str]]:
-    """Run a long command under a progress line; its exit code and its output. `shown` picks what is worth a line."""
+    """Run a long docker command with a progress line; return its exit code and its output lines.
+
+    `shown` maps a line of output to the text of the progress line, or to None to keep the present text.
+    """
     log: list[str] = []
     progress = Progress()
 
@@ -217,7 +224,7 @@ def _follow(
 
 
 def parse_step(line: str) -> str | None:
-    """The build step that a line of the log begins, `[3/4] RUN …`, else None."""
+    """Parse the start of a build step from a log line, as `[3/4] RUN …`; None for any other line."""
     step = _STEP.match(line)
     return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
 
@@ -226,7 +233,7 @@ _FITS: Final = "`deploy patches check --image {}` shows every patch; a newer eng
 
 
 def parse_patch_error(log: Sequence[str]) -> str | None:
-    """What the applier said in a build's log, None where the build failed of something else."""
+    """Return the error message of the applier from a build log; None if the build failed for another reason."""
     lines = [_STAMP.sub("", line) for line in log]
     start = next((at for at, line in enumerate(lines) if line.startswith("error: patch ")), None)
     if start is None:
@@ -236,13 +243,16 @@ def parse_patch_error(log: Sequence[str]) -> str | None:
 
 
 def _base_digest(docker: DockerCli, base: str) -> str:
-    """The label that names the base by its registry's digest; empty for one built here, in place of the base's own."""
+    """Return the label with the registry digest of the base image.
+
+    The value is empty for a base that was built locally; the label then hides the label inherited from that base.
+    """
     known = known_digests(docker, base)
     return f"{BASE_DIGEST}={known[0].partition('@')[2] if known else ''}"
 
 
 def verify_inside(docker: DockerCli, image: str) -> str:
-    """The receipt, as the applier prints it after it looked again inside the image. Raises PatchError."""
+    """Verify the patches inside an image and return its receipt as JSON. Raises PatchError if verification fails."""
     name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
     command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
     try:
@@ -255,7 +265,7 @@ def verify_inside(docker: DockerCli, image: str) -> str:
 
 
 def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:
-    """Leave what was built for the next step of a pipeline, as JSON. Raises UsageError where it cannot be written."""
+    """Write the metadata of a build as JSON, for the next step of a pipeline. Raises UsageError if the write fails."""
     try:
         atomic_write(path, json.dumps(metadata, indent=2) + "\n")
     except OSError as error:

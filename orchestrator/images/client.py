@@ -1,4 +1,4 @@
-"""The docker command line: found, chosen, run. The SDK cannot build with BuildKit, so building goes through it."""
+"""The docker command-line client. Builds use it because the Docker SDK for Python does not support BuildKit."""
 
 import os
 import re
@@ -11,13 +11,13 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, follow, run
 from orchestrator.hosts.daemon import docker_endpoint
 
-Line = Callable[[str], None]  # what is done with one line of output
-_CLEAN_UP = 10.0  # seconds the daemon has to drop what was half done
+Line = Callable[[str], None]  # called with each line of output
+_CLEAN_UP = 10.0  # seconds for the daemon to discard partial work after Ctrl-C
 
 
 @dataclass(frozen=True, kw_only=True)
 class DockerCli:
-    """One docker client and how it builds."""
+    """A docker client program, its builder and its daemon."""
 
     program: str
     version: str
@@ -26,16 +26,16 @@ class DockerCli:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes this client build that way; its messages in plain text."""
+        """Environment variables that select the builder and the daemon, and turn off hints."""
         builder = "1" if self.builder == "buildkit" else "0"
         return {"DOCKER_BUILDKIT": builder, "DOCKER_CLI_HINTS": "false", "DOCKER_HOST": self.host}
 
     def run(self, *arguments: str, stdin: str | None = None) -> CompletedProgram:
-        """One short docker command."""
+        """Run a short docker command and return its output."""
         return run([self.program, *arguments], env=self.env, stdin=stdin)
 
     def stream(self, arguments: Sequence[str], *, stdin: bytes = b"", line: Line) -> int:
-        """A long docker command: its output line by line, its exit code. Ctrl-C ends it first."""
+        """Run a long docker command, pass each line of output to `line` and return the exit code. Ctrl-C stops it first."""
         return follow(
             [self.program, *arguments],
             lambda text: line(text.rstrip()),
@@ -46,10 +46,10 @@ class DockerCli:
 
 
 def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> DockerCli:
-    """The first client on the PATH that can do BuildKit, else the first one at all.
+    """Return the first docker client on the PATH that supports BuildKit, else the first client.
 
-    A client of version 23 or later needs the buildx plugin for it, an older one does it itself; distributions ship the
-    plugin apart. Raises HostError where there is no client, or no daemon answers.
+    A client of version 23 or later needs the buildx plugin for BuildKit; distributions package the plugin separately.
+    An older client has BuildKit built in. Raises HostError if there is no client or the daemon does not respond.
     """
     at = docker_endpoint(host, environ)
     clients = [client for program in _programs(environ) if (client := _client(program, at))]

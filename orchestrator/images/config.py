@@ -1,4 +1,4 @@
-"""An image's configuration: the variables that every container of it starts with, and its labels."""
+"""The configuration of an image: the environment variables of its containers, and its labels."""
 
 import json
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from orchestrator.core.text import parse_json
 from orchestrator.hosts.daemon import docker_endpoint
 from orchestrator.images.client import DockerCli
 
-# Prefixes of what steers an engine and its collectives; `PATH` and the like say nothing of it.
+# Prefixes of variables that configure an engine or its collectives; `PATH` and the like are irrelevant.
 _OF_THE_ENGINE: Final = ("AITER_", "AMD_", "CUDA_", "GPU_", "HIP_", "HSA_", "MIOPEN_", "MORI_", "NCCL_", "NVTE_")
 _OF_SGLANG: Final = ("PYTORCH_", "RCCL_", "ROCM_", "SGLANG_", "SGL_", "TORCH", "TRITON_", "VLLM_")
-_LIMIT: Final = 2.0  # seconds a daemon that is there may take
+_LIMIT: Final = 2.0  # seconds for the local daemon to respond
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """What is known of an image, by the name it was asked for under."""
+    """The configuration of an image, with the reference under which it was requested."""
 
     reference: str
-    digest: str  # of its manifest in the registry; empty for an image that no registry knows
+    digest: str  # of the manifest in its registry; empty if no registry has the image
     env: Mapping[str, str]
     labels: Mapping[str, str]
 
     @classmethod
     def of(cls, reference: str, digest: str, config: Mapping[str, object]) -> "ImageConfig":
-        """From the `config` of an image as registries and docker have it. Raises ValueError, TypeError for another."""
+        """Parse the `config` object of an image, as registries and docker return it. Raises TypeError if it is malformed."""
         env, labels = config.get("Env") or [], config.get("Labels") or {}
         if not isinstance(env, list) or not isinstance(labels, dict):
             raise TypeError("`Env` is no list, or `Labels` no mapping")
@@ -41,24 +41,24 @@ class ImageConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "ImageConfig":
-        """Read `to_json` back. Raises ValueError, KeyError, TypeError for anything else."""
+        """Parse the output of `to_json`. Raises ValueError, KeyError or TypeError if it is malformed."""
         data = parse_json(text)
         return cls(reference=data["reference"], digest=data["digest"], env=data["env"], labels=data["labels"])
 
     def to_json(self) -> str:
-        """As text."""
+        """Format the configuration as indented JSON."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     @property
     def engine_env(self) -> dict[str, str]:
-        """The variables that steer an engine and its collectives, sorted."""
+        """Variables that configure an engine or its collectives, sorted by name."""
         return {name: self.env[name] for name in sorted(self.env) if name.startswith(_OF_THE_ENGINE + _OF_SGLANG)}
 
 
 def local_config(reference: str) -> ImageConfig | None:
-    """The configuration of an image on this machine; None where it is not there, or no daemon of this machine answers.
+    """Return the configuration of an image on the local docker daemon; None without the image or a response in 2 s.
 
-    One at the other end of a connection is not asked: this is for what has to be told at once.
+    A remote daemon is not queried, because callers need the result at once.
     """
     if not docker_endpoint().startswith("unix://"):
         return None
@@ -66,7 +66,7 @@ def local_config(reference: str) -> ImageConfig | None:
 
 
 def docker_config(docker: DockerCli, reference: str) -> ImageConfig | None:
-    """The configuration of an image on the docker host, None where it is not there."""
+    """Return the configuration of an image on the docker host; None if the image does not exist."""
     return _inspected(reference, docker.run("image", "inspect", reference))
 
 

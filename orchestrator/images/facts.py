@@ -1,4 +1,4 @@
-"""What an image serves with, read from the image itself: nothing of it is started but its Python."""
+"""The sglang, aiter and torch of an image, found by the image's own Python. No server is started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ _ASK: Final = data_root() / "images" / "image_facts.py"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """The packages that an image's Python would import; `platform` is rocm, cuda or cpu, None where torch is silent."""
+    """The packages that an image's Python imports.
+
+    `platform` is rocm, cuda or cpu, None if torch does not reveal it; `platform_from` is the evidence.
+    """
 
     sglang: SourceRecord
     aiter: SourceRecord | None
@@ -26,7 +29,7 @@ class ImageFacts:
 
 
 def read_facts(docker: DockerCli, image: str) -> ImageFacts:
-    """What an image on the docker host serves with. Raises BuildError for one without Python, or without sglang."""
+    """Read the packages of an image on the docker host. Raises BuildError if it has no Python or no sglang."""
     applier, reader = program_paths()
     done = python_in(docker, image, inline_modules(_ASK, reader, applier))
     if not done.ok:
@@ -45,7 +48,10 @@ def read_facts(docker: DockerCli, image: str) -> ImageFacts:
 
 
 def copy_package(docker: DockerCli, image: str, package: str, folder: Path) -> None:
-    """Copy a package's sources out of an image, into `folder` under the package's own name; nothing is started."""
+    """Copy the sources of a package from an image into `folder`, under the name of the package.
+
+    No process runs in the image. Raises BuildError if the image or the package cannot be read.
+    """
     created = docker.run("create", "--entrypoint", "true", image)
     if not created.ok:
         raise BuildError(f"`{image}` cannot be looked into", details=created.stderr.strip())

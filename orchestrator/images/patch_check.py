@@ -1,4 +1,4 @@
-"""What the patches find in sources that are not (yet) an image of ours: a wheel, a directory, somebody's image."""
+"""The state of every patch in other sources than an image that `deploy` built: a wheel, a directory, any image."""
 
 import errno
 import os
@@ -26,20 +26,20 @@ from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
 
-_VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip, of a requirement that none satisfies
-_NEAR: Final = 2
+_VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip's message for a requirement that no version satisfies
+_NEAR: Final = 2  # versions shown on each side of a missing one
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
-CONFLICT: Final = "conflict"  # the applier's word for sources that a patch neither fits nor is in
-# Whatever Python runs this tool: the sources are the same in every wheel of a version.
+CONFLICT: Final = "conflict"  # applier state: the sources neither accept nor contain the patch
+# Independent of the Python that runs `deploy`: every wheel of a version has the same sources.
 _PLATFORMS: Final = ("manylinux_2_34_x86_64", "manylinux2014_x86_64", "any")
 _TARGET: Final = ("--python-version=3.11", "--implementation=cp", *(f"--platform={name}" for name in _PLATFORMS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchState:
-    """One patch as the sources see it: needed, present upstream, applied, not applicable, conflict; and why."""
+    """The state of one patch in some sources (needed, applied, conflict, …), with the evidence for it."""
 
     id: str
     state: str
@@ -48,7 +48,7 @@ class PatchState:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceChecker:
-    """The ledger with the program that reads sources for it, and what that imports."""
+    """A checker of sources: the patches with their diffs, and the programs that read the sources."""
 
     programs: tuple[Path, ...]
     patches: Sequence[Patch]
@@ -56,26 +56,26 @@ class SourceChecker:
 
     @classmethod
     def of_ledger(cls) -> "SourceChecker":
-        """The checker of the whole ledger. Raises ProfileError for a ledger that is not valid."""
+        """Return a checker for the whole ledger. Raises ProfileError if the ledger is invalid."""
         ledger = read_ledger()
         return cls(programs=program_paths(), patches=ledger, diffs=read_diffs(ledger))
 
     def check_directory(self, directory: Path) -> tuple[PatchState, ...]:
-        """The states in a checkout, an installed package or an unpacked wheel. Raises UsageError for no sources."""
+        """Check a checkout, installed package or unpacked wheel. Raises UsageError if it has no sglang sources."""
         package = package_in(directory)
         roots = ("--root", f"sglang={package}", "--root", f"aiter={aiter_beside(package, directory)}")
         return self._states(run([sys.executable, str(self.programs[0]), *_CHECK, *roots], stdin=self._manifest()))
 
     def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
-        """The states in a wheel file. Raises UsageError for a file that is none."""
+        """Check a wheel file. Raises UsageError if the file is not a wheel of sglang."""
         with tempfile.TemporaryDirectory(prefix="deploy-wheel-") as folder:
             _unpack(wheel, self._names(), Path(folder))
             return self.check_directory(Path(folder))
 
     def check_image(self, docker: DockerCli, image: str) -> tuple[PatchState, ...]:
-        """The states inside an image, by its own Python, for the packages that Python would import.
+        """Check the packages that an image's own Python imports. Raises BuildError if the check fails.
 
-        The program comes along as text; nothing is mounted, and the container has no network.
+        The program is passed as text; nothing is mounted, and the container has no network.
         """
         return self._states(python_in(docker, image, inline_modules(*self.programs), *_CHECK, stdin=self._manifest()))
 
@@ -103,7 +103,7 @@ def python_in(
     stdin: str | None = None,
     env: Sequence[tuple[str, str]] = (),
 ) -> CompletedProgram:
-    """Run a program's text by an image's own Python, in a container that has no network and is gone afterwards."""
+    """Run the text of a program with an image's own Python, in a temporary container without network."""
     name = f"deploy-ask-{uuid.uuid4().hex[:12]}"
     variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
     options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", "python3")
@@ -112,13 +112,13 @@ def python_in(
         done = docker.run("run", *options, image, "-B", "-c", text, *arguments, stdin=stdin)
         ended = True
     finally:
-        if not ended:  # Ctrl-C ends the client alone
+        if not ended:  # Ctrl-C ends only the client, not the container
             docker.run("rm", "--force", name)
     return done
 
 
 def inline_modules(program: Path, *imported: Path) -> str:
-    """One text that does what the program does: what it imports is made first, in this order."""
+    """Return the text of a program with its imported modules inlined; `imported` is in the order of import."""
     made = "".join(
         f"module = sys.modules[{path.stem!r}] = types.ModuleType({path.stem!r})\n"
         f"exec({path.read_text(encoding='utf-8')!r}, vars(module))\n"
@@ -128,7 +128,10 @@ def inline_modules(program: Path, *imported: Path) -> str:
 
 
 def package_in(directory: Path) -> Path:
-    """The package `sglang` in a directory: the directory itself, or where a wheel, a checkout or an image keeps it."""
+    """Return the package `sglang` in a directory: the directory itself, or its path in a wheel, checkout or image.
+
+    Raises UsageError if the directory has no sources of sglang.
+    """
     for place in ("", "sglang", "python/sglang", "sglang/python/sglang"):
         if (directory / place / "srt").is_dir():
             return (directory / place).absolute()
@@ -136,9 +139,9 @@ def package_in(directory: Path) -> Path:
 
 
 def aiter_beside(package: Path, directory: Path) -> Path:
-    """The package `aiter` beside that of sglang: in the same site-packages, or in a checkout beside its checkout.
+    """Return the package `aiter` next to sglang: in the same site-packages, or in an adjacent checkout.
 
-    A path that does not exist where there is none: the aiter that this tool's own Python has is not meant.
+    If there is none, the returned path does not exist, so that the aiter of this Python is not checked instead.
     """
     checkout = directory.absolute() / "aiter/aiter"
     places = [checkout, package.parent / "aiter"]
@@ -148,7 +151,7 @@ def aiter_beside(package: Path, directory: Path) -> Path:
 
 
 def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
-    """Unpack the files of a wheel that have one of these names; a wheel has thousands of others."""
+    """Unpack only the files with one of these names, because a wheel has thousands of files."""
     with _opened(wheel) as archive:
         unpack(archive, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names], folder)
 
@@ -161,7 +164,7 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     except zipfile.BadZipFile as error:
         raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # of where it is unpacked
+        if error.errno == errno.ENOSPC:  # the target's disk is full; the wheel is fine
             raise
         raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
     except UnsafeValueError as error:
@@ -169,7 +172,7 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def wheel_version(wheel: Path) -> str | None:
-    """What a wheel of sglang calls itself, None where it does not say. Raises UsageError for a file that is none."""
+    """Return the version that a wheel of sglang contains; None if it has none. Raises UsageError if it is no wheel."""
     with _opened(wheel) as archive:
         said = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
     named = _VERSION_LINE.search(said)
@@ -177,7 +180,7 @@ def wheel_version(wheel: Path) -> str | None:
 
 
 def _no_wheel(version: str, said: str) -> UsageError:
-    """Why pip gave none: there is no such version, and these are near; or else what it said."""
+    """Return the error for a failed download: the nearest versions if the version is missing, else pip's output."""
     listed = _VERSIONS.search(said)
     if listed is None or not (near := _nearest(Version(version), listed[1].split(", "))):
         download = quote(["pip", "download", f"sglang=={version}"])
@@ -193,7 +196,7 @@ def _no_wheel(version: str, said: str) -> UsageError:
 
 
 def _nearest(version: Version, listed: Sequence[str]) -> list[str]:
-    """The next ones below it and above it that are listed, a few, in their order."""
+    """Return the closest listed versions below and above a version, in ascending order."""
     try:
         ordered = sorted(map(Version, listed))
     except InvalidVersion:
@@ -203,9 +206,10 @@ def _nearest(version: Version, listed: Sequence[str]) -> list[str]:
 
 
 def fetch_wheel(version: str, folder: Path) -> Path:
-    """The wheel of one sglang version in `folder`, downloaded where it is missing.
+    """Return the wheel of an sglang version in `folder`, and download it if it is missing.
 
-    Raises UsageError for what is no version, or where the index has no such version or cannot be reached.
+    Raises UsageError if the version is invalid, or the package index does not have it or cannot be reached; HostError
+    if the disk is full.
     """
     try:
         version = str(Version(version))

@@ -1,4 +1,4 @@
-"""What a build found, beside what its plan expected: the version of the sources, and each patch."""
+"""Differences between a plan and the image built from it: the version of sglang, and the state of each patch."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,17 +12,17 @@ from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.patches import detected_patches
 from orchestrator.plan.plan import DetectedPatches, Engine, Plan
 
-_WITHOUT: Final = frozenset({"present upstream", "not applicable"})  # the applier's words, as below
+_WITHOUT: Final = frozenset({"present upstream", "not applicable"})  # states from the applier, as below
 _AT_START: Final = "acts at start"
 _NEEDED: Final = frozenset({"applied", _AT_START})
 _OPEN: Final = "conflict"
 
 
 def require_version(receipt: ImageReceipt, engine: Engine) -> None:
-    """The package in the image calls itself what the engine does; a build between two releases is told and taken.
+    """Raise BuildError if an image holds another sglang release than the engine's.
 
-    Sources that do not say are taken too. Raises BuildError for another release: flags, warnings and reports were all
-    looked up for the engine's.
+    The flags, warnings and known issues of the plan are valid for the engine's release only. A development version
+    between two releases is accepted with a warning; sources without a version are accepted.
     """
     found = next((source.version for name, source in receipt.sources if name == "sglang" and source), None)
     try:
@@ -40,7 +40,7 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
 
 
 def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
-    """Each patch whose state in the image is not what the plan's version let expect."""
+    """Yield a message for each patch whose state in the image differs from the plan's expectation."""
     for use in plan.patches:
         state = receipt.state(use.id)
         if use.expected and use.kind != "file" and state in _WITHOUT:
@@ -52,6 +52,9 @@ def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
 
 
 def found_at_start(plan: Plan, receipt: ImageReceipt) -> DetectedPatches:
-    """Tell which unexpected patches act at a start. The plan stays as it is: the same sources are found again."""
+    """Return the unexpected patches that act at startup.
+
+    The plan itself does not change: a later start detects the same patches in the same sources.
+    """
     at_start = {record.id for record in receipt.patches if record.state == _AT_START}
     return detected_patches(read_ledger(), plan.patches, at_start)

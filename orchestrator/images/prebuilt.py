@@ -1,4 +1,4 @@
-"""An image that was built elsewhere, by CI above all: fetched, looked into, held against a plan. Nothing is built."""
+"""Prebuilt images, usually from CI: pulled, verified and compared with a plan instead of being built."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,29 +24,29 @@ from orchestrator.patches.schema import AddedFile
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
 
-_APPLIED: Final = "applied"  # the applier's words, as below
+_APPLIED: Final = "applied"  # a state from the applier, as below
 _OF_THE_IMAGE: Final = frozenset({_APPLIED, "acts at start"})
-_OVERLAY: Final = "config"  # acts on the checkpoint, whatever the image holds
+_OVERLAY: Final = "config"  # kind of a patch that acts on the checkpoint, not on the image
 _NO_SUCH: Final = "`docker login` where it is private; the name that `deploy build --push` printed"
 _ANEW: Final = "build it anew with this version of the tool: `deploy build PROFILE`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrebuiltImage:
-    """An image as it is on the docker host; `reference` is the one thing that a container is started from."""
+    """A prebuilt image on the docker host; its containers are started from `reference`."""
 
-    reference: str  # name@sha256:…; the engine's own id where no registry knows it
+    reference: str  # name@sha256:…; the local image id if no registry has the image
     receipt: ImageReceipt
     labels: Mapping[str, str]
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The files that its patches were given, sha256 by input name: what its plan is decided with."""
+        """SHA-256 digests of the files that patches added to the image, by input name; inputs of its plan."""
         return {apply.input: record.files[0].after for apply, record in self._added()}
 
     @property
     def tables(self) -> dict[str, str]:
-        """Where in the image those files lie, by input name."""
+        """Paths in the image of the files that patches added, by input name."""
         return {apply.input: record.files[0].path for apply, record in self._added()}
 
     def _added(self) -> Iterator[tuple[AddedFile, PatchRecord]]:
@@ -58,10 +58,11 @@ class PrebuiltImage:
 
 
 def pull_prebuilt(docker: DockerCli, image: str) -> str:
-    """The reference of `image`, pulled where it is missing: `name@sha256:…`, whatever a tag comes to mean later.
+    """Pull an image if necessary and return its immutable reference, `name@sha256:…`.
 
-    A tag is asked of its registry each time; without an answer what is on the docker host is taken, aloud. One that
-    was built there has no digest but its own id. Raises BuildError where it cannot be had.
+    A tag is pulled each time, because it may have moved; if the pull fails, an existing local image is used with a
+    warning. An image that was built on the docker host is referenced by its id. Raises BuildError if the pull fails and
+    there is no local image.
     """
     here = _reference(docker, image)
     if here is not None and not may_move(docker, image):
@@ -76,12 +77,12 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
 
 
 def may_move(docker: DockerCli, image: str) -> bool:
-    """Whether an image on the docker host has a name that may mean another one by now: a registry knows it."""
+    """Return whether the name of a local image is a registry tag, which may have moved to another image."""
     return "@" not in image and image_id(docker, image) != image and bool(known_digests(docker, image))
 
 
 def _reference(docker: DockerCli, image: str) -> str | None:
-    """What an image on the docker host is started by: by its digest, or its own id; None where there is none."""
+    """Return the reference of a local image with its digest, else its id; None if the image does not exist."""
     here, name, digest = image_id(docker, image), *image.partition("@")[::2]
     if here is None:
         return None
@@ -92,7 +93,7 @@ def _reference(docker: DockerCli, image: str) -> str | None:
 
 
 def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
-    """An image that is on the docker host, by its labels alone; None where it is not there yet."""
+    """Return a prebuilt image on the docker host from its labels, unverified; None if there is no such image."""
     reference = _reference(docker, image)
     if reference is None:
         return None
@@ -100,9 +101,10 @@ def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
 
 
 def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
-    """An image with its receipt, proved: the applier looks again, inside, at what it claims.
+    """Return a prebuilt image after the applier has verified the receipt inside it.
 
-    Raises BuildError for an image without a receipt, PatchError for one that is not what its receipt says.
+    Raises BuildError if the image has no receipt or holds another one than its label, PatchError if its content does
+    not match the receipt.
     """
     receipt = read_receipt(docker, reference)
     try:
@@ -115,7 +117,10 @@ def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
 
 
 def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None:
-    """The file that a patch of the image was given under that name, None where it was given none."""
+    """Return the content of the file that a patch added for an input name; None if there is none.
+
+    Raises BuildError if the file cannot be read.
+    """
     if (path := image.tables.get(name)) is None:
         return None
     found = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
@@ -125,9 +130,10 @@ def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None
 
 
 def require_matches_plan(plan: Plan, image: PrebuiltImage) -> None:
-    """Raise BuildError with everything in which an image is not the one that the plan's own build would make.
+    """Raise BuildError, with one problem per difference, if an image is not equivalent to the plan's own build.
 
-    The plan is decided with the image's own inputs: a table is no difference, whether it serves its coverage says.
+    The plan was made with the inputs of the image, so a tuned table is never a difference; whether the table suits the
+    plan is a matter of its coverage.
     """
     problems = tuple(_differences(plan, image))
     if problems:
@@ -158,7 +164,7 @@ def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 
 def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
-    """The gateway runs from its servers' image."""
+    """Compare the gateway, which runs from the image of its replicas."""
     held = image.labels.get(GATEWAY_LABEL)
     if plan.gateway is not None and held != plan.gateway.version:
         yield Problem(
@@ -169,7 +175,7 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 
 def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
-    """The base by name; by digest where the engine pins one and the build knew it."""
+    """Compare the base image by name, and by digest if the engine pins one and the build recorded one."""
     engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
     place = f"engine {engine.name}: image"
     if name != engine.image:
@@ -181,7 +187,7 @@ def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
-    """What the plan carries has been looked for in the image, in this very form; and it holds nothing else."""
+    """Check that the image was built with the plan's patches, each in its present form, and with no others."""
     ledger = read_ledger()
     diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}
     records = {record.id: record for record in image.receipt.patches}

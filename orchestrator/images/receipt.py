@@ -1,4 +1,4 @@
-"""The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
+"""The receipt of an image: its sources and the state of each patch, recorded by the build in a label."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import PlannedPatch
 
 RECEIPT_LABEL: Final = "deploy.receipt"
-_AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
-BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
+_AT_START: Final = "acts at start"  # the applier's state for a needed patch that changes no file of the image
+BASE_LABEL: Final = "deploy.base"  # id of the base image
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedFile:
-    """One file a patch wrote; hashes are sha256 in hex, `before` is None for a file that was added."""
+    """A file that a patch wrote. Hashes are SHA-256 in hex; `before` is None for an added file."""
 
     path: str
     before: str | None
@@ -31,7 +31,7 @@ class PatchedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchRecord:
-    """What became of one patch. `state` is one of the applier's words: applied, present upstream, needed, …"""
+    """The state of one patch in an image, as the applier reports it: applied, present upstream, needed, …"""
 
     id: str
     title: str
@@ -40,12 +40,12 @@ class PatchRecord:
     upstream: str
     evidence: tuple[str, ...]
     files: tuple[PatchedFile, ...]
-    digest: str = ""  # of the ledger's entry; empty in a receipt that is older than this field
+    digest: str = ""  # of the patch's ledger entry; empty in receipts older than this field
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord:
-    """The sources as found in the image: `version` and `commit` are None where they do not say."""
+    """The sources of one package in an image; `version` and `commit` are None if unknown."""
 
     root: str
     version: str | None
@@ -54,22 +54,22 @@ class SourceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageReceipt:
-    """What an image holds."""
+    """The receipt of an image."""
 
     python: str
-    sources: tuple[tuple[str, SourceRecord | None], ...]  # None: no such sources in the image
+    sources: tuple[tuple[str, SourceRecord | None], ...]  # by package; None if the image lacks it
     patches: tuple[PatchRecord, ...]
 
     def state(self, patch: str) -> str | None:
-        """The state of one patch, None for a patch the image was not built with."""
+        """Return the state of a patch; None if the image was built without it."""
         return next((record.state for record in self.patches if record.id == patch), None)
 
     def not_at_start(self, patches: Iterable[PlannedPatch]) -> frozenset[str]:
-        """Those of a plan's patches that have nothing to do at a start: they act in the sources, or are not needed."""
+        """Return the ids of patches that do nothing at startup: they changed the sources, or are not needed."""
         return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
 
     def to_text(self) -> str:
-        """As tables: the sources, then one line a patch."""
+        """Format the receipt as tables: the sources, then one row per patch."""
         rows = [
             [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]
             if source
@@ -83,7 +83,7 @@ class ImageReceipt:
 
 @dataclass(frozen=True, kw_only=True)
 class _Written:
-    """The receipt as images/apply_patches.py writes it."""
+    """The JSON form of a receipt, as images/apply_patches.py writes it."""
 
     python: str
     sources: dict[str, SourceRecord | None]
@@ -92,24 +92,24 @@ class _Written:
 
 @cache
 def _form() -> TypeAdapter[_Written]:
-    """Made when the first receipt is read."""
+    """Return the validator of receipts, built on first use."""
     return TypeAdapter(_Written)
 
 
 def parse_receipt(text: str | bytes) -> ImageReceipt:
-    """Parse a receipt: anybody may have written it. Raises ValueError."""
+    """Parse and validate a receipt, which is untrusted. Raises ValueError if it is malformed."""
     written = _form().validate_json(text, strict=True)
     return ImageReceipt(python=written.python, sources=tuple(sorted(written.sources.items())), patches=written.patches)
 
 
 def labels(docker: DockerCli, image: str) -> dict[str, str] | None:
-    """The labels of an image on the docker host, None where there is no such image."""
+    """Return the labels of an image on the docker host; None if the image does not exist."""
     found = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
     return (parse_json(found.stdout) or {}) if found.ok else None
 
 
 def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
-    """The receipt in an image's labels. Raises BuildError where there is no such image, or it holds none."""
+    """Read the receipt of an image on the docker host. Raises BuildError if the image or its receipt is missing."""
     found = labels(docker, image)
     if found is None:
         raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
@@ -117,14 +117,14 @@ def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
 
 
 def require_receipt(labels: Mapping[str, str], image: str) -> ImageReceipt:
-    """The receipt among the labels of an image. Raises BuildError where there is none, or it is damaged."""
+    """Return the receipt in the labels of an image. Raises BuildError if it is missing or malformed."""
     if (receipt := receipt_in(labels, image)) is None:
         raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
     return receipt
 
 
 def receipt_in(labels: Mapping[str, str], image: str) -> ImageReceipt | None:
-    """The receipt among the labels of an image, None where there is none. Raises BuildError for one that is damaged."""
+    """Return the receipt in the labels of an image; None if it is missing. Raises BuildError if it is malformed."""
     if RECEIPT_LABEL not in labels:
         return None
     try:

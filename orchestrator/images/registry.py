@@ -1,7 +1,7 @@
-"""What a registry says of an image that nobody has pulled: its configuration, a few kilobytes instead of gigabytes.
+"""The configuration of an image in a registry, read without a pull: a few kilobytes instead of gigabytes.
 
-Nobody logs in here: an image that is not public is read once it is pulled. The protocol is the OCI distribution
-specification 1.1; the registry of Docker's own names answers as registry-1.docker.io.
+There is no login, so a private image can be read only after a pull. The protocol is the OCI distribution specification
+1.1; names without a registry are served by registry-1.docker.io.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
-_MOST: Final = 8 << 20  # bytes of a manifest or configuration; those of ROCm images have some 100 kB
+_MOST: Final = 8 << 20  # maximum bytes of a manifest or configuration; ROCm images have about 100 kB
 _MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -34,14 +34,14 @@ _PULL_IT: Final = "`docker pull {}` first, after `docker login` where it is priv
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """How one is asked: within so many seconds in all."""
+    """A registry client; `within` is the timeout of a whole lookup, in seconds."""
 
     within: float = 20.0
     transport: httpx.BaseTransport | None = None
     clock: Callable[[], float] = time.monotonic
 
     def config(self, reference: str) -> ImageConfig:
-        """The configuration of an image. Raises BuildError where it cannot be had, for whatever reason."""
+        """Read the configuration of an image. Raises BuildError if that fails for any reason."""
         try:
             name = ImageReference(reference).parts
         except UnsafeValueError as error:
@@ -63,7 +63,7 @@ def _unknown(reference: str, why: str) -> BuildError:
 
 @dataclass
 class _Repository:
-    """One look at one repository; the token that the registry hands to everyone is kept for its requests."""
+    """One lookup in a repository; `headers` holds the anonymous token after the first request."""
 
     client: httpx.Client
     name: Mapping[str, str | None]  # see `ImageReference.parts`
@@ -100,7 +100,7 @@ class _Repository:
         return content
 
     def _token(self, challenge: str) -> str:
-        """A token for reading what is public, as the registry's own answer says where it is had."""
+        """Request an anonymous token from the URL in the registry's challenge (WWW-Authenticate)."""
         said = dict(_CHALLENGE.findall(challenge))
         realm = said.pop("realm", "")
         if not challenge.lower().startswith("bearer") or not _is_safe(realm):
@@ -111,7 +111,7 @@ class _Repository:
         return str(told.get("token") or told["access_token"])
 
     def _read(self, url: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
-        """An answer, which may drip: within the time of the whole, and no longer than a manifest may be."""
+        """Read a response and its content, limited in time and size even if the registry sends slowly."""
         content, left = b"", max(self.end - self.clock(), 0.01)
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
         with self.client.stream("GET", url, headers=headers, timeout=left, extensions=watch) as answer:
@@ -125,7 +125,7 @@ class _Repository:
         host, path = self.name["host"] or _HUB[0], self.name["path"] or ""
         if host == _HUB[0]:
             return f"https://{_HUB[1]}/v2/{path if '/' in path else f'library/{path}'}"
-        plain = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # as docker itself decides
+        plain = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # docker, too, allows plain HTTP for these hosts
         return f"{'http' if plain else 'https'}://{host}/v2/{path}"
 
 

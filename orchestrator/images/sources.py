@@ -1,4 +1,4 @@
-"""What a plan's image is made from, read from images/ and patches/."""
+"""The files that a plan's image is built from, read from images/ and patches/."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -15,17 +15,18 @@ from orchestrator.patches.schema import Patch
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_FOLDER, ImageSources
 
-_MOST_GIVEN: Final = 256 << 20  # bytes of a file given to a patch: it is held whole, and copied into the image
+_MOST_GIVEN: Final = 256 << 20  # maximum bytes of an input of a patch, which is read into memory
 _ARGUMENT_CHECKER: Final = "check_server_args.py"
-PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
+PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # run inside an image; the first imports the second
 
 
 def image_sources(
     plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalog: Catalog | None = None
 ) -> ImageSources:
-    """The template, the patches the plan carries, and every file the template copies.
+    """Read the Dockerfile template, the plan's patches, and every file that the template copies.
 
-    `inputs` are the files given to patches, by input name. Raises BuildError for a template that does not exist.
+    `inputs` maps input names of patches to the content of files. Raises BuildError if the template or a requirement
+    file does not exist.
     """
     catalog = catalog or Catalog.from_environment()
     patches = carried_patches(plan, catalog)
@@ -40,18 +41,21 @@ def image_sources(
 
 
 def carried_patches(plan: Plan, catalog: Catalog | None = None) -> tuple[Patch, ...]:
-    """The patches that the plan carries, as the ledger has them."""
+    """Return the ledger entries of the plan's patches."""
     carried = {use.id for use in plan.patches}
     return tuple(patch for patch in read_ledger(catalog) if patch.id in carried)
 
 
 def program_paths() -> tuple[Path, ...]:
-    """The program that runs inside an image, and that `deploy patches check` runs on other sources; what it imports."""
+    """Return the paths of the patch applier and of the module that it imports.
+
+    The applier runs inside images; `deploy patches check` runs it on other sources.
+    """
     return tuple(data_root() / "images" / name for name in PROGRAMS)
 
 
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
-    """The files a user gives to patches. Raises UsageError for one that cannot be read."""
+    """Read the files that a user provides as inputs of patches. Raises UsageError if a file cannot be read."""
     try:
         return {name: read_file(path, most=_MOST_GIVEN) for name, path in paths.items()}
     except OSError as error:
@@ -59,7 +63,7 @@ def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
 
 
 def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
-    """sha256 of every input, hex: what a plan is decided with."""
+    """Return the SHA-256 of each input in hex; the digests are part of the plan."""
     return {name: sha256(content).hexdigest() for name, content in inputs.items()}
 
 
@@ -75,13 +79,13 @@ def _copied(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
 
 
 def _of_the_gateway(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
-    """Its pinned list and its launcher, where the plan has one."""
+    """Read the gateway's requirement file and launcher; empty if the plan has no gateway."""
     names = (plan.gateway.requirements, LAUNCHER) if plan.gateway else ()
     return {f"{GATEWAY_FOLDER}/{name}": catalog.path(EntryKind.IMAGE_FILE, name).read_bytes() for name in names}
 
 
 def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
-    """The requirement file of an engine that is installed in the build, with the shim it starts through."""
+    """Read the requirement file of an engine that the build installs, and the CPU shim; empty if it has none."""
     if plan.engine.requirements is None:
         return {}
     requirements = catalog.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
@@ -94,5 +98,5 @@ def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
 
 
 def argument_checker() -> str:
-    """The program by which an engine's Python judges command lines."""
+    """Return the text of the program that validates command lines with an engine's Python."""
     return (data_root() / "images" / _ARGUMENT_CHECKER).read_text(encoding="utf-8")
