@@ -36,7 +36,7 @@ from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.artifacts import Artifacts, BuildContext
 from orchestrator.render.dockerfile import repository
 
-# BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output without a prefix.
+# BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; classic builder: `Step 3/7 : RUN …`, output unprefixed.
 _STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")
 _STAMP: Final = re.compile(r"^#\d+ \d+\.\d+ ")
 _END: Final = re.compile(r"^#\d+ ERROR|^The command |^-{3,}$")
@@ -163,7 +163,7 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> li
 
 
 def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
-    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # unique, because another build of this tag may run at the same time
+    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # unique: another build of this tag may run
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:

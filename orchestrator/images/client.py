@@ -35,7 +35,7 @@ class DockerCli:
         return run([self.program, *arguments], env=self.env, stdin=stdin)
 
     def stream(self, arguments: Sequence[str], *, stdin: bytes = b"", line: Line) -> int:
-        """Run a long docker command, pass each line of output to `line` and return the exit code. Ctrl-C stops it first."""
+        """Run a long docker command and return its exit code; `line` gets each line. Ctrl-C stops it first."""
         return follow(
             [self.program, *arguments],
             lambda text: line(text.rstrip()),

@@ -27,7 +27,7 @@ class ImageConfig:
 
     @classmethod
     def of(cls, reference: str, digest: str, config: Mapping[str, object]) -> "ImageConfig":
-        """Parse the `config` object of an image, as registries and docker return it. Raises TypeError if it is malformed."""
+        """Parse the `config` object of an image from a registry or docker. Raises TypeError if it is malformed."""
         env, labels = config.get("Env") or [], config.get("Labels") or {}
         if not isinstance(env, list) or not isinstance(labels, dict):
             raise TypeError("`Env` is no list, or `Labels` no mapping")
