@@ -26,9 +26,7 @@ from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
 
-_VERSIONS: Final = re.compile(
-    r"\(from versions: ([^)]+)\)"
-)  # pip's message if no version satisfies a requirement
+_VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip's message if no version satisfies a requirement
 _NEAR: Final = 2  # versions shown on each side of a missing one
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
