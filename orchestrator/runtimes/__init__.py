@@ -1,4 +1,4 @@
-"""Ways to run a server: one folder and one line below for each; a runtime is imported when it is used."""
+"""The registry of runtimes: one folder and one line below per runtime. A runtime is imported at its first use."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,12 +16,12 @@ REGISTRY: Final[Mapping[str, str]] = {
 
 
 def runtime_class(name: str) -> type[Runtime]:
-    """The class of a runtime."""
+    """Return the class of a runtime."""
     module, _, attribute = REGISTRY[name].partition(":")
     found: type[Runtime] = getattr(import_module(module), attribute)
     return found
 
 
 def open_runtime(name: str, home: Home, host: str | None = None) -> Runtime:
-    """A runtime over the servers of this machine, or of the far machine `host`."""
+    """Return a runtime for the servers of this host, or of the remote host `host`."""
     return runtime_class(name)(home, host)

@@ -1,6 +1,6 @@
-"""What a runtime is: the class that each folder beside this file has one of, and the values that it deals in.
+"""The `Runtime` base class, which every folder of this package subclasses, and its value types.
 
-`orchestrator.runtimes` has the table of all of them.
+The registry of all runtimes is in `orchestrator/runtimes/__init__.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.polling import poll_until
 from orchestrator.plan.units import Role
 
-if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
+if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its server: keep it small
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import Secret
     from orchestrator.core.subprocesses import CompletedProgram
@@ -33,48 +33,48 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.profiles.schema import Profile
     from orchestrator.render.artifacts import Artifacts, RenderedFile
 
-STOPPED: Final = "stopped"  # the detail of a server that has ended because somebody asked for it
+STOPPED: Final = "stopped"  # the detail of a server that was stopped on request
 LOG: Final = "server.log"  # in the run directory
 EXIT_FILE: Final = "exit.json"  # in the run directory of a server that was stopped
-_PAUSE: Final = 0.2  # seconds between two looks at units that end
+_PAUSE: Final = 0.2  # seconds between two polls of units that are exiting
 _AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 class Status(StrEnum):
-    """What has become of a server's process or container."""
+    """The status of a server's process or container."""
 
-    PENDING = "pending"  # accepted, and waits for a place to run; its detail says for what
+    PENDING = "pending"  # accepted, not running yet; the detail says why
     RUNNING = "running"
     EXITED = "exited"
     NOT_FOUND = "not found"
-    UNKNOWN = "unknown"  # its record cannot be read, or its machine does not answer
+    UNKNOWN = "unknown"  # its record is unreadable, or its host does not answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The truth about a unit, as the runtime sees it (whether it answers is for health to say)."""
+    """The state of a unit as its runtime reports it. Health checks decide whether the server also answers."""
 
     status: Status
     exit_code: int | None = None
     restarts: int = 0
     started_at: str | None = None  # ISO 8601, UTC
-    detail: str = ""  # what else the runtime knows: a reason, a signal
+    detail: str = ""  # further information: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
-    unschedulable: bool = False  # it is pending, and nothing that comes by itself would start it
-    refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
+    unschedulable: bool = False  # pending, and will not start without a change by a person
+    refusal: ArgumentRefusal | None = None  # arguments that the engine rejects
 
     @property
     def exit_reason(self) -> str:
-        """The same words at each look: `killed by SIGKILL`."""
+        """Return how the server ended, in words that do not change with time: `killed by SIGKILL`."""
         return self.detail or (self.status if self.exit_code is None else f"{self.status} with {self.exit_code}")
 
     @property
     def exit_summary(self) -> str:
-        """How and when it ended: `killed by SIGKILL, 6 s ago`."""
+        """Return how and when the server ended: `killed by SIGKILL, 6 s ago`."""
         return f"{self.exit_reason}, {age} ago" if (age := self.age()) else self.exit_reason
 
     def age(self, now: datetime | None = None) -> str:
-        """How long it has run, or how long ago it ended: `6 s`, `12 min`; "" where nobody knows."""
+        """Return the time since the start or the end of the server: `6 s`, `12 min`; "" if unknown."""
         moment = self.started_at if self.status is Status.RUNNING else self.ended_at
         if moment is None:
             return ""
@@ -88,24 +88,24 @@ UNKNOWN_STATE: Final = ServerState(status=Status.UNKNOWN)
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One started server, or gateway: enough to find it again from another terminal, and nothing secret."""
+    """A started server or gateway: enough data to find it from another terminal, and no secret."""
 
     runtime: str
     name: str
     profile: str
     plan_digest: str
-    url: str  # base URL as reached from this machine
-    run_dir: str  # absolute path of the run directory on this machine; one of several has a folder of its own there
+    url: str  # base URL as reached from this host
+    run_dir: str  # absolute path of the run directory on this host; a replica has its own subdirectory
     runtime_id: str  # container id, or pid and start time
-    service_url: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
-    forward_command: str = ""  # the command that leads there from this machine
+    service_url: str = ""  # base URL on the server's host, if `url` is a tunnel that ends with this command
+    forward_command: str = ""  # the command that opens a tunnel from this host
     role: Role = Role.SERVER
-    number: int = 1  # among those of its role
-    state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when it was listed
+    number: int = 1  # among the units of its role
+    state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when the unit was listed
 
     @classmethod
     def unreadable(cls, runtime: str, name: str, run_dir: Path) -> Unit:
-        """A unit whose record cannot be read."""
+        """Return a unit whose record is unreadable."""
         where = str(run_dir.absolute())
         return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=where, runtime_id="")
 
@@ -113,11 +113,12 @@ class Unit:
 def lines_since(
     lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None
 ) -> Iterator[str]:
-    """What a server wrote from a moment on, by the times in its log, of that zone (None: this machine's).
+    """Yield the lines written at or after `since`, according to the timestamps in the log.
 
-    All of it where it was started later: its first lines have no time.
+    Timestamps are in `zone`; None means the time zone of this host. All lines are yielded if the server started later:
+    its first lines have no timestamp.
     """
-    from orchestrator.engine.log import written_since  # noqa: PLC0415 - see above: a supervisor has no use for it
+    from orchestrator.engine.log import written_since  # noqa: PLC0415 - see above: a supervisor does not need it
 
     if started is not None and started >= since:
         return iter(lines)
@@ -125,33 +126,39 @@ def lines_since(
 
 
 class PartialResultError(HostError):
-    """Some of the places that were asked for servers did not answer; `found` are those of the others."""
+    """Some of the hosts or clusters that were searched for servers did not answer;
+
+    `found` has the units of the others.
+    """
 
     def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
-        """`message` says which did not."""
+        """Create the error. `message` names the hosts that did not answer."""
         super().__init__(message, hint=hint, details=details)
         self.found = found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """What a start has made and later ones take; `place` is a volume's name or a folder, `size` in bytes."""
+    """A cache that one start fills and later starts reuse.
+
+    `place` is a volume name or a directory, `size` is in bytes.
+    """
 
     kind: str
     place: str
-    made_for: Mapping[str, str]  # what a start has to be of to take it
+    made_for: Mapping[str, str]  # what a start must match to reuse it
     size: int
     used_by: tuple[str, ...]  # servers by name
-    remove: Callable[[], bool]  # False where it is in use
+    remove: Callable[[], bool]  # returns False if the cache is in use
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return the cache as plain data for JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "remove"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostRef:
-    """Where a server is to run: the tool's home on this machine, or the far machine, `ssh://user@node`."""
+    """The host of a server: the tool's home on this host, or a remote host as `ssh://user@host`."""
 
     home: Home
     remote: str | None = None
@@ -159,91 +166,91 @@ class HostRef:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePython:
-    """A Python that has the engine as the server will run it, without GPUs. `identity` is None where it may change."""
+    """A Python interpreter with the engine as the server runs it, without GPUs. `identity` is None if it may change."""
 
     identity: str | None
     run: Callable[
         [str, str], CompletedProgram
-    ]  # a program's text and its stdin; raises HostError where it cannot be run
+    ]  # takes the text of a program and its stdin; raises HostError if it cannot run
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """What a start needs is there: the artifacts as they will run, and what the run directory keeps of the way here."""
+    """The result of preparing a start: the final artifacts, and the records for the run directory."""
 
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
-    not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
-    found: DetectedPatches | None = None  # those that they need at a start although the plan did not expect it
-    image: ImageConfig | None = None  # that the server starts in, where it starts in one
-    engine: EnginePython | None = None  # None where only the node that serves has it
+    not_needed: frozenset[str] = frozenset()  # patches that the sources do not need
+    found: DetectedPatches | None = None  # patches to apply at startup that the plan did not expect
+    image: ImageConfig | None = None  # the image of the server, if it has one
+    engine: EnginePython | None = None  # None if only the server's node has it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalImage:
-    """An image that a runtime takes as it is, and does not pin."""
+    """An image that a runtime uses as it is, without pinning it."""
 
-    key: str  # of the profile, that names it
-    scheme: str  # before the name that its registry knows it by
-    reference: str  # that name; "" where no digest can be put in its place
-    unpinned: str  # why not
+    key: str  # the profile key that names it
+    scheme: str  # the prefix of the name in its registry
+    reference: str  # that name; "" if a digest cannot replace it
+    unpinned: str  # the reason why it is not pinned
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodTargets:
-    """Where a Prometheus of the cluster finds a server, or several: the pods that bear these labels."""
+    """The pods by which a Prometheus in the cluster finds the servers of one name."""
 
     namespace: str
     labels: Mapping[str, str]
-    port: str  # its name in the pod
-    called: str  # what its objects are called
-    replica: str | None  # the label that tells one of several servers
-    gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
+    port: str  # the name of the port in the pod
+    called: str  # the name of the Kubernetes objects
+    replica: str | None  # the label that distinguishes replicas
+    gateway: Mapping[str, str] | None  # the labels of the gateway's pod, if it is to be scraped
     gateway_port: str
 
 
 class Runtime(ABC):
-    """A way to run servers: a folder beside this file has its class, and the registry one line.
+    """A way to run servers. Each folder of this package has one subclass, and the registry one line for it.
 
-    What a plan becomes is asked of the class, what runs of an object, which has a home and may have a host. A method
-    imports what few commands need: SDKs, and what renders and prepares.
+    Class methods handle plans. Instances handle running servers: an instance has a home and may have a host. Imports
+    that few commands need (SDKs, rendering, preparation) are inside the methods.
     """
 
-    name: ClassVar[str]  # as a profile's `runtime` has it
-    in_container: ClassVar[bool] = False  # a server runs from an image of its own, within limits of its own
-    is_local: ClassVar[bool] = True  # a server runs on the machine that preflight looks at
-    supports_ssh: ClassVar[bool] = False  # `--host` names another machine
-    cluster_managed: ClassVar[bool] = False  # others choose the machine, and bring image and checkpoint there
+    name: ClassVar[str]  # the value of `runtime` in a profile
+    in_container: ClassVar[bool] = False  # a server runs from an image, with its own resource limits
+    is_local: ClassVar[bool] = True  # a server runs on the host that preflight checks
+    supports_ssh: ClassVar[bool] = False  # `--host` may name another host
+    cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = (
-        False  # its gateways find their servers by themselves, as these are shown to them
+        False  # its gateways discover replicas by themselves
     )
     run_files: ClassVar[frozenset[str]] = (
         frozenset()
-    )  # files its starts write into a run directory beside every start's
-    host_given: bool = False  # the user has named the machine that it asks: that this does not answer is then told
+    )  # files that only this runtime writes into a run directory
+    host_given: bool = False  # the user named the host: report if it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:
-        """Look after the servers of a home, on this machine or on `host`."""
+        """Manage the servers of a home, on this host or on `host`."""
         self._home = home
         self._host_name = host
 
-    # Of a plan, before anything is started
+    # Class methods: plans, before a start
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
-        """The rules that a plan for it keeps, beside those of every plan."""
+        """Return the rules for plans of this runtime, in addition to the rules for every plan."""
         return ()
 
     @classmethod
     def settings(cls, _profile: Profile) -> RuntimeSettings:
-        """Decide what the profile's section for this runtime says."""
+        """Return the settings from the profile's section for this runtime."""
         from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above
 
         return RuntimeSettings()
 
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
-        """The machine that `--host` or the environment means; None for this one. Raises UsageError."""
+        """Return the host that `--host` or the environment names; None for this host. Raises UsageError."""
         del environ
         if host is not None:
             raise UsageError(
@@ -254,116 +261,122 @@ class Runtime(ABC):
 
     @classmethod
     def checks(cls) -> Sequence[Check]:
-        """The checks of preflight, beside those of every machine."""
+        """Return the preflight checks of this runtime, in addition to those for every host."""
         return ()
 
     @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
-        """What preflight finds where the server runs `elsewhere`."""
+        """Yield the preflight findings for a server that runs on a host that this tool does not survey."""
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
     def disk_needs(cls, _plan: Plan, _runner: Runner) -> Iterator[DiskNeed]:
-        """The room that a server takes on disks, beside its checkpoint's."""
+        """Yield the disk space that a server needs, in addition to its checkpoint."""
         return iter(())
 
     @classmethod
     @abstractmethod
     def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        """What a server is started from; `inputs` are files given to patches, by input name."""
+        """Return the artifacts of a plan. `inputs` are files for patches, by input name."""
 
     @classmethod
     def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
-        """The files for a server of that name, beside those of every plan."""
+        """Return the files for a server of that name, in addition to those of every plan."""
         return ()
 
     @classmethod
     @abstractmethod
     def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
-        """Make what a server runs in, while whatever runs goes on running. Raises BuildError, PatchError."""
+        """Prepare the environment of a server while running servers continue. Raises BuildError, PatchError."""
 
     @classmethod
     def builtin_tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
-        """The tuned tables that the server's aiter reads by itself; an image keeps its own. Raises KernelsError."""
+        """Return the built-in tuned tables that the server's aiter reads; an image has its own. Raises KernelsError."""
         return ()
 
     @classmethod
     def external_image(cls, _plan: Plan) -> ExternalImage | None:
-        """The image that a lock pins beside the engine's own."""
+        """Return the image that a lock pins in addition to the engine's own; None if there is none."""
         return None
 
     @classmethod
     def monitoring_targets(cls, _plan: Plan, _name: str) -> PodTargets | None:
-        """The pods of a server of that name, where others of its cluster watch it."""
+        """Return the pods of a server of that name; None if Prometheus does not run in the same cluster."""
         return None
 
     @classmethod
     def restart_owner(cls, _plan: Plan) -> str | None:
-        """What starts a server again that has died or hangs, where this tool does not."""
+        """Return what restarts a dead or hung server in place of `deploy watch`; None for this tool."""
         return None
 
     @classmethod
     def saved_state(cls, _run_dir: Path) -> ServerState | None:
-        """The state of a server by its record in a run directory; None where there is none. Raises HostError."""
+        """Return the state of a server from the record in its run directory; None if there is none.
+
+        Raises HostError.
+        """
         return None
 
-    # Of what runs
+    # Instance methods: running servers
 
     @abstractmethod
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """Start a unit. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
+        """Start a unit. Raises NameTakenError for a name in use, or StartError; then it leaves nothing behind.
 
-        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
-        directory itself.
+        Replicas are started first, each in its own subdirectory of the run directory, then their gateway in the
+        run directory itself.
 
-        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
+        `secrets` are variables for the server by name. They are never in an argv or in a file that others can read.
         """
 
     def wait_for_placement(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
-        """Wait until one of several servers has its place, with the URL that it has there. Raises StartError.
+        """Wait until a replica has its node, and return it with its URL there. Raises StartError.
 
-        Where servers queue for their places, `start` returns before: so all of them wait at once. It may take hours:
-        `meanwhile` is done every few seconds.
+        If replicas queue for nodes, `start` returns before they have one, so that all of them wait at the same time.
+        The wait may take hours; `meanwhile` is called every few seconds.
         """
         del meanwhile
         return unit
 
     @abstractmethod
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """The units of this runtime (of that name) with their states, running or exited, sorted by name.
+        """Return the units of this runtime (of that name) with their states, running or exited, sorted by name.
 
-        A gateway comes before the servers behind it, these by their numbers.
+        A gateway comes before its replicas, and these come in order of their numbers.
 
-        Raises HostError where they cannot be told, UnansweredError where some of them can.
+        Raises HostError if no units can be listed, PartialResultError if only some of them can.
         """
 
     @abstractmethod
     def state(self, unit: Unit) -> ServerState:
-        """What has become of a server since it was found; never raises for "gone"."""
+        """Return the current state of a server. A removed server has a state too; it raises no error."""
 
     def process_cmdlines(self, _unit: Unit) -> tuple[str, ...]:
-        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
+        """Return the command lines of the server's running processes, without zombies; empty if they cannot be read."""
         return ()
 
     @abstractmethod
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
+        """Yield the lines of the server's log written at or after `since`, without line ends and secrets."""
 
     @abstractmethod
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
-        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
+        """Return a function that yields the new log lines at each call; the first call starts at the beginning."""
 
     @abstractmethod
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
+        """Stop the unit and all its processes within `grace` seconds and a short margin. Idempotent."""
 
     def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - `stop` asks as well
-        """Have a unit finish its requests and end; does not wait for it."""
+        """Ask a unit to finish its requests and exit; does not wait for it."""
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Stop several units in this order. They drain at the same time; one that cannot be stopped stops no other."""
+        """Stop several units in this order; they drain at the same time.
+
+        A failure for one does not prevent the others.
+        """
         for unit in units:
-            with suppress(HostError):  # `stop` says so
+            with suppress(HostError):  # `stop` reports the error
                 self.ask_to_end(unit)
         poll_until(
             lambda running: not running,
@@ -371,12 +384,12 @@ class Runtime(ABC):
             within=grace,
             pause=_PAUSE,
         )
-        with ExitStack() as stops:  # which calls what was added last first: the units end in their order
+        with ExitStack() as stops:  # an ExitStack runs callbacks in reverse order: the units stop in theirs
             for unit in reversed(units):
                 stops.callback(self.stop, unit, grace=0)
 
     def set_routable(self, unit: Unit, *, routable: bool) -> None:
-        """Make a replica discoverable for its gateway, or not. Raises HostError."""
+        """Allow or forbid the gateway to discover a replica. Raises HostError."""
         raise NotImplementedError(f"{unit.name}: {routable}")
 
     def is_routable(self, unit: Unit) -> bool:
@@ -384,12 +397,12 @@ class Runtime(ABC):
         raise NotImplementedError(unit.name)
 
     def is_ready(self, unit: Unit) -> bool:
-        """Whether a gateway that finds it takes it."""
+        """Return whether a gateway that discovers this replica accepts it."""
         raise NotImplementedError(unit.name)
 
     def caches(self) -> Sequence[Cache]:
-        """What its starts have made and later ones take."""
+        """Return the caches that earlier starts have filled and later ones reuse."""
         return ()
 
-    def close(self) -> None:  # noqa: B027 - most hold none
-        """Let go of connections this runtime holds; servers run on."""
+    def close(self) -> None:  # noqa: B027 - most have no connections
+        """Close the connections of this runtime; servers continue to run."""

@@ -1,4 +1,4 @@
-"""What starts have made and later ones take, whichever runtime made it."""
+"""Caches that starts fill and later starts reuse, across all runtimes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from orchestrator.runtimes.base import Cache
 
 
 def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
-    """The caches of this home and of its Docker host; with `host`, those of that machine alone.
+    """Return the caches of this home and of its Docker host; with `host`, only those of that host.
 
-    Raises HostError where a runtime does not answer, unless another one has caches: a pod has no daemon.
+    Raises HostError if a runtime does not answer, unless another runtime has caches: a rented pod has no Docker daemon.
     """
     found: list[Cache] = []
     silent: dict[str, HostError] = {}
@@ -32,30 +32,30 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunedCache:
-    """A cache; `kept` says why it stays, "" where it goes."""
+    """A cache; `kept` is the reason to keep it, "" if it is removed."""
 
     cache: Cache
     kept: str
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return the cache as plain data for JSON."""
         return {**self.cache.to_dict(), "kept": self.kept}
 
 
 def prune_caches(home: Home, host: str | None, *, dry_run: bool) -> tuple[PrunedCache, ...]:
-    """Remove the caches that no server uses, or with `dry_run` say which would go. Raises HostError as `caches`."""
+    """Remove the caches that no server uses; with `dry_run`, only return them. Raises HostError as `caches` does."""
     return tuple(PrunedCache(cache=cache, kept=_prune(cache, dry_run=dry_run)) for cache in caches(home, host))
 
 
 def _prune(cache: Cache, *, dry_run: bool) -> str:
-    """Remove it; why it stays, "" where it goes."""
+    """Remove a cache. Return the reason if it is kept, "" if it is removed."""
     if (dry_run and not cache.used_by) or (not dry_run and cache.remove()):
         return ""
     return f"used by `{'`, `'.join(cache.used_by)}`" if cache.used_by else "it is in use"
 
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
-    """What went, what stayed and why, and how much that is."""
+    """Return the removed and the kept caches with reasons and total sizes, as text."""
     gone = [each.cache for each in found if not each.kept]
     lines = [f"`{each.cache.place}` stays: {each.kept}; {_about(each.cache)}" for each in found if each.kept]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.place}`: {_about(cache)}" for cache in gone]

@@ -1,4 +1,4 @@
-"""The image of a plan, for every runtime that starts a server in one."""
+"""The image of a plan, for every runtime that starts servers from images."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +15,14 @@ from orchestrator.runtimes.base import EnginePython
 
 
 def has_image(context: RuleContext) -> Iterator[Problem]:
-    """There is an image to build on."""
+    """Require a base image."""
     if context.profile.engine.image is None:
         what = f"the {context.profile.runtime} runtime needs `engine.image`"
         yield Problem(what, context.location("engine"), "`--set runtime=process`")
 
 
 def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | None, str]:
-    """The image's build context with the files that patches are given, and its name; a ready one has no context."""
+    """Return the image's build context with the input files of patches, and its name. Prebuilt: no context."""
     if plan.prebuilt_image is not None:
         return None, plan.prebuilt_image
     build = build_context(plan, image_sources(plan, inputs=inputs))
@@ -30,7 +30,7 @@ def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | No
 
 
 def engine_in(docker: DockerCli, image: str, artifacts: Artifacts) -> EnginePython:
-    """The Python of an image on the docker host, with the variables of the server; `image` is its id."""
+    """Return the Python of an image on the Docker host, with the server's variables; `image` is its id."""
     env = next(iter(artifacts.replicas), artifacts).command.env
     return EnginePython(
         identity=image, run=lambda program, stdin: python_in(docker, image, program, stdin=stdin, env=env)

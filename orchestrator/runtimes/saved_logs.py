@@ -1,4 +1,4 @@
-"""Logs that lie in the run directory: those that a supervisor writes, and those that were kept at a stop."""
+"""Logs in the run directory: written by a supervisor, or saved at a stop."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from typing import Final
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runtimes.base import LOG, ServerState, Status, Unit, lines_since
 
-_PAUSE: Final = 0.2  # seconds between two looks at a log
+_PAUSE: Final = 0.2  # seconds between two polls of a log
 
 
 def supervised_log(
     unit: Unit, state: Callable[[], ServerState], *, follow: bool, since: datetime | None, looks: int = 1
 ) -> Iterator[str]:
-    """The log as its supervisor has stored it; to `follow` it asks for the `state` once every so many `looks`."""
+    """Yield the log that a supervisor has stored. With `follow`, query the `state` once every `looks` polls."""
     tail = LogTail(Path(unit.run_dir, LOG))
     if since is not None:
         started = state().started_at
@@ -29,6 +29,6 @@ def supervised_log(
 
 
 def kept_log(unit: Unit, since: datetime | None) -> Iterator[str]:
-    """What was kept of the log of one that is gone."""
+    """Yield the saved log of a removed server."""
     lines = LogTail(Path(unit.run_dir, LOG)).to_end()
     return iter(lines) if since is None else lines_since(lines, since, started=None, zone=UTC)

@@ -1,4 +1,4 @@
-"""The volumes that keep compiled kernels between containers, one set an image and gfx."""
+"""The volumes that keep compiled kernels between containers: one set per image and gfx."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
 
 
 def caches(home: Home, url: str | None) -> tuple[Cache, ...]:
-    """The cache volumes of a Docker host, sorted by image and name."""
+    """Return the cache volumes of a Docker host, sorted by image and name."""
     host = DockerHost(home, url)
     with host.errors():
         volumes = host.client.df()["Volumes"] or []
@@ -33,7 +33,7 @@ def caches(home: Home, url: str | None) -> tuple[Cache, ...]:
 
 
 def _containers(host: DockerHost, volume: str) -> tuple[str, ...]:
-    """The containers, running or not, that use it."""
+    """Return the containers, running or not, that use a volume."""
     found = host.client.containers.list(all=True, filters={"volume": volume}, ignore_removed=True)
     return tuple(sorted(str(container.name) for container in found))
 

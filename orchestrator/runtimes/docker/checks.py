@@ -1,4 +1,4 @@
-"""What preflight asks of a machine that is to run a container."""
+"""Preflight checks for a host that is to run a container."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,12 +11,12 @@ from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Engine, Plan
 
-_MISSING: Final = 127  # a shell's exit code for a program that is not there
+_MISSING: Final = 127  # a shell's exit code if it finds no such program
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
 def daemon(subject: CheckContext) -> Iterator[Finding]:
-    """A Docker daemon answers."""
+    """Check that a Docker daemon answers."""
     said = subject.access.runner(_VERSION)
     text = (said.stdout + said.stderr).strip()
     if said.code == _MISSING:
@@ -28,7 +28,7 @@ def daemon(subject: CheckContext) -> Iterator[Finding]:
 
 
 def image(subject: CheckContext) -> Iterator[Finding]:
-    """The image can be reached: one that is ready, else the base, which has to be the one that was pinned."""
+    """Check that the image is available: the built one, else the base with its pinned digest."""
     plan, engine = subject.plan, subject.plan.engine
     name = plan.prebuilt_image or engine.image
     if name is None or subject.access.runner(("docker", "--version")).code == _MISSING:
@@ -57,14 +57,14 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
             yield fail("image", "no such tag", name, hint)
     elif engine.image_digest and engine.image_digest not in digests:
         hint = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
-        level = fail if len(digests) == 1 else warn  # for a list of platforms its own digest is not told
+        level = fail if len(digests) == 1 else warn  # the digest of a multi-platform index is not reported
         yield level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
     else:
         yield info("image", "there", name)
 
 
 def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
-    """Room for an image that is still to be pulled."""
+    """Yield the disk space for an image that has to be pulled."""
     image = plan.prebuilt_image or plan.engine.image
     if not image or plan.hardware.vendor == "cpu":
         return
@@ -74,9 +74,9 @@ def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
 
 
 def image_digests(runner: Runner, reference: str) -> frozenset[str]:
-    """The digests a reference stands for: those of the image on this host, else those its registry lists.
+    """Return the digests of a reference: those of the image on this host, else those in its registry.
 
-    Empty for a reference that does not exist. Raises OSError where neither can be asked.
+    Empty for a reference that does not exist. Raises OSError if neither the host nor the registry can be queried.
     """
     here = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
     if here.ok:

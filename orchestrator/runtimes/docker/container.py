@@ -1,4 +1,4 @@
-"""What a container is given, and the `docker run` line that would do the same."""
+"""The spec of a container, and the equivalent `docker run` command."""
 
 import hashlib
 import shlex
@@ -23,9 +23,9 @@ from orchestrator.render.artifacts import (
 from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrap_argv
 from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
-LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
+LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
 LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
-MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
+MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that a restart does not fix
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
 _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
@@ -33,13 +33,13 @@ _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 _NOTHING: Final = ContainerRequirements(
     devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
 )
-# Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
+# Caches of compiled kernels at their default paths, by compiler: tvm-ffi and hub metadata, and triton.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A bind mount. `source` is absolute, or relative to the tool's home directory of the machine it runs on."""
+    """A bind mount. `source` is absolute, or relative to the tool's home on the host of the container."""
 
     source: str
     target: str
@@ -48,7 +48,10 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheVolume:
-    """A named volume that outlives the container, filled at its first use from what the image holds at `target`."""
+    """A named volume that outlives the container.
+
+    At its first use Docker fills it from the image's `target` directory.
+    """
 
     name: str
     target: str
@@ -56,24 +59,24 @@ class CacheVolume:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """What `docker run` is given, apart from name, command and environment."""
+    """The input of `docker run`, apart from name, command and environment."""
 
     image: str
     needs: ContainerRequirements
     mounts: tuple[Mount, ...]
     caches: tuple[CacheVolume, ...]
-    publish: tuple[str, int, int] | None  # host address, host port, container port; None: the host's own network
-    restarts: int  # how often a server that died is started again
+    publish: tuple[str, int, int] | None  # host address, host port, container port; None: host network
+    restarts: int  # restarts after a failure
     stop_grace: int  # seconds
 
 
 def render(
     plan: Plan, build: BuildContext | None, image: str, found: DetectedPatches = NO_DETECTED_PATCHES
 ) -> Artifacts:
-    """A container listens on all its addresses: which of the host's it is reached by is decided when publishing.
+    """Return the artifacts of a plan. A container listens on all its addresses; publishing selects the host's address.
 
-    Several servers are published on loopback alone, where their gateway, in the host's network, finds them: it runs
-    from their image, which has it. So whoever has Docker needs nothing else, on a far host too.
+    Replicas are published on loopback only. Their gateway runs in the host's network, from the same image, which
+    contains it. So a host needs nothing but Docker, a remote host included.
     """
     if plan.gateway is not None:
         return _several(plan, build, image, found)
@@ -99,14 +102,14 @@ def _several(plan: Plan, build: BuildContext | None, image: str, found: Detected
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
-    """The container of artifacts that were rendered for docker. Raises StartError for others."""
+    """Return the container spec of artifacts that were rendered for docker. Raises StartError for others."""
     if not isinstance(artifacts.spec, ContainerSpec):
         raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
     return artifacts.spec
 
 
 def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[RenderedFile]:
-    """`docker-run.sh`: the `docker run` line as a script; of several servers, one for each and for their gateway."""
+    """Yield `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
     for number, server in enumerate(artifacts.replicas, start=1):
         folder = replica_folder(number)
         yield _script(f"{folder}/docker-run.sh", docker_run_line(server, name, folder))
@@ -118,7 +121,7 @@ def _script(path: str, line: str) -> RenderedFile:
 
 
 def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
-    """The container of a plan: what its hardware needs, the checkpoint read-only, the caches of this image and GPU."""
+    """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU."""
     return ContainerSpec(
         image=image,
         needs=plan.hardware.container,
@@ -131,30 +134,33 @@ def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_
 
 
 def container_name(name: str, part: str = "") -> str:
-    """The container of the server `name`: prefixed, so that it does not meet a container of somebody else.
+    """Return the container name of the server `name`, with a prefix to avoid conflicts with other containers.
 
-    A `part` is one of several servers; no name of a server has two dashes in it.
+    `part` names a replica. It follows two dashes, which no server name contains.
     """
     return f"deploy-{name}--{part}" if part else f"deploy-{name}"
 
 
 def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:
-    """The record of a server, kept where it cannot come apart from the server: on the container."""
+    """Return the record of a server as labels: on the container, it cannot be separated from the server."""
     return ({PART: part} if part else {}) | {NAME: name} | record_of(plan, plan.server.url)
 
 
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:
-    """The server's variables, and the one that makes Python write its log line by line where there is no terminal."""
+    """Return the server's variables, and the one that makes Python write its log line by line without a terminal."""
     return tuple(sorted({"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}.items()))
 
 
 def container_model(plan: Plan) -> str:
-    """Where a container finds the checkpoint."""
+    """Return the path of the checkpoint in a container."""
     return f"/models/{plan.model.name}"
 
 
 def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
-    """What the container runs: the server, with `config` given its `--config` file, once the VRAM it needs is free."""
+    """Return the command of the container: wait for free VRAM, then run the server.
+
+    `config` adds its `--config` file.
+    """
     plan = artifacts.plan
     argv = artifacts.command.argv + (("--config", CONFIG_FILE) if config else ())
     return (
@@ -165,12 +171,12 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
 
 
 def vram_script(gpus: range, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
-    """A script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
+    """Return a script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
 
-    Docker starts a server that died again at once, while the driver takes minutes to give back what it held. The share
-    and the limit of 900 s are those of a start (`hosts/vram.py`); then the server is started all the same.
+    Docker restarts a dead server at once, but the driver takes minutes to release its VRAM. The share and the limit of
+    900 s are those of a start (`hosts/vram.py`). After the limit the script starts the server anyway.
     """
-    lines = f"sed -n {gpus[0] + 1},{gpus[-1] + 1}p"  # with a step, those in between count as well
+    lines = f"sed -n {gpus[0] + 1},{gpus[-1] + 1}p"  # with a step, the GPUs in between are included
     return f"""\
 used() {{
   for d in {drm}/card[0-9]*/device; do
@@ -189,10 +195,10 @@ exec "$@"
 
 
 def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
-    """The `docker run` command that starts the same server, one option a line; the same text for the same plan.
+    """Return the `docker run` command for the same server, one option per line. Equal plans give equal text.
 
-    What differs between machines is left to the shell: the tool's home directory, the ids of groups, and the file that
-    holds `api-key: ...`.
+    The shell fills in the values that differ between hosts: the tool's home directory, the ids of groups, and the file
+    that holds `api-key: ...`.
     """
     spec = spec_of(artifacts)
     lines = [f"docker run --detach --init --name {shlex.quote(container_name(name, part))}"]
@@ -213,7 +219,7 @@ def _mounts(plan: Plan, found: DetectedPatches) -> tuple[Mount, ...]:
 
 
 def _caches(plan: Plan, image: str) -> tuple[CacheVolume, ...]:
-    """One set of volumes an image and gfx: a kernel compiled for another is stale or, truncated, fatal (aiter#4799)."""
+    """Return one volume set per image and gfx: kernels of another are stale or, if truncated, fatal (aiter#4799)."""
     if plan.hardware.gpus == 0:
         return ()
     key = f"{hashlib.sha256(image.encode()).hexdigest()[:12]}-{plan.hardware.arch}"
@@ -224,7 +230,7 @@ def _caches(plan: Plan, image: str) -> tuple[CacheVolume, ...]:
 
 
 def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Every option with its value, quoted for a POSIX shell."""
+    """Yield every option with its value, quoted for a POSIX shell."""
     for label, text in sorted(labels.items()):
         yield "--label", shlex.quote(f"{label}={text}")
     yield "--label", f'{RUN_DIR}="$RUN_DIR"'
@@ -250,7 +256,7 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str
 
 
 def _bind(mount: Mount) -> str:
-    """A bind mount, quoted; a source that is relative lies in the home of where the line is run."""
+    """Return a quoted bind mount. A relative source is below the tool's home on the host that runs the command."""
     target = f"{_field('target', mount.target)}{',readonly' if mount.read_only else ''}"
     if mount.source.startswith("/"):
         return shlex.quote(f"type=bind,{_field('source', mount.source)},{target}")
@@ -258,13 +264,13 @@ def _bind(mount: Mount) -> str:
 
 
 def _field(name: str, value: str) -> str:
-    """One field of `--mount`, which docker reads as CSV."""
+    """Return one field of `--mount`, which docker parses as CSV."""
     text = f"{name}={value}"
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
 def _needs(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
-    """What the hardware asks for; the ids of groups are looked up where the line is run."""
+    """Yield the options for the hardware. The shell that runs the command looks up the ids of groups."""
     for option, value in needs_options(spec.needs, lambda name: name):
         by_name = option == "--group-add" and not value.isdigit()
         yield option, f'"$(getent group {shlex.quote(value)} | cut -d: -f3)"' if by_name else shlex.quote(value)

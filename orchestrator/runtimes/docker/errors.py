@@ -1,4 +1,4 @@
-"""What the Docker daemon says when a container cannot be made or started, as errors that name the cause."""
+"""Errors of the Docker daemon when it creates or starts a container, translated to errors that name the cause."""
 
 import re
 import resource
@@ -15,7 +15,7 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import ContainerSpec
 
-# runc names a limit by its number (setrlimit(2)). OFILE is BSD's name of NOFILE.
+# runc reports a limit by its number (setrlimit(2)). OFILE is the BSD name of NOFILE.
 _LIMITS: Final = {
     getattr(resource, name): name.removeprefix("RLIMIT_").lower()
     for name in dir(resource)
@@ -25,7 +25,7 @@ _LIMITS: Final = {
 
 @contextmanager
 def daemon_errors(host: str) -> Iterator[None]:
-    """Turn a daemon at `host` that does not answer, or fails, into a HostError; what it refuses passes through."""
+    """Raise HostError if the daemon at `host` does not answer or fails; pass on the errors of rejected requests."""
     try:
         yield
     except APIError as error:
@@ -46,22 +46,22 @@ def daemon_errors(host: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonError:
-    """A container that could not be created or started, with what is needed to say why."""
+    """A failure to create or start a container, with the data to explain it."""
 
     said: str  # by the daemon
     artifacts: Artifacts
     spec: ContainerSpec
-    holder: Callable[[int], str | None]  # who holds a port of the Docker host, None where that cannot be known
+    holder: Callable[[int], str | None]  # returns the holder of a port of the Docker host, None if unknown
 
     @property
     def hardware(self) -> str:
-        """The file that asks for devices and limits."""
+        """Return the file that requests devices and limits."""
         return f"profiles/hardware/{self.artifacts.plan.hardware.name}.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
-    """What the daemon says, and the error that is shown for it; `{...}` are groups of the pattern, or `_facts`."""
+    """A pattern of a daemon message, and the error for it. `{...}` are groups of the pattern, or keys of `_facts`."""
 
     pattern: str
     message: str
@@ -135,7 +135,7 @@ _CAUSES: Final = (
 
 
 def start_error(refusal: DaemonError) -> DeployError:
-    """The error to show: the first cause whose words the daemon used."""
+    """Return the error of the first cause whose pattern matches the daemon's message."""
     for cause in _CAUSES:
         if match := re.search(cause.pattern, refusal.said, re.IGNORECASE):
             facts = _facts(refusal, match.groupdict())
@@ -149,7 +149,7 @@ def start_error(refusal: DaemonError) -> DeployError:
 
 
 def _facts(refusal: DaemonError, said: dict[str, str | None]) -> dict[str, str | None]:
-    """What a message may name: the groups of the pattern, and what is known of the container."""
+    """Return the values for an error message: the groups of the pattern, and data of the container."""
     limit = _LIMITS.get(int(said.get("number") or -1), said.get("number"))
     taken = said.get("port") or said.get("allocated")
     holder = refusal.holder(int(taken)) if taken else None

@@ -1,4 +1,4 @@
-"""The machine whose Docker daemon is used: this one, or one at the other end of an ssh connection."""
+"""The host of the Docker daemon: this host, or a remote one over ssh."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from orchestrator.runtimes.docker.errors import daemon_errors
 
 
 class DockerHost:
-    """The daemon that `url` names, else DOCKER_HOST, else this machine's. It is reached at the first use."""
+    """The daemon of `url`, else of DOCKER_HOST, else of this host. It connects at the first use."""
 
     def __init__(self, home: Home, url: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._local_home = home
@@ -29,47 +29,50 @@ class DockerHost:
 
     @cached_property
     def client(self) -> docker.DockerClient:
-        """The SDK's client; to be used within `errors`."""
+        """Return the SDK's client; use it within `errors`."""
         url = self._tunnel.docker_url if self._tunnel is not None else self._url
         try:
             return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
-        except ValueError as error:  # what the SDK's own reading of a URL does not expect
+        except ValueError as error:  # the SDK cannot parse the URL
             raise DockerException(str(error)) from error
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turns a daemon that does not answer into a HostError."""
+        """Raise HostError in the block if the daemon does not answer."""
         return daemon_errors(self._url)
 
     @property
     def home(self) -> str:
-        """The tool's home directory on that machine."""
+        """Return the tool's home directory on that host."""
         return self._tunnel.home if self._tunnel is not None else str(self._local_home.root)
 
     def reach(self, url: str) -> str:
-        """A server's URL on that machine as this machine reaches it: no port of a far host is opened to the public."""
+        """Return a server's URL as reached from this host: a tunnel, since remote hosts open no port to the public."""
         if self._tunnel is None:
             return url
         return f"http://127.0.0.1:{self._tunnel.forward(int(url.rpartition(':')[2]))}"
 
     def way_to(self, url: str) -> str:
-        """The command that leads from this machine to a server there, at the same URL; "" for one of this machine."""
+        """Return the command that makes a remote server reachable at the same URL on this host; "" for this host."""
         return "" if self._tunnel is None else quote(self._tunnel.argv_of_way(int(url.rpartition(":")[2])))
 
     def copy_files(self, spec: ContainerSpec) -> None:
-        """Bring the files that were made here to a far host, a patched config.json; checkpoints are staged there."""
+        """Copy generated files (a patched config.json) to a remote host; checkpoints are staged there."""
         if self._tunnel is None:
             return
-        for mount in (mount for mount in spec.mounts if not mount.source.startswith("/")):  # else of the far host alone
+        for mount in (mount for mount in spec.mounts if not mount.source.startswith("/")):  # absolute: remote only
             if (local := self._local_home.made_for(self._url) / RelativePath(mount.source)).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 
     def group_id(self, name: str) -> str | None:
-        """The id of a group there, None where there is none of that name."""
+        """Return the id of a group on that host, None if there is no such group."""
         result = self._run(["getent", "group", name])
         return result.stdout.split(":")[2] if result.ok else None
 
     def port_holder(self, port: int) -> str | None:
-        """Who listens on a port there: a container, else a process as far as we may see it."""
+        """Return who listens on a port of that host: a container, else a process; None if unknown.
+
+        This user may lack the right to see a process.
+        """
         for container in self.client.containers.list(filters={"publish": str(port)}):
             return f"container `{container.name}`"
         result = self._run(["ss", "-Hltnp", f"sport = :{port}"])
@@ -77,7 +80,7 @@ class DockerHost:
         return f"`{found['name']}`, pid {found['pid']}" if found else None
 
     def close(self) -> None:
-        """End the connections; what runs there runs on."""
+        """Close the connections; containers continue to run."""
         if "client" in self.__dict__:
             self.client.close()
         if "_tunnel" in self.__dict__ and self._tunnel is not None:

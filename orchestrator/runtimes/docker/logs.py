@@ -1,4 +1,4 @@
-"""The log of a container: read, followed through restarts, and kept when the container goes."""
+"""The log of a container: reading, following through restarts, and saving it before the container is removed."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,42 +17,43 @@ from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.base import LOG
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
-_PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
-_SETTLED: Final = 10.0  # seconds after which a run that still goes on has not ended: only its stream has
+_PAUSE: Final = 0.2  # seconds between two polls of a container between two runs
+_SETTLED: Final = 10.0  # seconds after which a run that continues has not ended: only its log stream has
 
 
 def container_log(container: Container, since: float | None = None) -> Iterator[str]:
-    """What the container has written so far, `since` a moment (Unix time), secrets removed."""
+    """Yield the container's log so far, without secrets. `since` is Unix time."""
     return _lines(container, follow=False, since=since)
 
 
 def follow_log(container: Container, since: float | None = None) -> Iterator[str]:
-    """What the container writes, secrets removed, until it has ended for good: Docker ends a stream at every restart.
+    """Yield the container's log without secrets until it has exited for good; Docker ends a stream at every restart.
 
-    Raises HostError where the stream ends and the run goes on, as when the daemon restarts and leaves containers alone.
+    Raises HostError if the stream ends and the run continues, as when the daemon restarts and leaves containers
+    running.
     """
     while True:
         run = container.attrs["State"]["StartedAt"]
         yield from _lines(container, follow=True, since=since)
         if not _runs_again(container, run):
             return
-        # What a run writes first is older than its recorded start, and younger than the end of the run before it.
+        # A run may write its first lines before its recorded start, but always after the end of the previous run.
         since = datetime.fromisoformat(container.attrs["State"]["FinishedAt"]).timestamp()
 
 
 class ContainerTail:
-    """The new lines of a container's log, at each call; Docker is asked for what is younger than the last one seen.
+    """The new lines of a container's log at each call. Each request asks Docker for lines after the last one seen.
 
-    So the log is sent once, however often it is looked at, and one that Docker rotates meanwhile goes on.
+    So the log is transferred once, however often it is polled, and rotation by Docker loses no lines.
     """
 
     def __init__(self, container: Callable[[], Container | None]) -> None:
-        """`container` looks it up; None where it is gone, which has no new lines."""
+        """Follow a container. `container` returns it, or None after its removal, which means no new lines."""
         self._container = container
-        self._seen = ""  # stamp of the last line, as the daemon writes it: such text sorts by time
+        self._seen = ""  # timestamp of the last line in the daemon's format, which sorts by time
 
     def __call__(self) -> Iterator[str]:
-        """The lines written since the last call."""
+        """Yield the lines written since the last call."""
         if (container := self._container()) is None:
             return
         before = self._seen
@@ -68,7 +69,7 @@ class ContainerTail:
 
 
 def save_log(container: Container, run_dir: Path) -> None:
-    """Keep the log, redacted, in the run directory. Raises OSError."""
+    """Save the redacted log in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
     with open_new(unfinished) as file:
         file.writelines(line.encode() for line in redacted(coalesce(container.logs(stream=True, follow=False))))
@@ -76,7 +77,7 @@ def save_log(container: Container, run_dir: Path) -> None:
 
 
 def _runs_again(container: Container, run: str) -> bool:
-    """Wait until Docker has noticed the end of `run`, and then until it has decided: another run (true), or none."""
+    """Wait until Docker reports the end of `run` and its decision. Return True if another run begins."""
 
     def look() -> tuple[str, str]:
         try:
@@ -94,5 +95,5 @@ def _runs_again(container: Container, run: str) -> bool:
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    pieces = container.logs(stream=True, follow=follow, since=since)  # a line each
+    pieces = container.logs(stream=True, follow=follow, since=since)  # one line each
     return Lines(redacted(pieces if follow else coalesce(pieces)))

@@ -1,4 +1,4 @@
-"""A container spec in the words of the docker SDK. Pure: what differs between hosts comes in."""
+"""A container spec as arguments of the Docker SDK. Pure: host-specific values are parameters."""
 
 import io
 import shlex
@@ -23,7 +23,7 @@ from orchestrator.runtimes.docker.container import (
     container_env,
 )
 
-GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
+GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None if there is no such group
 
 CACHE_LABEL: Final = "deploy.cache"  # holds the image that filled a volume
 ARCH_LABEL: Final = "deploy.arch"
@@ -33,7 +33,7 @@ _ENV_FILE: Final = "/run/secrets/deploy.env"
 def container_options(
     artifacts: Artifacts, spec: ContainerSpec, secrets: SecretDelivery
 ) -> dict[str, Any]:  # Any: the SDK's own keywords
-    """Keywords of `create_container`, apart from name, labels and `host_config`."""
+    """Return keyword arguments of `create_container`, apart from name, labels and `host_config`."""
     return {
         "image": spec.image,
         "command": _argv(artifacts, secrets),
@@ -44,10 +44,10 @@ def container_options(
 
 
 def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: GroupId) -> dict[str, Any]:
-    """Keywords of the SDK's `create_host_config`. `home` is the tool's home directory on the Docker host.
+    """Return keyword arguments of the SDK's `create_host_config`. `home` is the tool's home on the Docker host.
 
-    `init` is needed: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and a restart on
-    failure then never happens.
+    `init` is required: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and Docker would not
+    restart it on failure.
     """
     if spec.publish is None:
         reached: dict[str, Any] = {"network_mode": "host"}
@@ -65,7 +65,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
 
 
 def secret_files(secrets: SecretDelivery) -> dict[str, Secret]:
-    """The files a container is given, by path: sglang's config, and other variables as a shell reads them."""
+    """Return the secret files of a container by path: sglang's config, and other variables in shell syntax."""
     files = {} if secrets.config is None else {CONFIG_FILE: secrets.config}
     if secrets.env:
         lines = [f"export {name}={shlex.quote(secret.reveal())}\n" for name, secret in sorted(secrets.env.items())]
@@ -74,9 +74,9 @@ def secret_files(secrets: SecretDelivery) -> dict[str, Secret]:
 
 
 def archive(files: Mapping[str, Secret]) -> bytes:
-    """A tar of files that only their owner reads, to be unpacked at `/` of a container before it starts.
+    """Return a tar archive of files with mode 0600, to be unpacked at `/` of a container before it starts.
 
-    There they live and die with the container, on a far host too, and stand neither in `docker inspect` nor in an argv.
+    The files exist only in the container, also on a remote host, and are neither in `docker inspect` nor in an argv.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -108,9 +108,9 @@ def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
 
 
 def _needs(needs: ContainerRequirements, gid: GroupId) -> dict[str, Any]:
-    """What the hardware asks for; groups by id, since an image need not know the host's names.
+    """Return the options for the hardware; groups by id, since an image may not know the host's group names.
 
-    A group that the host does not have owns no device there, and is left out.
+    A group that the host does not have owns no device there and is omitted.
     """
     groups = (group if group.isdigit() else gid(group) for group in needs.groups)
     return {

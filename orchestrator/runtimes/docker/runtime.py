@@ -1,4 +1,4 @@
-"""Servers in Docker containers, here or on a far host. What runs is recorded on the containers, as labels."""
+"""Servers in Docker containers on this or a remote host. Labels on the containers are their record."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from orchestrator.hosts.survey import Runner
     from orchestrator.plan.rules import Rule
 
-_PAUSE: Final = 0.2  # seconds between two looks at containers that end
+_PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
 
 
 class DockerRuntime(Runtime):
-    """Servers in containers of the Docker host that `host` names, else DOCKER_HOST, else this machine.
+    """Servers in containers of the Docker host: `host`, else DOCKER_HOST, else this host.
 
-    The SDK, which takes 0.1 s to import, is imported by what asks the daemon.
+    The SDK takes 0.1 s to import. Only methods that call the daemon import it.
     """
 
     name = "docker"
@@ -115,7 +115,7 @@ class DockerRuntime(Runtime):
         return caches(self._home, self._host_name)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
+        """See `Runtime.start`. Removes a container that cannot be started before it raises."""
         from docker.errors import APIError
 
         from orchestrator.runtimes.docker.errors import DaemonError, start_error
@@ -137,7 +137,7 @@ class DockerRuntime(Runtime):
                 self._discard(starter)
                 said, holder = str(error.explanation or error), self._host.port_holder
                 raise start_error(DaemonError(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
-            except BaseException:  # Ctrl-C, above all: nobody would know of this container
+            except BaseException:  # mainly Ctrl-C: no record would mention this container
                 self._discard(starter)
                 raise
 
@@ -150,12 +150,12 @@ class DockerRuntime(Runtime):
         return with_roles(replace(unit, state=self.state(unit)) for unit in units)
 
     def state(self, unit: Unit) -> ServerState:
-        """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
+        """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""
         container = self._get(unit)
         return NOT_FOUND if container is None else server_state(container.attrs)
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.process_cmdlines`. `ps` runs on the daemon's machine, whatever the image has."""
+        """See `Runtime.process_cmdlines`. `ps` runs on the daemon's host, whatever the image contains."""
         from docker.errors import APIError
 
         container = self._get(unit)
@@ -164,12 +164,12 @@ class DockerRuntime(Runtime):
         try:
             with self._host.errors():
                 listed = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
-        except APIError:  # it does not run, or that machine has no such `ps`
+        except APIError:  # the container is not running, or the host has no such `ps`
             return ()
         return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
+        """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
         from orchestrator.runtimes.docker.logs import container_log, follow_log
 
         container = self._get(unit)
@@ -181,7 +181,7 @@ class DockerRuntime(Runtime):
             yield from follow_log(container, moment) if follow else container_log(container, moment)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
-        """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
+        """See `Runtime.tail`. A call raises HostError if the daemon does not answer."""
         from orchestrator.runtimes.docker.logs import ContainerTail
 
         tail = ContainerTail(lambda: self._get(unit))
@@ -195,10 +195,10 @@ class DockerRuntime(Runtime):
     def ask_to_end(self, unit: Unit) -> None:
         if (container := self._get(unit)) is not None:
             with self._host.errors(), _unless_gone():
-                container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
+                container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """Wait `grace` seconds for running requests to drain; keep the log."""
+        """Stop the container: wait `grace` seconds for running requests to drain, and save the log."""
         container = self._get(unit)
         if container is None:
             return
@@ -211,12 +211,12 @@ class DockerRuntime(Runtime):
         self._host.close()
 
     def _require_own(self, name: str, run_dir: Path) -> None:
-        """Raise NameTakenError where a container of another start has the name of one of several servers."""
+        """Raise NameTakenError if a container of another start has the name of a replica."""
         if not may_coexist(run_dir, self.find(name)):
             raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
     def _keep_log(self, container: Container, unit: Unit) -> None:
-        """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
+        """Save the log if this home has the run directory; never write to another home's directory."""
         from orchestrator.runtimes.docker.logs import save_log
 
         run_dir = Path(unit.run_dir)
@@ -226,7 +226,7 @@ class DockerRuntime(Runtime):
         try:
             save_log(container, run_dir)
         except OSError as error:
-            if error.errno is None:  # of the connection to the daemon
+            if error.errno is None:  # the connection to the daemon failed
                 raise
             warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
 
@@ -255,7 +255,7 @@ class DockerRuntime(Runtime):
     def _create(
         self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: SecretDelivery
     ) -> Container:
-        """A container with its secrets inside, ready to be started."""
+        """Return a new container with its secrets inside, ready to start."""
         from docker.errors import APIError
         from requests import codes
 
@@ -276,9 +276,9 @@ class DockerRuntime(Runtime):
         return container
 
     def _clear_leftover(self, name: str, run_dir: str) -> bool:
-        """Remove the container of a start that was killed half-way, and say whether there was one.
+        """Remove the container of a start that was killed midway. Return whether there was one.
 
-        One of several servers that has ended makes room as well, for its own next start behind the same gateway.
+        The container of an exited replica is removed too, so that the replica can start again at the same gateway.
         """
         from docker.errors import NotFound
 
@@ -292,7 +292,7 @@ class DockerRuntime(Runtime):
         return True
 
     def _discard(self, starter: str) -> None:
-        """Remove what this very start has created; where that fails, say so: the error to raise is the start's own."""
+        """Remove what this start has created. If that fails, only report it: the start's own error is raised."""
         from docker.errors import APIError
 
         label = f"{STARTER}={starter}"
@@ -311,7 +311,7 @@ def _remove(container: Container) -> None:
 
 @contextmanager
 def _unless_gone() -> Iterator[None]:
-    """Whatever is asked of a container that somebody else has removed (404), or is removing (409), is done."""
+    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
     from docker.errors import APIError
     from requests import codes
 
@@ -323,7 +323,7 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _abandoned(starter: str) -> bool:
-    """Whether a start was begun by a process of this machine that runs no more."""
+    """Return whether the process of this host that began a start has ended."""
     process = starter.rpartition("/")[0]
     boot = process_identity(os.getpid()).partition("/")[0]
     return process.partition("/")[0] == boot and find_process(process) is None

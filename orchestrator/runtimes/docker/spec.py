@@ -1,4 +1,4 @@
-"""What a plan becomes for docker: artifacts, and the image that they run in."""
+"""Artifacts of a docker plan, and the preparation of their image."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,15 +16,15 @@ from orchestrator.runtimes.image import engine_in, image_of
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-    """The command, the container, and the image's build context with the files that patches are given.
+    """Return the command, the container, and the image's build context with the input files of patches.
 
-    An image that is there already has no context.
+    A prebuilt image has no build context.
     """
     return render(plan, *image_of(plan, inputs))
 
 
 def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
-    """Build the plan's image where there is none, on the machine it is to run on; a ready one is there already.
+    """Build the plan's image on its host if it is missing there. A prebuilt image needs no build.
 
     Raises BuildError, PatchError.
     """

@@ -1,4 +1,4 @@
-"""What `docker inspect` says of a container, as the state of a server. Pure."""
+"""The output of `docker inspect` as the state of a server. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
 def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of the Docker API
-    """The state of a server from its container's inspection (Docker Engine API 1.41, `ContainerInspect`)."""
+    """Return the state of a server from its container's inspection (Docker Engine API 1.41, `ContainerInspect`)."""
     state = inspected["State"]
     alive = state["Status"] in _ALIVE
     started = state["StartedAt"] != _NEVER
@@ -48,6 +48,7 @@ def _ended(inspected: Mapping[str, Any]) -> str:
         return "ended by itself with exit code 0"
     if inspected["RestartCount"] >= inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]:
         return f"the restart limit is reached ({_again(inspected)}), last exit code {state['ExitCode']}"
-    # Docker restarts what fails unless it was told to stop: an end below the limit was asked for. A clean stop of
-    # sglang gives 137: after the drain it kills its own process tree (0.5.14, tokenizer_manager.py:2612-2656).
+    # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A clean
+    # stop of sglang exits with 137: after the drain it kills its own process tree (0.5.14,
+    # tokenizer_manager.py:2612-2656).
     return f"stopped by a command or with the Docker daemon, exit code {state['ExitCode']}"

@@ -1,7 +1,7 @@
-"""The first step of a pod: the engine in its image judges the server's arguments, without a GPU.
+"""The first step of a pod: the engine in the image validates the server's arguments, without a GPU.
 
-It runs in an init container, so that a refusal costs neither a load of the weights nor a loop of crashes, and is read
-from the container's termination message.
+An init container runs it, so rejected arguments cost neither a load of the weights nor a crash loop. The result is the
+container's termination message.
 """
 
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ _REFUSED: Final = 3  # the program's exit code
 
 
 def argument_files(artifacts: Artifacts) -> dict[str, str]:
-    """The program and its question, for the ConfigMap that is mounted at `FOLDER`."""
+    """Return the checker program and its input, for the ConfigMap mounted at `FOLDER`."""
     if not is_server(artifacts.command.argv):
         return {}
     return {_PROGRAM: argument_checker(), _QUESTION: argument_question(artifacts, None).to_json() + "\n"}
 
 
 def argument_command(artifacts: Artifacts) -> list[str]:
-    """What the init container runs; empty for another program than a server."""
+    """Return the command of the init container; empty if the program is not a server."""
     if not is_server(artifacts.command.argv):
         return []
     return ["python3", "-B", f"{FOLDER}/{_PROGRAM}", f"{FOLDER}/{_QUESTION}", _MESSAGE]
 
 
 def refusal_in(pod: Mapping[str, Any]) -> ArgumentRefusal | None:
-    """Why the engine refuses the arguments of a pod; None where it does not, or nobody knows yet."""
+    """Return the arguments that the engine of a pod rejects; None if it accepts them or has not finished."""
     for status in pod.get("status", {}).get("initContainerStatuses", ()):
         for state in (status.get("state", {}), status.get("lastState", {})):
             ended = state.get("terminated", {})

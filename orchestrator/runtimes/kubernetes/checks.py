@@ -1,4 +1,4 @@
-"""What preflight asks of a cluster, which nobody here can look into: kubectl, rights, nodes, claims, Secrets."""
+"""Preflight checks of a cluster, whose nodes this tool cannot survey: kubectl, permissions, nodes, claims, Secrets."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
 
 
 def cluster_findings(plan: Plan) -> Iterator[Finding]:
-    """Every check; where the cluster does not answer, that alone."""
+    """Yield the findings of all checks; if the cluster does not answer, only that finding."""
     settings = cluster_of(plan)
     cluster = Cluster(settings.context or "", settings.namespace)
     try:
@@ -37,11 +37,11 @@ def _rights(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
-    """Nodes that could take it if they were empty; one that grows when it has to may have none yet."""
+    """Yield a finding about the nodes that fit the server when empty. An autoscaled cluster may have none yet."""
     selector = ",".join(cluster_of(plan).node_selector)
     try:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
-    except HostError:  # whoever may only use a namespace
+    except HostError:  # without the permission to list nodes
         return
     resource, count = gpus_asked(replica_plans(plan)[0])
     free = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in nodes]

@@ -1,4 +1,4 @@
-"""How a claim gets a checkpoint: whoever runs the cluster fills it, and is told by which command."""
+"""Instructions for filling a persistent volume claim with a checkpoint, which this tool leaves to the user."""
 
 import json
 from typing import Final
@@ -10,7 +10,7 @@ from orchestrator.runtimes.kubernetes.pod import MODELS, cluster_of, model_path
 _POD: Final = "deploy-fill"
 _IMAGE: Final = "python:3.12-slim"
 _RUN: Final = 'pip install huggingface_hub && exec python -c "$0" "$@"'
-# A commit may be given by its first digits, which the hub itself does not take.
+# A profile may abbreviate a commit, but the hub requires the full hash.
 _DOWNLOAD: Final = (
     "import sys; from huggingface_hub import HfApi; hub = HfApi(); name, said, to = sys.argv[1:]; "
     "commits = [each.commit_id for each in hub.list_repo_commits(name)]; "
@@ -20,7 +20,7 @@ _DOWNLOAD: Final = (
 
 
 def how_to_fill(plan: Plan) -> str:
-    """The command that downloads the plan's checkpoint into its claim; in words where no hub has it."""
+    """Return the command that downloads the plan's checkpoint into its claim; prose if no hub has it."""
     cluster, source = cluster_of(plan), plan.model.checkpoint
     if source.source != "hub":
         return f"`deploy stage {plan.profile}` makes it; copy its directory to `{plan.model.name}` in the claim"

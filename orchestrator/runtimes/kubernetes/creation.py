@@ -1,4 +1,4 @@
-"""What a start makes in a cluster: its objects, of which the Deployment is made first."""
+"""Creation of the objects of a start in a cluster. The Deployment is created first."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from orchestrator.runtimes.labels import NAME, STARTER
 def objects_of_start(
     seat: ReplicaRef, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
 ) -> Iterator[Manifest]:
-    """What is applied: the manifests as they are rendered, and the Secret, which is in none of them."""
+    """Yield the objects to apply: the rendered manifests, and the Secret, which no manifest contains."""
     plan = artifacts.plan
     given = split_secrets(secrets, api_key_env=plan.server.api_key_env)
     if given.config is not None and cluster_of(plan).api_key_secret is None:
@@ -37,7 +37,7 @@ def objects_of_start(
 
 
 def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
-    """The Deployment as it was made. Raises NameTakenError, or StartError for a refusal."""
+    """Return the Deployment as created. Raises NameTakenError, or StartError if the cluster rejects it."""
     done = cluster.create(deployment)
     if done.ok:
         made: Mapping[str, Any] = json.loads(done.stdout)
@@ -53,14 +53,14 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
 
 
 def holder(about: Mapping[str, Any]) -> str:
-    """Who started the server that these metadata are of, as far as they tell."""
+    """Return who started the server with these metadata, as far as they tell."""
     host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
     since = about.get("creationTimestamp")
     return f": started from {printable(host)} at {since}" if host and since else ""
 
 
 def require_taken(applied: CompletedProgram) -> None:
-    """Raise StartError for a refusal."""
+    """Raise StartError if the cluster rejected the objects."""
     if not applied.ok:
         said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
         raise StartError("the cluster does not take the server", details=said)

@@ -1,4 +1,4 @@
-"""The end of servers in a cluster: their objects are deleted, and their pods awaited."""
+"""Deletion of servers in a cluster: delete their objects and wait for the end of their pods."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -11,33 +11,33 @@ from orchestrator.runtimes.kubernetes.namespaces import replica_of
 from orchestrator.runtimes.kubernetes.record import object_name, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
-# What a start makes beside the Deployment; a claim is none of it: nobody's weights are deleted.
+# Objects of a start in addition to the Deployment. Claims are not among them: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _PAUSE: Final = 0.5
-_ASKED: Final = 5.0  # seconds for an answer; of an API server that hangs kubectl takes up to three times that
-_UNSTARTED: Final = 5.0  # seconds after which a kubelet starts nothing of a deleted pod any more, and ends what does
-_LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
+_ASKED: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
+_UNSTARTED: Final = 5.0  # seconds after which a kubelet starts no container of a deleted pod
+_LATE: Final = 60.0  # seconds after the grace period for a pod to end
 
 
 def kinds_of(part: str) -> str:
-    """The kinds of all objects of a server, or of several."""
+    """Return the kinds of all objects of a server; `part` adds those of a replicated server."""
     return f"deployments,{_OF_SEVERAL if part else _KINDS}"
 
 
 class Removal:
-    """The end of the units of one name whose Deployments have these uids; `meant` has the part of each by its uid."""
+    """The deletion of units of one name. `meant` maps the uid of each unit's Deployment to its part."""
 
     def __init__(self, cluster: Cluster, name: str, meant: Mapping[str, str]) -> None:
         self._cluster, self._name, self._meant = cluster, name, meant
-        self._told: dict[str, float] = {}  # when the pods were given their grace, on the monotonic clock
+        self._told: dict[str, float] = {}  # monotonic time at which each pod's deletion was requested
         self._grace = 1
 
     def carry_out(self, grace: float) -> None:
-        """Delete every object, and await the pods' end, which have `grace` seconds and a minute. Raises HostError.
+        """Delete every object and wait for the pods, at most `grace` seconds and a minute. Raises HostError.
 
-        Deployments go last, and of several the one that has the name itself: the name is free from then on. What has
-        another's by now is left alone, and what several units share until the last of them goes.
+        Deployments go last, and among replicas the one with the server's own name: after it the name is free. Objects
+        that another start owns by now are kept, and objects that units share are kept until the last unit is deleted.
         """
         self._grace = max(int(grace), 1)
         deployments, pods = self._seen()
@@ -63,19 +63,19 @@ class Removal:
             )
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-        """The Deployments and the pods of that name."""
+        """Return the Deployments and the pods of that name."""
         words = ("deployments,pods", "--selector", selector(self._name))
         items = self._cluster.json("get", *words, within=_ASKED)["items"]
         deployments = [each for each in items if each["kind"] == "Deployment"]
         return deployments, [each for each in items if each["kind"] == "Pod"]
 
     def _parts(self, deployments: Collection[Mapping[str, Any]]) -> set[str]:
-        """Those that are still ours: of another start's no object is deleted. The label of "" selects all of a name."""
+        """Return the parts that this start still owns. "" selects all objects of the name, so it needs all of them."""
         others = {replica_of(each) for each in deployments if each["metadata"]["uid"] not in self._meant}
         return {part for part in self._meant.values() if part not in others and (part or not others)}
 
     def _running(self) -> list[Mapping[str, Any]]:
-        """Our pods that run, or may; a Deployment that ends still makes one now and then."""
+        """Return the own pods that may be running. A Deployment may still create a pod while it is being deleted."""
         deployments, pods = self._seen()
         parts = self._parts(deployments)
         ours = [pod for pod in pods if replica_of(pod) in parts or _named(pod) in self._told]
@@ -90,12 +90,12 @@ class Removal:
             raise self._cluster.refused(done)
 
     def _end(self, *objects: str) -> None:
-        """With what is to go in its grace: whoever else deletes a pod gives it the time that it asks for."""
+        """Delete objects with an explicit grace period: without it, a pod gets the grace period of its own spec."""
         if objects:
             self._delete(*objects, f"--grace-period={self._grace}")
         self._told.update(dict.fromkeys(objects, time.monotonic()))
 
 
 def _named(pod: Mapping[str, Any]) -> str:
-    """A pod as kubectl takes it among other objects."""
+    """Return the name of a pod with its kind, as kubectl needs it among other objects."""
     return f"pod/{pod['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""`kubernetes.yaml`: what `kubectl apply` takes."""
+"""`kubernetes.yaml`: the input of `kubectl apply`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,15 +20,16 @@ from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
 
 @dataclass(frozen=True, kw_only=True)
 class PodImage:
-    """What the pods of a plan start from."""
+    """The image of a plan's pods."""
 
     reference: str
-    built_here: bool  # and known to no registry
+    built_here: bool  # and in no registry
 
 
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
-    """The server's objects. Raises ProfileError for a plan that no cluster can start: an image in no registry, a
-    config.json that has to be patched.
+    """Return the objects of the server as a file. Raises ProfileError for a plan that no cluster can start.
+
+    Causes are an image that is in no registry, and a config.json that has to be patched.
     """
     plan, image = artifacts.plan, image_of_pods(artifacts)
     parts = [
@@ -40,7 +41,7 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 
 
 def image_of_pods(artifacts: Artifacts) -> PodImage:
-    """The image of artifacts that were rendered for a cluster. Raises ProfileError for one that no cluster has."""
+    """Return the image of artifacts that were rendered for a cluster. Raises ProfileError if no cluster can pull it."""
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
     if problems := tuple(_problems(plan, image)):

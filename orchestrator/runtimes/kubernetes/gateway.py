@@ -1,7 +1,7 @@
-"""The gateway before several servers of a cluster, which finds their pods itself.
+"""The gateway of a replicated server in a cluster, which discovers the replicas' pods.
 
-Each server is a Deployment of one pod, not one of several of a single Deployment: each is started and
-proved by itself.
+Each replica is a Deployment with one pod, not one of several pods of a Deployment: each is started and verified
+separately.
 """
 
 from dataclasses import replace
@@ -15,11 +15,11 @@ from orchestrator.runtimes.kubernetes.pod import cluster_of
 from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE
 from orchestrator.runtimes.labels import NAME
 
-ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy guards
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy protects
 
 
 def command_of_gateway(plan: Plan, name: str) -> Command:
-    """What its pod runs, before the servers of that name."""
+    """Return the command of the gateway's pod for the replicas of that name."""
     cluster = cluster_of(plan)
     port = replica_plans(plan)[0].server.port
     pods = PodDiscovery(namespace=cluster.namespace, labels={NAME: name, ROLE: REPLICA}, port=port)

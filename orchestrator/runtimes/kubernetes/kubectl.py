@@ -1,6 +1,6 @@
-"""The cluster as kubectl reaches it: every question and every change goes through it.
+"""Access to a cluster: kubectl carries out every query and every change.
 
-It is the user's own: contexts, plug-ins that log in and proxies are as in their shell.
+It is the user's own kubectl: contexts, login plug-ins and proxies are those of their shell.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import IO, Any, Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import PIPE, CompletedProgram, Program, ProgramMissingError, quote, run, start
 
-MANAGER: Final = "deploy"  # of the fields that we apply
-_ASKED: Final = 10.0  # seconds that the API server may take
-_BRIEFLY: Final = 4.0  # the same, where all clusters are asked what runs in them
-_ASIDE: Final = 4.0  # seconds more that kubectl may then
-_AT_ONCE: Final = 16  # clusters
-_BESIDE: Final = 50.0  # seconds more that kubectl may, with its plug-ins that log in
-# What kubectl says of a cluster that it cannot reach, or that does not know us (1.20 and 1.32). Of several kinds of
-# objects it was asked for, one of which it has got, it says it as Go does (net/url, `Error`): `Get "https://…": …`.
+MANAGER: Final = "deploy"  # owns the fields that this tool applies
+_ASKED: Final = 10.0  # timeout of a request, in seconds
+_BRIEFLY: Final = 4.0  # timeout of a request to all clusters, in seconds
+_ASIDE: Final = 4.0  # further seconds for kubectl in that case
+_AT_ONCE: Final = 16  # clusters at the same time
+_BESIDE: Final = 50.0  # further seconds for kubectl, including its login plug-ins
+# Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
+# requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
 _UNREACHED: Final = re.compile(
     r'(?m:^(?:error: )?(?:Get|Post|Patch|Put|Delete) "https?://)|'
     r"Unable to connect|was refused|no such host|i/o timeout|Client\.Timeout|timed out|TLS handshake|x509:|EOF"
@@ -34,55 +34,55 @@ _UNREACHED: Final = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Cluster:
-    """One namespace of a context; "" is the kubeconfig's current one."""
+    """A namespace in a context; "" is the kubeconfig's current context."""
 
     context: str
     namespace: str
 
     def argv(self, *words: str) -> list[str]:
-        """The kubectl command."""
+        """Return a kubectl command for this namespace."""
         context = ["--context", self.context] if self.context else []
         return ["kubectl", *context, "--namespace", self.namespace, *words]
 
     def shown(self, *words: str) -> str:
-        """The same as a person would write it."""
+        """Return the command as shell text in backquotes, for messages."""
         return f"`{quote(self.argv(*words))}`"
 
     def ask(self, *words: str, stdin: str | None = None, within: float = _ASKED) -> CompletedProgram:
-        """Run kubectl to its end; the API server has so many seconds for each answer.
+        """Run kubectl to its end, with a timeout of `within` seconds for each request.
 
-        Raises HostError for a cluster that does not answer; a refusal is a result.
+        Raises HostError if the cluster does not answer. A rejected request is a normal result.
         """
         return self._answer(_run(self.argv(_timeout(within), *words), stdin=stdin, limit=within + _BESIDE))
 
     def json(self, *words: str, within: float = _ASKED) -> Mapping[str, Any]:
-        """What it answers, as JSON. Raises HostError where it refuses."""
+        """Return kubectl's JSON output. Raises HostError if the cluster rejects the request."""
         return self._read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
 
     def create(self, made: Mapping[str, Any]) -> CompletedProgram:
-        """Make an object that is not there yet, as ours; its text is the object as it was made."""
+        """Create an object as `MANAGER`; fail if it exists. The output is the created object as JSON."""
         words = ("create", f"--field-manager={MANAGER}", "--output", "json", "--filename", "-")
         return self.ask(*words, stdin=json.dumps(made))
 
     def change(self, made: Mapping[str, Any], patch: Mapping[str, Any]) -> CompletedProgram:
-        """Change fields of an object that is there, as ours."""
+        """Change fields of an existing object as `MANAGER`."""
         which = f"{made['kind']}/{made['metadata']['name']}".lower()
         return self.ask("patch", which, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> CompletedProgram:
-        """Apply objects on the server's side, as ours. They go through a pipe: no argv and no file holds a Secret."""
+        """Apply objects on the server side as `MANAGER`. A pipe carries them: no argv and no file holds a Secret."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         return self.ask("apply", "--server-side", f"--field-manager={MANAGER}", "--filename", "-", stdin=text)
 
     def start(self, *words: str, output: int | IO[bytes] = PIPE, errors: int | IO[bytes]) -> Program:
-        """Start kubectl; it ends with this process at the latest. Raises HostError where there is none."""
+        """Start kubectl, which ends with this process at the latest. Raises HostError if it is not installed."""
         try:
             return start(self.argv(*words), output=output, errors=errors, tied=True)
         except ProgramMissingError as error:
             raise _no_kubectl() from error
 
     def refused(self, done: CompletedProgram) -> HostError:
-        """What is said of an answer that is a refusal."""
+        """Return the error for a rejected request."""
         said = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
         return HostError(
             f"the cluster refuses: {said.splitlines()[0] if said else f'exit code {done.code}'}", details=said
@@ -110,21 +110,21 @@ class Cluster:
 
 
 def ask_each(clusters: Sequence[Cluster], *words: str) -> Iterator[Mapping[str, Any] | HostError]:
-    """What each of several clusters answers as JSON, or why it does not; they are asked at once, and briefly."""
+    """Yield the JSON answer or the error of each cluster. All requests run at the same time with a short timeout."""
     for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
         with ExitStack() as last:
             asked = [last.enter_context(_asked(cluster, *words)) for cluster in batch]
             end = time.monotonic() + _BRIEFLY + _ASIDE
             for cluster, answer in zip(batch, asked, strict=True):
                 try:
-                    yield cluster._read(cluster._answer(answer(end)))  # noqa: SLF001 - this module's own
+                    yield cluster._read(cluster._answer(answer(end)))  # noqa: SLF001 - same module
                 except HostError as error:
                     yield error
 
 
 @contextmanager
 def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], CompletedProgram]]:
-    """A question that goes on meanwhile; what is given waits for the answer, until then on the monotonic clock."""
+    """Run a request in the background. The yielded function waits for the answer until a monotonic time."""
     argv = (_timeout(_BRIEFLY), *words, "--output", "json")
     with (
         tempfile.TemporaryFile() as out,

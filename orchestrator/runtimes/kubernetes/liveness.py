@@ -1,7 +1,7 @@
-"""By what a cluster starts a server again that hangs: each rank is asked, by a program in the server's own container.
+"""The liveness probe by which a cluster restarts a hung server. A program in the container checks each rank.
 
-`/health` would answer as soon as anything comes back from any rank, and no behind a chunk of prefill that takes longer
-than 20 s. The program is `engine.life`, whose rule is that of `deploy watch`; a ConfigMap brings it.
+`/health` would not do: it succeeds as soon as any rank emits anything, and fails during a chunk of prefill that takes
+longer than 20 s. The program is `engine.liveness`, with the same rule as `deploy watch`. A ConfigMap carries it.
 """
 
 import inspect
@@ -14,20 +14,23 @@ from orchestrator.plan.plan import Plan
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "life.py"
-_BETWEEN: Final = 30  # seconds between two looks at the most: each asks every rank for a token
+_BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
 
 
 def hang_seconds(plan: Plan) -> int:
-    """For how many seconds, in whole looks, a server gives no answer and does no work before it is started again.
+    """Return the seconds without an answer and without progress after which a server is restarted, as whole intervals.
 
-    Those of `deploy watch`; the last look may begin as many seconds later as there are between two.
+    The value is that of `deploy watch`; the last probe may begin one interval later.
     """
     between = _between(plan)
     return math.ceil(plan.restart_policy.unhealthy_after / between) * between
 
 
 def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
-    """A look at each rank, which ends by itself before it is ended; it has the key from where the server has it."""
+    """Return a probe that checks each rank.
+
+    It ends before its timeout, and reads the API key from the server's file.
+    """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
     asked = (str(plan.server.port), str(plan.layout.dp), str(seconds), *config_words[1:])
@@ -35,12 +38,12 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
         "exec": {"command": ["python3", "-I", "-S", f"{FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
         "periodSeconds": between,
-        "failureThreshold": hang_seconds(plan) // between + 1,  # the first only begins to see that no work is done
+        "failureThreshold": hang_seconds(plan) // between + 1,  # the first failure only sets the baseline for progress
     }
 
 
 def liveness_program() -> dict[str, str]:
-    """The program, for the ConfigMap that is mounted at `FOLDER`."""
+    """Return the program for the ConfigMap mounted at `FOLDER`."""
     return {_PROGRAM: inspect.getsource(liveness)}
 
 

@@ -1,4 +1,4 @@
-"""The log of a server in a pod: each line once, through restarts and through streams that end before their run does."""
+"""The log of a server in a pod: each line once, through restarts and streams that break off before their run ends."""
 
 import os
 import re
@@ -17,34 +17,34 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
-_PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again
+_PAUSE: Final = 0.5  # seconds between two polls, and before a stream that ended is resumed
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
 _WITHIN: Final = re.compile(_STAMP)
-_ENTRY: Final = 16 * 1024  # bytes of a line after which a runtime begins another entry: kubelet 1.20 stamps each
+_ENTRY: Final = 16 * 1024  # bytes of a line before a runtime begins another entry; kubelet 1.20 stamps each entry
 
-Look: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server is there, and its pod
+Look: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server exists, and its pod
 
 
 class NewLines:
-    """Out of what kubectl's streams give, the lines that no stream before has given, without their stamps.
+    """A filter over kubectl's log streams that passes each line once, without its timestamp.
 
-    By the stamps, and not by which run a stream is of: the API server knows of a restart seconds after a stream does.
-    A line that breaks off with its stream is left to the next one.
+    It compares timestamps, not runs: the API server reports a restart seconds after a stream does. A line that breaks
+    off at the end of a stream is left to the next stream.
     """
 
     def __init__(self, since: datetime | None = None) -> None:
-        """Those that were written from a moment on."""
+        """Pass the lines written at or after `since`."""
         self._since = since
-        self._pod = ""  # another one may be on a node with another clock
-        self._last: tuple[bytes, ...] = ()  # the stamp of the newest line that was given
-        self._given: tuple[bytes, ...] = ()  # up to which the stream of now has nothing new
+        self._pod = ""  # a new pod may run on a node with another clock
+        self._last: tuple[bytes, ...] = ()  # timestamp of the newest line passed
+        self._given: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
         self._rest = b""
-        self._torn = False  # the rest is that of a line that was cut
+        self._torn = False  # the rest belongs to a line that was cut
 
     def words(self, pod: str) -> tuple[str, ...]:
-        """kubectl's, for a stream of a pod that is taken up where those before have ended."""
+        """Return kubectl's arguments for a stream of a pod that continues after the previous streams."""
         if pod != self._pod:
             self._pod, self._last = pod, ()
         self.begin()
@@ -53,17 +53,17 @@ class NewLines:
         return "--timestamps", *moment, pod
 
     def begin(self) -> None:
-        """The next piece is the first of its stream, whichever was read since its words were asked for."""
+        """Begin a stream: the next chunk is its first, even if another was read since `words`."""
         self._given, self._rest, self._torn = self._last, b"", False
 
     def of(self, piece: bytes) -> bytes:
-        """The new lines that a piece of the stream completes."""
+        """Return the new lines that a chunk of the stream completes."""
         data = self._rest + piece
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
         cut = len(self._rest) > LONGEST_LINE
         if cut:
-            begun = _WITHIN.match(self._rest)  # of what comes, which is of this line, whatever it begins with
+            begun = _WITHIN.match(self._rest)  # the timestamp of this line, for the part still to come
             data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"
         lines = _LINE.findall(data, 0, end)
         if lines and self._torn:
@@ -75,28 +75,28 @@ class NewLines:
             return b""
         self._given, self._last = (), lines[-1][:3]
         texts = b"".join(text if len(text) <= _ENTRY else _WITHIN.sub(b"", text) for *_, text in lines)
-        return texts.removesuffix(b"\n") if cut else texts  # the line goes on: a line end could divide a secret
+        return texts.removesuffix(b"\n") if cut else texts  # the line continues: a line end could split a secret
 
 
 class ServerLog:
-    """What a server writes, and has written in the run before."""
+    """The log of a server in its pods, including the previous run."""
 
     def __init__(self, cluster: Cluster, look: Look, since: datetime | None = None) -> None:
-        """`look` tells what the API server knows of it, a second old at the most."""
+        """Read the log of a server. `look` returns its state at the API server, at most a second old."""
         self._cluster, self._look = cluster, look
         self._lines = NewLines(since)
-        self._read: tuple[object, ...] = ()  # which run was read
+        self._read: tuple[object, ...] = ()  # identity of the run read last
         self._following: Program | None = None  # by `tail`
-        self._ended = -inf  # when what was followed ended
+        self._ended = -inf  # monotonic time at which the followed stream ended
 
     def so_far(self) -> Iterator[bytes]:
-        """Whole lines of what is there."""
+        """Yield the complete lines written so far."""
         _, view = self._look()
         if view is not None and has_started(view.pod):
             yield from self._runs(view)
 
     def follow(self) -> Iterator[bytes]:
-        """The same, and what comes, until the server is gone. Waits for its next run, or its next pod."""
+        """Yield all lines, old and new, until the server is deleted; wait for its next run or pod."""
         while True:
             there, view = self._look()
             if view is not None and self._has_more(view):
@@ -106,7 +106,7 @@ class ServerLog:
             time.sleep(_PAUSE)
 
     def tail(self) -> Iterator[str]:
-        """The lines that are new since the last call; it waits for none, but for those of a run before."""
+        """Yield the lines since the last call without waiting for more, except while it reads a previous run."""
         if self._following is None:
             _, view = self._look()
             if view is None or time.monotonic() - self._ended < _PAUSE or not self._has_more(view):
@@ -120,23 +120,23 @@ class ServerLog:
         yield from Lines(complete_lines([self._lines.of(data)]))
 
     def close(self) -> None:
-        """End what `tail` holds open."""
+        """End the stream that `tail` follows."""
         if self._following is not None:
             self._following.end(signal.SIGKILL)
             self._following, self._ended = None, time.monotonic()
 
     def _has_more(self, view: PodView) -> bool:
-        """Whether a pod has written, or writes, what was not read: its stream may have ended before its run."""
+        """Return whether a pod has unread output or may write more: its stream may have ended before its run."""
         run = (view.name, view.restarts, view.runs_since)
         more = has_started(view.pod) and (view.runs_since is not None or run != self._read)
         self._read = run
         return more
 
     def _runs(self, view: PodView, *options: str) -> Iterator[bytes]:
-        """The run before, where there is one, and the one that runs.
+        """Yield the lines of the previous run, if any, and of the current run.
 
-        A restart comes between any two questions. Once the stream gives something its run is certain, and so is the one
-        before it, which is then asked for (again) and comes first.
+        A restart can happen between any two requests. The first chunk of the stream fixes its run, and with it the
+        previous run, which is then requested (again) and yielded first.
         """
         if view.restarts:
             yield from self._pieces(view, "--previous")
@@ -160,12 +160,12 @@ class ServerLog:
 
 
 def _next(program: Program) -> bytes:
-    """What it writes next, empty at its end."""
+    """Return the next output of the program, empty at its end."""
     return os.read(program.output.fileno(), _PIECE)
 
 
 def _at_hand(program: Program) -> tuple[bytes, bool]:
-    """What is there to be read, without waiting for more, and whether that was all."""
+    """Return the output available without waiting, and whether the stream has ended."""
     descriptor = program.output.fileno()
     pieces: list[bytes] = []
     while select.select([descriptor], [], [], 0)[0]:
@@ -176,5 +176,5 @@ def _at_hand(program: Program) -> tuple[bytes, bool]:
 
 
 def _moment(stamp: tuple[bytes, ...]) -> tuple[datetime, bytes]:
-    """When it was: a second, and its nanoseconds."""
+    """Return a timestamp as a second and its nanoseconds."""
     return datetime.fromisoformat((stamp[0] + stamp[2]).decode()), stamp[1]

@@ -1,4 +1,4 @@
-"""The objects of a unit, as the API server takes them: the template beside this file, filled from a plan.
+"""The Kubernetes objects of a unit: the template of this folder, filled from a plan.
 
 Equal plans give equal objects.
 """
@@ -35,14 +35,14 @@ from orchestrator.runtimes.labels import GATEWAY
 if TYPE_CHECKING:
     from jinja2 import Template
 
-Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API's own shape
+Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
 
 _SECRETS: Final = "/run/secrets/deploy"
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> list[Manifest]:
-    """What one start applies: a server, one of several as its `part` tells, or the gateway before them."""
+    """Return the objects that one start applies: those of a server, of the replica `part`, or of the gateway."""
     part = part if artifacts.plan.gateway is None else GATEWAY
     context = _of_unit(artifacts.plan, image, name, part)
     context |= _of_gateway(artifacts.plan, name) if part == GATEWAY else _of_server(artifacts)
@@ -50,7 +50,7 @@ def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> l
 
 
 def metadata(plan: Plan, name: str, called: str) -> Manifest:
-    """Of one object of a server."""
+    """Return the metadata of one object of a server."""
     namespace = cluster_of(plan).namespace
     about = annotations(plan, name, namespace)
     return {"name": called, "namespace": namespace, "labels": labels(name), "annotations": about}
@@ -69,17 +69,17 @@ def _template() -> "Template":
 
 
 def _quoted(value: object) -> str:
-    """A value as YAML on one line: JSON, with the characters escaped that YAML folds, or refuses."""
+    """Return a value as YAML on one line: JSON with escapes for the characters that YAML folds or rejects."""
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
 def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
-    """What any unit says."""
+    """Return the template values that all units have."""
     cluster = cluster_of(plan)
-    behind = part not in {"", GATEWAY}  # their gateway alone reaches them
-    beyond = cluster.service_type != "ClusterIP"  # clients beyond the cluster have no labels
+    behind = part not in {"", GATEWAY}  # only the gateway may reach a replica
+    beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
     clients = selected(name, GATEWAY) if behind else None if beyond else pairs(cluster.allowed_clients)
-    is_open = not part and beyond  # whoever reads metrics needs no second rule
+    is_open = not part and beyond  # every client may connect, so scrapers need no rule of their own
     return {
         "gateway": part == GATEWAY,
         "name": object_name(name, part),
@@ -105,7 +105,7 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
 
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
-    """On the nodes of its servers, which hold the image; it takes no GPU."""
+    """Return the template values of a gateway. It runs on its replicas' nodes, which hold the image, without a GPU."""
     return {
         **_command(plan, command_of_gateway(plan, name)),
         "pod_security": {},
@@ -148,7 +148,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
 
 
 def _command(plan: Plan, command: Command) -> dict[str, object]:
-    env = {"PYTHONUNBUFFERED": "1", **dict(command.env)}  # else the log comes in blocks
+    env = {"PYTHONUNBUFFERED": "1", **dict(command.env)}  # else the log arrives in blocks
     return {
         "args": [_literal(word) for word in (*command.argv, *_config_words(plan))],
         "env": [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)],
@@ -156,12 +156,12 @@ def _command(plan: Plan, command: Command) -> dict[str, object]:
 
 
 def _literal(text: str) -> str:
-    """A word of a command or a variable of which the kubelet expands nothing: `$$` is its `$`."""
+    """Return a command argument or variable that the kubelet does not expand: `$$` stands for `$`."""
     return text.replace("$", "$$")
 
 
 def _config_words(plan: Plan) -> tuple[str, ...]:
-    """The words of a command that name the file with the API key."""
+    """Return the command arguments that name the file with the API key."""
     return ("--config", f"{_SECRETS}/{CONFIG}") if plan.server.api_key_env else ()
 
 
@@ -170,7 +170,10 @@ def _key_mount(plan: Plan) -> Mapping[str, str]:
 
 
 def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
-    """GPUs are a limit, which is then asked for as well; memory is held to what was asked for."""
+    """Return the resources of the container.
+
+    The GPU limit is also the request, and the memory request also the limit.
+    """
     asked = {"cpu": cluster.cpu, "memory": cluster.memory}
     requests = {key: str(amount) for key, amount in asked.items() if amount is not None}
     limits = {key: amount for key, amount in requests.items() if key != "cpu"}
@@ -181,7 +184,10 @@ def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
 
 
 def _pod_security(needs: ContainerRequirements, cluster: KubernetesSection) -> Manifest:
-    """Groups by their ids: a name means nothing to a node. The device plugin gives the devices themselves."""
+    """Return the security context.
+
+    Groups are ids, since a node does not know names; the device plugin adds the devices.
+    """
     found: Manifest = {}
     if "seccomp=unconfined" in needs.security_opt:
         found["seccompProfile"] = {"type": "Unconfined"}

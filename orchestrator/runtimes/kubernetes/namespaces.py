@@ -1,4 +1,4 @@
-"""Where servers of this home are, and what their objects say of them."""
+"""Clusters and namespaces of this home's servers, and the labels that identify replicas there."""
 
 import json
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from orchestrator.runtimes.labels import PART
 
 @dataclass(frozen=True)
 class ReplicaRef:
-    """Where a server is: its cluster, and which of several it is there, "" for one by itself."""
+    """A server or a replica in a cluster; `part` is "" for a server without replicas."""
 
     cluster: Cluster
     part: str
 
 
 def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
-    """The namespaces in which servers were started from a home, by the newest plan of each name.
+    """Return the namespaces in which this home started servers, from the newest plan of each name.
 
-    Of a name that this home knows it is its own alone: another cluster may be gone. For a list of all, those of servers
-    that were stopped from here are not asked.
+    For a name that this home knows, only its own namespace is returned, since another cluster may no longer exist.
+    Without a name, namespaces of servers that were stopped from here are omitted.
     """
     found = set()
     if name is not None and not SERVER_NAME.match(name):
@@ -40,11 +40,11 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
         try:
             said = json.loads(read_private(newest_run / "plan.json"))["kubernetes"]
             found.add(Cluster(said["context"] or "", said["namespace"]))
-        except (OSError, ValueError, KeyError, TypeError):  # no plan, or one for another runtime
+        except (OSError, ValueError, KeyError, TypeError):  # no plan, or a plan of another runtime
             continue
     return tuple(sorted(found))
 
 
 def replica_of(each: Mapping[str, Any]) -> str:
-    """Which of several servers an object belongs to, "" for a server by itself."""
+    """Return the replica that an object belongs to, "" for a server without replicas."""
     return str(each["metadata"]["labels"].get(PART, ""))

@@ -1,4 +1,4 @@
-"""What was last seen of servers: a second old at the most, but for a while in which their cluster does not answer."""
+"""The last observation of each server: at most a second old, unless the cluster does not answer for a while."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,32 +15,34 @@ from orchestrator.runtimes.kubernetes.record import selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 
-_FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
-_ASKED: Final = 4.0  # seconds for an answer: who looks again and again can do without one
+_FRESH: Final = 0.8  # seconds for which an observation, or a failed request to a cluster, is current
+_ASKED: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
 MAX_STALENESS: Final = (
-    300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
+    300.0  # seconds without an answer: pods continue to run, and replacing a control plane takes minutes
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedServer:
-    """A server's Deployment and pod, each None where there is none."""
+    """A server's Deployment and pod; each is None if it does not exist."""
 
-    at: float = -inf  # on the monotonic clock
+    at: float = -inf  # monotonic time
     deployment: Mapping[str, Any] | None = None
     view: PodView | None = None
 
 
 class ObservationCache:
-    """By the identity of each server."""
+    """The last observation of each server, by the identity of the server."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
         self._seen: dict[str, ObservedServer] = {}
-        self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when, and how
+        self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when and how
 
     def of(self, unit: Unit, seat: ReplicaRef) -> ObservedServer:
-        """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
+        """Return the current observation, or the last one while the cluster does not answer.
+
+        Raises HostError once the last one is older than `MAX_STALENESS`.
+        """
         seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), seat.cluster
         failed, why = self._failed.get(cluster, (-inf, None))
         if why is not None and time.monotonic() - failed < _FRESH:
@@ -70,7 +72,10 @@ class ObservationCache:
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> ObservedServer:
-        """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
+        """Store and return the observation of a server from listed objects. Raises HostError.
+
+        If `warnings` is None, the warnings about its pod are requested.
+        """
         own, cluster = (unit.name, seat.part), seat.cluster
         ours = [each for each in items if (each["metadata"]["labels"][NAME], replica_of(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == unit.runtime_id), None)
@@ -81,16 +86,16 @@ class ObservationCache:
         return seen
 
     def answers(self, cluster: Cluster) -> bool:
-        """Whether it did when it was asked last."""
+        """Return whether the cluster answered the last request."""
         return cluster not in self._failed
 
     def forget(self, unit: Unit) -> None:
-        """Look anew the next time."""
+        """Discard the observation of a server, so that the next call requests a new one."""
         self._seen.pop(unit.runtime_id, None)
 
 
 def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:
-    """The warnings about a pod, or about all there are. Raises HostError."""
+    """Return the warnings about a pod, or about all objects of the namespace. Raises HostError."""
     about = ",".join(("type=Warning", *([f"involvedObject.name={pod}"] if pod else [])))
     found: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", about)["items"]
     return found

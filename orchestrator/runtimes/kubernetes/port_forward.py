@@ -1,4 +1,4 @@
-"""The way to a pod from this machine: `kubectl port-forward`, which ends with this process at the latest."""
+"""A tunnel from this host to a pod: `kubectl port-forward`, which ends with this process at the latest."""
 
 import os
 import signal
@@ -10,17 +10,17 @@ from typing import IO, Final
 from orchestrator.core.subprocesses import Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
-_HERE: Final = "127.0.0.1"  # alone: without it kubectl goes on with ::1 where somebody else has the port there
-_OPENS: Final = 10.0  # seconds that it may take to be open
+_HERE: Final = "127.0.0.1"  # only this address: else kubectl continues with ::1 alone if another process has the port
+_OPENS: Final = 10.0  # seconds for the tunnel to open
 _LOOK: Final = 0.02
 _PIECE: Final = 1 << 16
 
 
 class Forward:
-    """A local port that leads to a server's pod, whichever that is by now. It opens when there is one that runs."""
+    """A local port that leads to the server's current pod. It opens once a pod is running."""
 
     def __init__(self, cluster: Cluster, port: int) -> None:
-        """`port` is the server's, in its pod."""
+        """Prepare a tunnel to `port`, the server's port in its pod."""
         self._cluster, self._inside = cluster, port
         self._local = _free_port()
         self._program: Program | None = None
@@ -29,16 +29,16 @@ class Forward:
 
     @property
     def url(self) -> str:
-        """Where it leads from."""
+        """Return the local URL of the tunnel."""
         return f"http://{_HERE}:{self._local}"
 
     def lead_to(self, pod: str, run: str) -> None:
-        """Lead to a run of a pod; nothing to do where it does so already."""
+        """Open the tunnel to a run of a pod, unless it is already open to that run."""
         if self._program is not None and self._program.code is None and self._run == run:
             return
         self.close()
         self._run = run
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it writes a line for each connection: no pipe
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
         words = ("port-forward", "--address", _HERE, f"pod/{pod}", f"{self._local}:{self._inside}")
         self._program = self._cluster.start(*words, output=self._said, errors=self._said)
         end = time.monotonic() + _OPENS
@@ -48,7 +48,7 @@ class Forward:
             time.sleep(_LOOK)
 
     def close(self) -> None:
-        """End it."""
+        """Close the tunnel."""
         if self._program is not None:
             self._program.end(signal.SIGTERM, grace=1)
         if self._said is not None:
@@ -57,7 +57,7 @@ class Forward:
 
 
 def _free_port() -> int:
-    """Any port: the one that the pod has is what a server on this machine would take before kubectl does."""
+    """Return a free port. The pod's port number would often collide with a server on this host."""
     with socket.socket() as probe:
         probe.bind((_HERE, 0))
         return int(probe.getsockname()[1])

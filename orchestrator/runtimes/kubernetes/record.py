@@ -1,4 +1,4 @@
-"""What objects of a server are called, and what they bear: their labels and annotations are the record of it."""
+"""Names, labels and annotations of a server's objects. Labels and annotations are the record of the server."""
 
 import hashlib
 import re
@@ -10,18 +10,18 @@ from orchestrator.runtimes.labels import GATEWAY, NAME, PART, record_of
 from orchestrator.runtimes.replicas import replica_number
 
 ROLE: Final = "deploy.role"
-REPLICA: Final = "replica"  # the role of all but the gateway
+REPLICA: Final = "replica"  # the role of all units but the gateway
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
-# A DNS label has at most 63 characters, and one of several servers adds its part.
+# A DNS label has at most 63 characters, and a replica adds its part.
 _LONGEST: Final = 48
 
 
 def object_name(name: str, part: str = "") -> str:
-    """What the objects of the server `name` are called: a DNS label, as a Service wants it (RFC 1035).
+    """Return the name of the objects of the server `name`: a DNS label, as a Service requires (RFC 1035).
 
-    A name that is none, or too long, keeps its beginning, and a digest keeps it apart from others. One of several
-    servers is told by its part, behind two dashes, which no name has; their gateway is called as a single one is.
+    A name that is too long or no DNS label is cut and gets a digest to keep it unique. A replica adds its part after
+    two dashes, which no server name contains. The gateway has the name of a server without replicas.
     """
     if part and part != GATEWAY:
         return f"{object_name(name)}--{part}"
@@ -32,10 +32,10 @@ def object_name(name: str, part: str = "") -> str:
 
 
 def deployment_name(name: str, part: str = "") -> str:
-    """What its Deployment is called, or that of one of several servers.
+    """Return the name of the Deployment of a server or of a replica.
 
-    The one that a start makes first has the name itself, be it of a single server or of the first of several: the API
-    server takes it from one start alone.
+    The first Deployment of a start has the server's own name, with replicas too: the API server accepts that name from
+    one start only.
     """
     if part == GATEWAY:
         return f"{object_name(name)}--{GATEWAY}"
@@ -43,26 +43,26 @@ def deployment_name(name: str, part: str = "") -> str:
 
 
 def labels(name: str, part: str = "") -> dict[str, str]:
-    """What every object of a server bears, and of one of several."""
+    """Return the labels of every object of a server or of a replica."""
     role = GATEWAY if part == GATEWAY else REPLICA
     return {NAME: name, _MANAGER: "deploy"} | ({PART: part, ROLE: role} if part else {})
 
 
 def selected(name: str, part: str = "") -> dict[str, str]:
-    """The labels that select the pod of a server."""
+    """Return the labels that select the pod of a server."""
     return {NAME: name} | ({PART: part} if part else {})
 
 
 def selector(name: str, part: str = "") -> str:
-    """The same as kubectl takes them, with the label that all of our objects bear."""
+    """Return these labels as a kubectl selector, with the label that all objects of this tool have."""
     return ",".join((*(f"{label}={value}" for label, value in selected(name, part).items()), OURS))
 
 
 def annotations(plan: Plan, name: str, namespace: str, part: str = "") -> dict[str, str]:
-    """The record: labels have at most 63 characters, and a digest has more."""
+    """Return the annotations of the record. Labels are limited to 63 characters, and a digest is longer."""
     return record_of(plan, f"http://{object_name(name, part)}.{namespace}.svc:{plan.server.port}")
 
 
 def pairs(written: tuple[str, ...]) -> Mapping[str, str]:
-    """Labels that are written as `key=value`."""
+    """Return labels that are written as `key=value` as a mapping."""
     return dict(label.split("=", 1) for label in written)

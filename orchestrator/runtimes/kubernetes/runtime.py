@@ -1,4 +1,4 @@
-"""Servers in Kubernetes clusters. What runs is recorded on the objects, as labels and annotations."""
+"""Servers in Kubernetes clusters. Labels and annotations on the objects are their record."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 
-_APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
+_APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _PAUSE: Final = 0.2
-# The command line of each process that is no zombie: behind the name in /proc/PID/stat stands its state (proc(5)).
+# The command line of each process that is not a zombie; in /proc/PID/stat the state follows the name (proc(5)).
 _TITLES: Final = """\
 for process in /proc/[0-9]*; do
   read -r stat < "$process/stat" || continue
@@ -136,10 +136,10 @@ class KubernetesRuntime(Runtime):
         self._patience: dict[str, float] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """See `Runtime.start`. What was made is deleted before an error leaves.
+        """See `Runtime.start`. Deletes all objects of the start before it raises.
 
-        The Deployment is made first, and made rather than applied: of two starts of a name the API server lets one win,
-        by the Deployment that has the name itself. Its pod comes last, when everything that it mounts is there.
+        The Deployment is created first, and created rather than applied: of two starts of a name, the API server
+        accepts one, by the Deployment with the server's own name. Its pod comes last, when all its mounts exist.
         """
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
@@ -149,20 +149,23 @@ class KubernetesRuntime(Runtime):
         for each in (*others, deployment):
             each["metadata"]["annotations"] |= start
         try:
-            with defer_signals():  # a request that was sent cannot be taken back
+            with defer_signals():  # a request in flight cannot be undone
                 made = create_deployment(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
             require_taken(cluster.apply(others))
             require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
-        except BaseException:  # Ctrl-C, above all: nobody would know of these objects
+        except BaseException:  # mainly Ctrl-C: no record would mention these objects
             self._discard(seat, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
         self._patience[unit.runtime_id] = settings.pending_timeout
         self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
-        return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # whatever the cluster says of it
+        return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
+        """See `Runtime.find`.
+
+        Opens a tunnel only to servers that are requested by name; others have their Service's URL.
+        """
         places = known_namespaces(self._home, name)
         selected = selector(name) if name else f"{NAME},{OURS}"
         answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
@@ -177,13 +180,13 @@ class KubernetesRuntime(Runtime):
         return tuple(units)
 
     def state(self, unit: Unit) -> ServerState:
-        """See `Runtime.state`. One that has waited too long for what it will not get is stuck."""
+        """See `Runtime.state`. Reports a server as unschedulable if it has waited too long for a resource."""
         return self._told(unit, *self._look(unit))
 
     def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
         seat, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
-        listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
+        listens = view is not None and (seat.part != GATEWAY or view.listens)  # else kubectl would end
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
             forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
@@ -196,7 +199,7 @@ class KubernetesRuntime(Runtime):
         return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.process_cmdlines`. By a shell in the pod, which has a process table of its own."""
+        """See `Runtime.process_cmdlines`. Runs a shell in the pod, which has its own process table."""
         view = self._look(unit)[1] if unit.runtime_id else None
         if view is None or view.runs_since is None:
             return ()
@@ -205,7 +208,7 @@ class KubernetesRuntime(Runtime):
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
+        """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
         if not unit.runtime_id or self._look(unit)[0] is None:
             yield from kept_log(unit, since)
             return
@@ -217,9 +220,9 @@ class KubernetesRuntime(Runtime):
         return self._tails[-1].tail
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """Delete its objects and await its pod's end.
+        """See `Runtime.stop`. Deletes the objects and waits for the end of the pod.
 
-        Raises HostError for a pod whose node does not say that it has ended.
+        Raises HostError if the pod's node does not report its end.
         """
         self.stop_together([unit], grace=grace)
 
@@ -229,15 +232,15 @@ class KubernetesRuntime(Runtime):
         self._end(units, grace=grace)
 
     def set_routable(self, unit: Unit, *, routable: bool) -> None:
-        """See `Runtime.set_routable`. Its pod bears the label by which the gateway looks for it, or not.
+        """See `Runtime.set_routable`. Adds or removes the pod's label by which the gateway discovers it.
 
-        What comes in its place, on another node, bears it again: that is its Deployment's to say.
+        A replacement pod has the label again, from the template of its Deployment.
         """
         seat = self._seats[unit.runtime_id]
         asked = ("pods", "--selector", selector(unit.name, seat.part))
         label = f"{ROLE}={REPLICA}" if routable else f"{ROLE}-"
 
-        def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced while it is labeled
+        def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced meanwhile
             done = seat.cluster.ask("label", *asked, label, "--overwrite")
             if not done.ok and "(NotFound)" in done.stderr:
                 return False
@@ -267,7 +270,7 @@ class KubernetesRuntime(Runtime):
     def _servers(
         self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
     ) -> list[Unit] | HostError:
-        """The servers in what a namespace has answered, several of a name as one; or why it has not."""
+        """Return the servers in the answer of a namespace with their states, or the error."""
         if isinstance(answer, HostError):
             return answer
         items = answer["items"]
@@ -275,7 +278,7 @@ class KubernetesRuntime(Runtime):
         units = [self._unit(cluster, each) for each in records]
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
-            warnings = warnings_of(cluster) if warns and not named else None  # of all at once
+            warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
             seen = [self._seen.keep(unit, self._seats[unit.runtime_id], items, warnings) for unit in units]
         except HostError as error:
             return error
@@ -283,7 +286,7 @@ class KubernetesRuntime(Runtime):
         return [replace(unit, state=self._told(unit, each.deployment, each.view)) for unit, each in listed]
 
     def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
-        """The Deployment and the pod. Raises HostError for a cluster that has not answered for too long."""
+        """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
         seen = self._seen.of(unit, self._seats[unit.runtime_id])
         return seen.deployment, seen.view
 
@@ -295,7 +298,7 @@ class KubernetesRuntime(Runtime):
         return ServerLog(self._seats[unit.runtime_id].cluster, look, since)
 
     def _keep_log(self, unit: Unit) -> None:
-        """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""
+        """Save the log if this home has the run directory; an error must not prevent a stop."""
         run_dir = Path(unit.run_dir)
         if not self._home.holds(run_dir, unit.name):
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
@@ -310,7 +313,7 @@ class KubernetesRuntime(Runtime):
             warn(f"the log is not kept: {error}")
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
-        """End units of one name. Raises HostError."""
+        """Delete units of one name. Raises HostError."""
         seats = {unit.runtime_id: self._seats[unit.runtime_id] for unit in units}
         parts = {identity: seat.part for identity, seat in seats.items()}
         try:
@@ -320,7 +323,7 @@ class KubernetesRuntime(Runtime):
                 self._forget(unit)
 
     def _discard(self, seat: ReplicaRef, name: str, starter: str) -> None:
-        """Delete what a start has made; where that fails, say so: the error to raise is the start's own."""
+        """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
         cluster, called = seat.cluster, deployment_name(name, seat.part)
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
@@ -351,7 +354,7 @@ class KubernetesRuntime(Runtime):
         )
 
     def _reached(self, unit: Unit) -> Unit:
-        """With a local port that leads to the server, where it runs."""
+        """Return the unit with a local URL that leads to the server while it runs."""
         if unit.runtime_id not in self._forwards:
             port = int(unit.service_url.rpartition(":")[2])
             self._forwards[unit.runtime_id] = Forward(self._seats[unit.runtime_id].cluster, port)
@@ -365,6 +368,6 @@ class KubernetesRuntime(Runtime):
 
 
 def _marks(each: Mapping[str, Any]) -> Mapping[str, str]:
-    """The labels and annotations of an object."""
+    """Return the labels and annotations of an object."""
     about = each["metadata"]
     return {**about.get("annotations", {}), **about.get("labels", {})}

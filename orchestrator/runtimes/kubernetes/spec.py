@@ -1,4 +1,4 @@
-"""What a plan becomes for Kubernetes: its rules, its section of the profile, its artifacts."""
+"""Rules, settings and artifacts of a plan for Kubernetes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from orchestrator.runtimes.labels import GATEWAY, PART
 
 
 def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
-    """The pods find the checkpoint: in a claim, or on their node."""
+    """Require a checkpoint source for the pods: a claim, or a directory on their node."""
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
         yield Problem(
@@ -32,7 +32,7 @@ def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
 
 
 def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
-    """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
+    """Require an API key, or an explicit exception, for a Service that is reachable from outside the cluster."""
     server, service = context.profile.server, context.profile.kubernetes.service_type
     if service != "ClusterIP" and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
@@ -44,18 +44,18 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
 
 
 def settings(profile: Profile) -> RuntimeSettings:
-    """Decide what the profile's section says of the cluster. Each pod has ports of its own, as it has GPUs."""
+    """Return the settings from the profile's section. Each pod has its own ports and GPUs."""
     return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=True)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-    """The command, which listens on all addresses of its pod, and the image with its build context."""
+    """Return the command, which listens on all addresses of its pod, and the image with its build context."""
     build, image = image_of(plan, inputs)
     spec = PodImage(reference=image, built_here=build is not None)
     servers = tuple(Artifacts(plan=each, command=_server(each), build=None, spec=spec) for each in replica_plans(plan))
     if plan.gateway is None:
         return replace(servers[0], build=build)
-    command = command_of_gateway(plan, plan.profile)  # the name of the server is given later
+    command = command_of_gateway(plan, plan.profile)  # the name of the server is set later
     return Artifacts(plan=plan, command=command, build=build, spec=spec, replicas=servers)
 
 
@@ -64,12 +64,12 @@ def _server(plan: Plan) -> Command:
 
 
 def prepare(artifacts: Artifacts) -> PreparedRun:
-    """The nodes pull the image. Raises ProfileError for one that they cannot have."""
+    """Return the artifacts unchanged: the nodes pull the image. Raises ProfileError if they cannot."""
     return PreparedRun(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 
 
 def monitoring_targets(plan: Plan, name: str) -> PodTargets:
-    """Of several the servers, not their gateway: it is the role that they have in common."""
+    """Return the pods of the replicas, not of the gateway: the replicas share the role label."""
     several = plan.gateway is not None
     return PodTargets(
         namespace=cluster_of(plan).namespace,
@@ -83,6 +83,6 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
 
 
 def restart_owner(plan: Plan) -> str:
-    """Say what starts a server again."""
+    """Return what restarts the server."""
     hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
     return f"its cluster does: it starts again what ends, at once, and {hangs}"

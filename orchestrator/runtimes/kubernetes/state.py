@@ -1,4 +1,4 @@
-"""What the API server says of a server's objects, as the state of a server. Pure."""
+"""The API server's objects of a server as the state of the server. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from orchestrator.runtimes.kubernetes.arguments import NAME as ARGUMENTS
 from orchestrator.runtimes.kubernetes.arguments import refusal_in
 from orchestrator.runtimes.kubernetes.pod import CHECKPOINT, CONTAINER
 
-Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
+Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API
 
 NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
-# Why a container has not started, as the kubelet says it, that only a person can change (kubelet, images/types.go,
-# kuberuntime_container.go); what it tries again, it tries with the same words.
+# Reasons of the kubelet for a container that cannot start without a change by a person (kubelet, images/types.go,
+# kuberuntime_container.go); the kubelet gives the same reasons for its own retries.
 _HELD: Final[Mapping[str, str]] = {
     "ErrImagePull": "its image cannot be pulled",
     "ImagePullBackOff": "its image cannot be pulled",
@@ -28,83 +28,83 @@ _HELD: Final[Mapping[str, str]] = {
 _AGAIN: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
-_LIVENESS: Final = "Liveness probe failed: "  # before what a probe says (kubelet, prober.go)
+_LIVENESS: Final = "Liveness probe failed: "  # the prefix of a probe's message (kubelet, prober.go)
 _NOT_STARTED: Final = "failed startup probe, will be restarted"  # of a container (kuberuntime_container.go)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodView:
-    """The pod of a server, the newest where one takes the place of another, and the warnings about it."""
+    """The pod of a server, the newest one during a replacement, and the warnings about it."""
 
     pod: Seen
     events: Sequence[Seen] = ()
-    lost: Seen | None = None  # the pod whose place it took, where that one failed: evicted, above all
+    lost: Seen | None = None  # the pod that it replaced, if that one failed, for example by eviction
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return the name of the pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def container(self) -> Seen:
-        """The status of the server's container; empty before a node has taken the pod."""
+        """Return the status of the server's container; empty before a node has accepted the pod."""
         statuses = self.pod.get("status", {}).get("containerStatuses", ())
         return next((each for each in statuses if each["name"] == CONTAINER), {})
 
     @property
     def runs_since(self) -> str | None:
-        """When the server's process was started, None where it does not run."""
+        """Return the start time of the server's process, None if it is not running."""
         started = self.container.get("state", {}).get("running", {}).get("startedAt")
         return str(started) if started else None
 
     @property
     def ready(self) -> bool:
-        """Whether its readinessProbe has found that it serves."""
+        """Return whether the readinessProbe succeeds."""
         return bool(self.container.get("ready"))
 
     @property
     def listens(self) -> bool:
-        """Whether its startupProbe has found that its port answers."""
+        """Return whether the startupProbe has succeeded."""
         return bool(self.container.get("started"))
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Return the number of restarts of the container."""
         return int(self.container.get("restartCount", 0))
 
     @property
     def placed(self) -> bool:
-        """Whether a node has taken it, and its containers are still to come."""
+        """Return whether the pod has a node, but its container is not running."""
         return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
 
     @property
     def warns(self) -> bool:
-        """Whether there may be warnings that say why it does not run, or has not."""
+        """Return whether there may be warnings that explain why the container is not running or was restarted."""
         return self.placed or self.restarts > 0
 
 
 def is_over(pod: Seen) -> bool:
-    """Whether a deleted pod runs nothing any more: its kubelet takes up to 10 s more to let go of the object."""
+    """Return whether nothing runs in a deleted pod; its kubelet keeps the object for up to 10 s more."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
     ended = [each for each in statuses if "running" not in each["state"] and _last_end(each) is not None]
     return bool(pod["metadata"].get("deletionTimestamp") and statuses and len(ended) == len(statuses))
 
 
 def has_started(pod: Seen) -> bool:
-    """Whether any of its containers was ever started."""
+    """Return whether any container of the pod was ever started."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
     return any("running" in each["state"] or _last_end(each) is not None for each in statuses)
 
 
 def pod_view(pods: Sequence[Seen]) -> PodView | None:
-    """What is seen of a server by all of its pods."""
+    """Return the view of a server from all of its pods."""
     if (pod := newest(pods)) is None:
         return None
     return PodView(pod=pod, lost=_latest([each for each in pods if _has_failed(each) and each is not pod]))
 
 
 def newest(pods: Sequence[Seen]) -> Seen | None:
-    """The pod that counts: one that is being ended, or has failed, only where there is no other."""
+    """Return the newest pod; one that is terminating or has failed only if there is no other."""
     pods = [pod for pod in pods if not is_over(pod)]
     stays = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return _latest([pod for pod in stays if not _has_failed(pod)] or stays or pods)
@@ -115,15 +115,15 @@ def _latest(pods: Sequence[Seen]) -> Seen | None:
 
 
 def _has_failed(pod: Seen) -> bool:
-    """Whether the whole pod has ended for good, and its Deployment makes another."""
+    """Return whether the pod has ended for good; its Deployment creates another."""
     return pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
 
 def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
-    """The state of a server from its Deployment and its pod.
+    """Return the state of a server from its Deployment and its pod.
 
-    PENDING is one that has never run in this pod; its detail says what it waits for. Of one whose Deployment is gone a
-    pod may be left that never started: the cluster makes one more now and then while it ends the others.
+    PENDING means that the server has never run in this pod; the detail says what it waits for. A deleted Deployment may
+    leave a pod that never started: the cluster sometimes creates one more while it ends the others.
     """
     if deployment is None:
         return NOT_FOUND if view is None or not has_started(view.pod) else _ending(view)
@@ -154,7 +154,7 @@ def _of_pod(view: PodView) -> ServerState:
 
 
 def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
-    """Why no pod starts, where none will by itself; "" where nothing is known to be wrong."""
+    """Return why no pod can start without intervention; "" if no problem is known."""
     if view is None:
         return _refused(deployment) if deployment is not None else ""
     return next(_troubles(view), "")
@@ -169,7 +169,7 @@ def _troubles(view: PodView) -> Iterator[str]:
 
 
 def _held(pod: Seen) -> Iterator[str]:
-    """What keeps a pod from its node, or its containers from starting."""
+    """Yield the reasons that keep a pod from a node, or its containers from starting."""
     status = pod.get("status", {})
     if (refusal := refusal_in(pod)) is not None:
         yield f"its sglang refuses the arguments: {refusal.text}"
@@ -187,7 +187,7 @@ def _held(pod: Seen) -> Iterator[str]:
 
 
 def _refused(deployment: Seen) -> str:
-    """Why no pod was made at all: a quota, a policy, a limit of the namespace."""
+    """Return why no pod was created: a quota, a policy, a limit of the namespace."""
     for condition in deployment.get("status", {}).get("conditions", ()):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             return f"the cluster makes no pod: {condition.get('message', '')}"
@@ -204,7 +204,7 @@ def _waits_for(view: PodView) -> str:
 
 
 def _first_steps(pod: Seen) -> Sequence[Seen]:
-    """The statuses of its init containers."""
+    """Return the statuses of the pod's init containers."""
     return tuple(pod.get("status", {}).get("initContainerStatuses", ()))
 
 
@@ -225,13 +225,13 @@ def _running(view: PodView, since: str) -> ServerState:
 
 
 def _is_out_of_sight(view: PodView) -> bool:
-    """Whether the node controller has taken the pod for not ready, and its kubelet has not (MarkPodsNotReady)."""
+    """Return whether the node controller has set the pod to not ready, but not its kubelet (MarkPodsNotReady)."""
     said = {each["type"]: each["status"] for each in view.pod.get("status", {}).get("conditions", ())}
     return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
 
 
 def _failed(pod: Seen) -> str:
-    """Why a whole pod has ended (core/v1 PodStatus): `was evicted from node-a: the node was low on memory`."""
+    """Return why a pod has ended (core/v1 PodStatus): `was evicted from node-a: the node was low on memory`."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "no node")
     reason = status.get("reason") or status.get("phase", "")
     what = f"was evicted from {node}" if reason == "Evicted" else f"ended on {node} ({reason})"
@@ -239,7 +239,7 @@ def _failed(pod: Seen) -> str:
 
 
 def _between(view: PodView) -> ServerState:
-    """Between two runs: Kubernetes starts it again, later each time."""
+    """Return the state between two runs: Kubernetes restarts the container with increasing delays."""
     last = _last_end(view.container) or {}
     again = "is to start again"
     if view.container.get("state", {}).get("waiting", {}).get("reason") == _AGAIN:
@@ -264,7 +264,7 @@ def _exited(detail: str) -> ServerState:
 
 
 def _last_end(container: Seen) -> Seen | None:
-    """How the container ended last, None where it never did."""
+    """Return the last termination of the container, None if it never terminated."""
     for state in (container.get("state", {}), container.get("lastState", {})):
         if (ended := state.get("terminated")) is not None:
             return dict(ended)
@@ -272,7 +272,7 @@ def _last_end(container: Seen) -> Seen | None:
 
 
 def _ended(last: Seen) -> str:
-    """How a run of the container ended (core/v1 ContainerStateTerminated)."""
+    """Return how a run of the container ended (core/v1 ContainerStateTerminated)."""
     reason, code = last.get("reason", ""), last.get("exitCode")
     if reason == "OOMKilled":
         return "was killed: out of the memory that its pod may have"
@@ -280,7 +280,7 @@ def _ended(last: Seen) -> str:
 
 
 def _unwell(view: PodView, last: Seen) -> str:
-    """What the probes have said of a run of the container before it ended, which is why it was ended."""
+    """Return the message of the probe that ended a run of the container."""
     began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
     messages = [
         str(event.get("message", ""))
@@ -298,7 +298,7 @@ def _unwell(view: PodView, last: Seen) -> str:
 
 
 def _utc(moment: str) -> str:
-    """A time of the API, RFC 3339 in UTC, as ISO 8601 with its zone."""
+    """Return a time of the API (RFC 3339, UTC) as ISO 8601 with its zone."""
     return moment.removesuffix("Z") + "+00:00" if moment.endswith("Z") else moment
 
 

@@ -1,4 +1,4 @@
-"""What preflight asks of a machine on which a server is to run as this user's process."""
+"""Preflight checks for a host on which a server runs as a process of this user."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from orchestrator.hosts.report import Finding, fail, info, warn
 
 
 def device_access(subject: CheckContext) -> Iterator[Finding]:
-    """This user may open the GPU's devices."""
+    """Check that this user may open the GPU's devices."""
     if subject.plan.hardware.vendor != "amd":
         return
     if closed := [device for device in subject.machine.devices if not device.open]:
@@ -19,7 +19,7 @@ def device_access(subject: CheckContext) -> Iterator[Finding]:
 
 
 def locked_memory(subject: CheckContext) -> Iterator[Finding]:
-    """ROCm and RCCL lock memory (ROCR-Runtime #313); a container's limit is set by its own ulimits."""
+    """Check the limit of locked memory, for ROCm and RCCL (ROCR-Runtime #313); a container has its own ulimits."""
     limit = subject.machine.memlock
     if subject.plan.hardware.vendor == "cpu" or limit is None:
         return

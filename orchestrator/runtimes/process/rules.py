@@ -1,4 +1,4 @@
-"""The rules of a plan for the process runtime."""
+"""Rules for plans of the process runtime."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from orchestrator.plan.rules import RuleContext
 
 
 def has_interpreter(context: RuleContext) -> Iterator[Problem]:
-    """There is an interpreter with the engine, or a list to install one from."""
+    """Require an interpreter with the engine, or a requirements file to install one."""
     engine = context.profile.engine
     if engine.requirements is None and engine.python is None:
         yield Problem(

@@ -1,9 +1,9 @@
-"""The `process` runtime: a server as a process of this machine, for rented pods that have no Docker.
+"""The `process` runtime: a server as a process of this host, for rented pods without Docker.
 
-A start is handed to a supervisor (`supervisor.py` beside this file) which outlives the command that asked for it.
-What runs is read from the record beside the log and checked against /proc, so a server is found again after its starter
-was killed, at whatever moment, and a pid that now belongs to somebody else is not taken for it. A record that cannot be
-read hides nothing: its server is listed, and ended where its processes can be told by what they have inherited.
+`start` hands the server to a supervisor (`orchestrator.runtimes.supervisor`), which outlives the command. The record
+beside the log, checked against /proc, shows what is running: a server is found again even if the command was killed,
+and a reused pid is not taken for it. An unreadable record hides nothing: its server is listed, and can be stopped if
+its inherited environment identifies its processes.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from orchestrator.hosts.context import Check
     from orchestrator.plan.rules import Rule
 
-SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # a program, of which each server here has one
+SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
 
 
 class ProcessRuntime(Runtime):
-    """Servers as processes; their working directory is the tool's home."""
+    """Servers as processes. Their working directory is the tool's home."""
 
     name = "process"
     run_files: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
@@ -138,14 +138,14 @@ class ProcessRuntime(Runtime):
                     record = _launch(
                         request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock.fileno()
                     )
-            except BaseException:  # Ctrl-C, above all: nobody will know of this server
+            except BaseException:  # mainly Ctrl-C: no record would mention this server
                 with defer_signals():
                     self._take_back(name, run_dir)
                 raise
         return _unit(record, run_dir)
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
+        """See `Runtime.find`. Raises HostError if the runs of this home cannot be listed."""
         names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
         folders = [self._home.runs / FileName(each) for each in names if NAME.match(each)]
         folders = [folder for folder in folders if not folder.is_symlink()]
@@ -176,7 +176,7 @@ class ProcessRuntime(Runtime):
         return tuple(title for process in running if (title := read_cmdline(process.pid)))
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
+        """See `Runtime.logs`. The supervisor has stored the log without secrets, and without timestamps of its own."""
         return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
@@ -185,8 +185,8 @@ class ProcessRuntime(Runtime):
     def stop(self, unit: Unit, *, grace: float) -> None:
         """See `Runtime.stop`.
 
-        Raises DeployError for a process that the kernel does not end, HostError for a damaged record where nothing that
-        runs can be told to be its server. Every version marks the processes of a run by its directory.
+        Raises DeployError for a process that the kernel does not end, and HostError for a damaged record if no running
+        process can be attributed to its server. Every version marks the processes of a run with its directory.
         """
         run_dir = Path(unit.run_dir)
         try:
@@ -210,7 +210,7 @@ class ProcessRuntime(Runtime):
             ask(record.marks, server_processes(record.marks))
 
     def _take_back(self, name: str, run_dir: Path) -> None:
-        """End what a start that failed has left, whether its record is there or not."""
+        """End the processes of a failed start, with or without a record."""
         try:
             record = read_record(run_dir)
         except HostError:
@@ -232,7 +232,7 @@ def _state(record: Record) -> ServerState:
 
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
-    """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
+    """Hand a start and its lock to a supervisor; return the record. Raises StartError."""
     supervisor = subprocesses.python_module_argv(SUPERVISOR, str(lock))
     result = subprocesses.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
@@ -243,9 +243,9 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The directories in it, none where it is missing; a link leads to what is another home's, or another name's.
+    """Return the subdirectories, none if the folder is missing. Links are skipped: they lead to other homes or names.
 
-    Raises HostError where it cannot be looked through.
+    Raises HostError if the folder cannot be listed.
     """
     try:
         with os.scandir(folder) as entries:
@@ -257,7 +257,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _servers(folder: Path) -> list[Unit]:
-    """The servers of a name: every run that may still run, else the newest one, unless that was stopped."""
+    """Return the servers of a name: of every run that may be alive, else of the newest unless it was stopped."""
     known: list[_RecordedRun] = []
     lost: list[Unit] = []
     try:
@@ -283,7 +283,7 @@ def _servers(folder: Path) -> list[Unit]:
 
 
 def _deleted(runs: Path) -> list[Unit]:
-    """The servers that run and whose directories below `runs` were deleted, each by the token of its supervisor."""
+    """Return the running servers with deleted directories below `runs`, by the token of their supervisors."""
     top, found = runs.resolve(), []
     for token in sorted(tokens(SUPERVISOR)):
         run_dir = Path(token)
@@ -296,13 +296,13 @@ def _deleted(runs: Path) -> list[Unit]:
 
 
 def _newest(runs: Sequence[_RecordedRun]) -> list[_RecordedRun]:
-    """The run that was started last, if there is one."""
+    """Return the run that was started last, as a list; empty if there is none."""
     return sorted(runs, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))[-1:]
 
 
 @dataclasses.dataclass(frozen=True)
 class _RecordedRun:
-    """What one start has recorded: one server, or several and their gateway, whose record stands before theirs."""
+    """The records of one start: of a server, or of replicas and their gateway, whose record comes first."""
 
     run_dir: Path
     records: tuple[tuple[Record, Path], ...]
@@ -317,12 +317,12 @@ class _RecordedRun:
 
     @property
     def has_gateway(self) -> bool:
-        """Whether it has started a gateway before its servers."""
+        """Return whether the start has a gateway."""
         return len(self.records) > 1 and self.records[0][1] == self.run_dir
 
     @property
     def lacks_gateway(self) -> bool:
-        """Whether it has started servers, and was killed before their gateway."""
+        """Return whether the start has replicas but no gateway: it was killed between them."""
         return all(place != self.run_dir for _, place in self.records)
 
     @property

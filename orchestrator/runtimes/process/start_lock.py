@@ -1,7 +1,7 @@
-"""The lock on a handover: from the decision to start a server until its record tells of it.
+"""The lock on a handover: from the decision to start a server until its record exists.
 
-Its holders are the command that starts the server and, by inheritance, the supervisor it starts: a command that is
-killed in between frees nothing, so whoever looks next waits for the record instead of finding no server.
+The command that starts the server holds it, and so does the supervisor, which inherits it. If the command is killed in
+between, the lock stays, so the next command waits for the record instead of finding no server.
 """
 
 from io import FileIO
@@ -12,16 +12,16 @@ from orchestrator.core.locks import hold, is_held
 from orchestrator.core.polling import poll_until
 
 _FILE: Final = ".start.lock"
-_WITHIN: Final = 10.0  # seconds a handover may take before others go on with what is there; it takes less than one
+_WITHIN: Final = 10.0  # maximum seconds for a handover, which takes less than one; after it, others continue
 _POLL: Final = 0.02
 
 
 def handing_over(folder: Path) -> FileIO:
-    """Be the only start of a name, whose runs `folder` holds; the supervisor inherits the file."""
+    """Hold the lock on starts of a name; `folder` holds its runs. The supervisor inherits the file."""
     return hold(folder / _FILE, wait=True)
 
 
 def await_handover(folder: Path) -> None:
-    """Let a start of that name that is under way write its record. Where there is none this takes no time."""
+    """Wait until a start of that name in progress has written its record; return at once if there is none."""
     if is_held(lock := folder / _FILE):
         poll_until(bool, lambda: not is_held(lock), within=_WITHIN, pause=_POLL)

@@ -1,4 +1,4 @@
-"""The end of a server: its processes, told from all others by their marks, and the record of it."""
+"""Stopping a server: its processes, identified by their markers, and the record of the stop."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -19,23 +19,23 @@ from orchestrator.core.procfs import (
 )
 from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, mark_stopped, read_record
 
-_POLL: Final = 0.05  # seconds between two looks at /proc
-_LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
-_AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
+_POLL: Final = 0.05  # seconds between two polls of /proc
+_LAST_WORD: Final = 3.0  # seconds for a supervisor to record the end of its server
+_AFTER_KILL: Final = 5.0  # seconds for the kernel to end killed processes
 
 
 def is_serving(marks: ProcessMarkers) -> bool:
-    """Whether a server or its supervisor runs; what they have left behind serves nobody."""
+    """Return whether a server or its supervisor is running; leftover child processes do not count."""
     return any(find_process(marked) is not None for marked in (marks.supervisor, marks.server) if marked is not None)
 
 
 def runs(marks: ProcessMarkers) -> bool:
-    """Whether anything of a server does."""
+    """Return whether any process of a server is running."""
     return is_serving(marks) or bool(server_processes(marks))
 
 
 def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
-    """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
+    """Send SIGTERM to the server, wait `grace` seconds for it to drain, then SIGKILL the rest. Raises DeployError."""
     if not (running := server_processes(marks)):
         return
     supervisors = ask(marks, running)
@@ -47,16 +47,16 @@ def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
 
 
 def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
-    """SIGTERM to a server, of which these processes run; returns its supervisors."""
+    """Send SIGTERM to a server with these running processes; return its supervisors."""
     server = find_process(marks.server) if marks.server else None
     leaders = (process for process in running if process.pid == process.session)
     supervisors = [leader for leader in leaders if marks.supervisor in {None, process_identity(leader.pid)}]
-    signal_processes([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
+    signal_processes([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor forwards the signal
     return supervisors
 
 
 def _kill(marks: ProcessMarkers, spared: Collection[Process], *, within: float) -> None:
-    """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
+    """Send SIGKILL to every process, new ones included, until none is left or the time is up."""
 
     def kill(left: Collection[Process]) -> None:
         signal_processes([process for process in left if process not in spared], signal.SIGKILL)
@@ -65,7 +65,7 @@ def _kill(marks: ProcessMarkers, spared: Collection[Process], *, within: float) 
 
 
 def record_end(record: Record, run_dir: Path) -> None:
-    """Note that a server was stopped; where that cannot be written it has ended all the same."""
+    """Record that a server was stopped; a write error is only reported, since the server has ended."""
     try:
         remove_file(run_dir / CONFIG)
         mark_stopped(run_dir, record)
@@ -78,7 +78,7 @@ def record_end(record: Record, run_dir: Path) -> None:
 
 
 def quarantine_record(name: str, run_dir: Path) -> None:
-    """What could not be read when its server ended: the supervisor's last word, or else out of the way."""
+    """Move an unreadable record away after the end of its server, unless the supervisor has rewritten it."""
     try:
         record = read_record(run_dir)
     except HostError:

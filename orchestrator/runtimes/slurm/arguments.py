@@ -1,7 +1,7 @@
-"""The first step of a job in the site's container: the engine in the image judges the server's arguments.
+"""The first step of a job in the site's container: the engine in the image validates the server's arguments.
 
-The image is on the nodes alone. The program and its question lie in the run directory, which the container has at its
-own place; a refusal is written beside them.
+Only the nodes have the image. The checker program and its input are in the run directory, which the container mounts at
+the same path. Rejected arguments are written there too.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ REFUSED: Final = 3  # the program's exit code
 
 
 def argument_files(artifacts: Artifacts) -> dict[str, str]:
-    """The program and its question; none where the interpreter has judged, or for another program than a server."""
+    """Return the checker program and its input; none if the interpreter has checked, or the program is not a server."""
     if job_of(artifacts.plan).container == "none" or not is_server(artifacts.command.argv):
         return {}
     question = argument_question(artifacts, None).to_json() + "\n"
@@ -31,8 +31,8 @@ def argument_files(artifacts: Artifacts) -> dict[str, str]:
 
 
 def judge_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRefusal | None:
-    """What the engine refuses of a server's command, before it is started; None for nothing, or where it cannot say."""
-    remove_file(run_dir / FileName(REFUSAL))  # a job that was requeued asks again
+    """Return the arguments of a server's command that the engine rejects, before the start; None if none or unknown."""
+    remove_file(run_dir / FileName(REFUSAL))  # a requeued job checks again
     python = argv[: server_module_at(argv) - 1]  # before `-m`
     files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REFUSAL)]
     done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
@@ -40,7 +40,7 @@ def judge_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[s
 
 
 def refusal_in(run_dir: Path) -> ArgumentRefusal | None:
-    """Why the engine refused the arguments of a run; None where it did not."""
+    """Return the arguments that the engine rejected in a run; None if it accepted them."""
     try:
         return first_refusal((run_dir / FileName(REFUSAL)).read_text(encoding="utf-8"))
     except (OSError, ValueError):

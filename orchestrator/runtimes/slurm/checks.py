@@ -1,4 +1,4 @@
-"""What preflight asks of a cluster: its controller judges the jobs themselves, of which none is made."""
+"""Preflight checks of a Slurm cluster. Its controller tests the jobs without queueing them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ from orchestrator.runtimes.supervisor.interpreter import interpreter
 
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
 _NODES: Final = ("sinfo", "--noheader", "--format=%P|%D")
-_ASIDE: Final = ("--job-name", "--signal", "--no-requeue")  # of no weight for the answer
+_ASIDE: Final = ("--job-name", "--signal", "--no-requeue")  # irrelevant for the test
 _GIVE_ROOM: Final = "`--set slurm.exclusive=false`, or the gateway elsewhere: `--set slurm.gateway_partition=…`"
 _TAKEN: Final = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 
 
 def cluster(subject: CheckContext) -> Iterator[Finding]:
-    """Slurm is there, and takes a job for each server and the gateway.
+    """Check that Slurm is available and accepts the job of each server and of the gateway.
 
-    Limits of time are judged where the cluster enforces them at submission (`EnforcePartLimits`); elsewhere the reason
-    for which the job waits tells them.
+    Time limits are tested only if the cluster enforces them at submission (`EnforcePartLimits`); otherwise they appear
+    as the reason of a pending job.
     """
     runner, plan, job = subject.access.runner, subject.plan, job_of(subject.plan)
     if missing := [each for each in _COMMANDS if not runner(("sh", "-c", f"command -v {each}")).ok]:
@@ -44,13 +44,13 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
-    """There are nodes for all servers that take whole ones, and for the gateway beside them.
+    """Check that there are enough nodes for replicas that take whole nodes, and for their gateway.
 
-    They are counted: one job of so many may be more than the cluster gives to a job (`MaxNodes`).
+    Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
     if not job.exclusive:
         return
-    rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default one has a `*`
+    rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
     default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
     ours = {*(job.partition or default).split(",")}
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
@@ -60,13 +60,13 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
 
 def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
-    """The interpreter has the plan's engine, seen from here: the nodes share this machine's home directory."""
+    """Check the interpreter for the plan's engine, from here: the nodes share this host's home directory."""
     if job_of(subject.plan).container == "none":
         yield from interpreter(subject)
 
 
 def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
-    """The controller's word on a job. The moment that it names is only told: some clusters see it late."""
+    """Return the controller's verdict on a job. A late start time is only information: some clusters revise it."""
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:

@@ -1,7 +1,7 @@
-"""The servers of a name: what Slurm's queue and the records in the run directories tell together.
+"""Discovery of the servers of a name, from Slurm's queue and the records in the run directories.
 
-A job that waits or runs is told by its comment, one that has ended by the file in its run directory. Of several servers
-each has a job of its own, and so has their gateway; later starts may have replaced some of them.
+A pending or running job is identified by its comment, an ended one by the file in its run directory. Each replica has
+its own job, and so has the gateway. Later runs may have replaced some replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from orchestrator.runtimes.supervisor.record import parts_of
 
 
 def found_units(runs: Path, name: str | None, handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
-    """The units of that name, or of all names; `runs` is the home's folder of run directories.
+    """Return the units of that name, or of all names; `runs` is the home's folder of run directories.
 
-    Raises HostError where Slurm, or the runs of this home, cannot be asked.
+    Raises HostError if Slurm does not answer or the runs of this home cannot be listed.
     """
     live: dict[str, dict[Path, Unit]] = {}
     for number, text in jobs.queued():
@@ -37,22 +37,22 @@ def found_units(runs: Path, name: str | None, handle_of: Callable[[JobComment, J
 
 
 def forgotten(number: str) -> Job:
-    """A job of which Slurm tells nothing: it has not been looked at, or it has ended long ago."""
+    """Return a placeholder for a job that was not queried, or that Slurm no longer knows."""
     return Job(id=number, state="", reason="", node="", restarts=0, exit_code=0, begins=None, ended_at=None)
 
 
 @dataclass(kw_only=True)
 class _Start:
-    """What is known of one start: a server, or several and their gateway."""
+    """The known units of one run: a server, or replicas and their gateway."""
 
-    own: Unit | None = None  # a server by itself, or the gateway
+    own: Unit | None = None  # a server without replicas, or the gateway
     behind: tuple[Unit, ...] = ()
-    stopped: bool = True  # somebody asked for the end of all of it
-    lost: list[Unit] = field(default_factory=list)  # whose records cannot be read
+    stopped: bool = True  # all units were stopped on request
+    lost: list[Unit] = field(default_factory=list)  # units with unreadable records
 
 
 def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
-    """The starts that are not over; where all are, the last one, unless somebody ended that."""
+    """Return the units of the runs that are not over; if all are, of the last run unless it was stopped."""
     alive = {run_root(path) for path in live}
     left, found, lost = set(alive), list[_Start](), list[Unit]()
     for top in sorted(alive | _run_dirs(folder), key=lambda path: path.name, reverse=True):
@@ -64,7 +64,7 @@ def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobCo
             if lost and not live:
                 break
             continue
-        if start.stopped and start.own is not None and not left:  # a server by itself, or a gateway
+        if start.stopped and start.own is not None and not left:  # a server without replicas, or a gateway
             break
         if not start.stopped and (top in alive or not live or start.behind):
             found.append(start)

@@ -1,10 +1,10 @@
-"""What a job runs on its node: the supervisor of a server, until that has ended and its VRAM is given back.
+"""The program of a job on its node: run the supervisor of a server until it has ended and its VRAM is released.
 
-In a container of the site the engine judges the server's arguments first; where it refuses them, nothing is started.
+In a container of the site, the engine validates the server's arguments first; if it rejects them, nothing is started.
 
-`python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads what to start from a file of the run directory, which is
-this user's alone and is removed at once: it holds the secrets. One that may be requeued keeps it until `deploy down`.
-SIGTERM ends the server in order, a second one kills it.
+`python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads its request from a file of the run directory. Only this
+user may read the file, and it is removed at once, since it holds the secrets; a job that may be requeued keeps it until
+`deploy down`. SIGTERM ends the server in order, a second one kills it.
 """
 
 import json
@@ -32,7 +32,7 @@ _REFUSED: Final = 3  # exit code
 
 
 def main() -> int:
-    """Run the server of a run directory to its end; its exit code."""
+    """Run the server of a run directory to its end; return its exit code."""
     take_streams()
     ignore_sigpipe()
     run_dir = Path(sys.argv[1])
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def start_file(request: dict[str, Any], *, requeue: bool) -> str:
-    """What `main` reads: the request, and whether another start may need it as well."""
+    """Return the content of the file that `main` reads: the request, and whether a requeued job may need it again."""
     return json.dumps({"request": request, _KEEPS: requeue})
 
 
@@ -73,14 +73,14 @@ def _take_request(run_dir: Path) -> StartRequest:
 
 def _refusal(run_dir: Path, request: StartRequest) -> "ArgumentRefusal | None":
     if not (run_dir / QUESTION).is_file():
-        return None  # the interpreter has judged, before the job was submitted
+        return None  # the interpreter checked before the submission
     from orchestrator.runtimes.slurm.arguments import judge_arguments  # noqa: PLC0415 - see `_wait_for_vram`
 
     return judge_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)
 
 
 def _end_when_asked(server: Program) -> None:
-    """SIGTERM is handed on, and after the first one is taken for impatience."""
+    """Forward SIGTERM to the server; send SIGKILL at the second one."""
 
     def end(*_: object) -> None:
         server.send(signal.SIGTERM)
@@ -90,10 +90,10 @@ def _end_when_asked(server: Program) -> None:
 
 
 def _wait_for_vram(run_dir: Path) -> None:
-    """Keep the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one has ended."""
+    """Hold the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one ends."""
     from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415
-    from orchestrator.hosts.survey import local  # noqa: PLC0415 - not as long as the server runs
-    from orchestrator.hosts.vram import wait_for_vram_release  # noqa: PLC0415 - not as long as the server runs
+    from orchestrator.hosts.survey import local  # noqa: PLC0415 - not needed while the server runs
+    from orchestrator.hosts.vram import wait_for_vram_release  # noqa: PLC0415 - not needed while the server runs
     from orchestrator.plan.plan import Plan  # noqa: PLC0415
 
     try:

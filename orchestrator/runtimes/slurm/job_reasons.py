@@ -1,4 +1,4 @@
-"""Why a job waits, and how it ended, in words (slurm.schedmd.com/job_reason_codes.html, job_state_codes.html)."""
+"""Why a job is pending and how it ended, as text (slurm.schedmd.com/job_reason_codes.html, job_state_codes.html)."""
 
 import re
 from typing import Final
@@ -8,7 +8,7 @@ from orchestrator.runtimes.slurm.jobs import Job
 _LOOK: Final = "`sinfo --Node --long` and `scontrol show partition` say what there is"
 _ELSEWHERE: Final = f"name another partition with `--set slurm.partition=…`; {_LOOK}"
 _ASK: Final = "ask who runs the cluster; the controller's log says why"
-_REASONS: Final = {  # in words, and what may mend it where no waiting does
+_REASONS: Final = {  # text, and a hint if waiting does not help
     "None": ("Slurm has not looked at it yet", ""),
     "Priority": ("jobs of higher priority come first", ""),
     "Resources": ("no node has what it asks for free", ""),
@@ -46,7 +46,7 @@ _REASONS: Final = {  # in words, and what may mend it where no waiting does
     "JobLaunchFailure": ("its node could not start it", _ASK),
     "launch failed requeued held": ("its node could not start it, and Slurm holds it", _ASK),
 }
-# A limit on one job stands in the way for ever; one on all jobs of a user, an account or a group only for now.
+# A limit per job is permanent; a limit on all jobs of a user, an account or a group is temporary.
 _TOO_MUCH: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
 _ENDS: Final = {
     "CANCELLED": "its job was cancelled",
@@ -60,7 +60,7 @@ _ENDS: Final = {
 
 
 def pending_reason(job: Job) -> str:
-    """A sentence with Slurm's own word: `job 5 waits: no node has what it asks for free (Resources)`."""
+    """Return the reason with Slurm's own word: `job 5 waits: no node has what it asks for free (Resources)`."""
     if job.state == "CONFIGURING":
         return f"job {job.id}: its node {job.node} boots"
     word = job.reason.partition(",")[0]
@@ -71,7 +71,7 @@ def pending_reason(job: Job) -> str:
 
 
 def unschedulable_hint(job: Job) -> str:
-    """What mends a job that no waiting will bring to run; "" for one that only has to wait."""
+    """Return how to fix a job that can never run; "" for a job that only has to wait."""
     if not job.waits:
         return ""
     word = job.reason.partition(",")[0]
@@ -81,7 +81,7 @@ def unschedulable_hint(job: Job) -> str:
 
 
 def exit_reason(job: Job) -> str:
-    """How Slurm says that a job has ended; "" where its own exit code says it."""
+    """Return Slurm's reason for the end of a job; "" if the exit code of the job says enough."""
     words = _ENDS.get(job.state, "")
     node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""
     return f"{words}{node} ({job.state})" if words else ""

@@ -1,7 +1,7 @@
-"""Slurm as it is asked: its commands, and what they print.
+"""Slurm's commands, and parsers for their output.
 
-Text in Slurm's oldest forms (tried with 22.05): `squeue --format` sends this user's jobs alone, and `scontrol show job`
-tells the rest of each. The JSON of both has types that go with the version of its data parser.
+They use Slurm's oldest text formats (tried with 22.05): `squeue --format` lists this user's jobs, and `scontrol show
+job` gives the rest of each. The types in the JSON output of both depend on the version of its data parser.
 """
 
 import re
@@ -14,11 +14,11 @@ from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.secrets import secret_variables
 from orchestrator.core.subprocesses import CompletedProgram, run
 
-_WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late
+_WITHIN: Final = 30.0  # timeout of a command in seconds: a busy controller answers late
 _QUEUE: Final = "--format=%i|%k"
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 _NO_JOB: Final = "Invalid job id"
-# `scancel` of a job that ends at that moment says nothing, and ends with the last byte of the error (Slurm's
+# `scancel` of a job that just ends prints nothing, and exits with the last byte of the error (Slurm's
 # src/scancel/scancel.c): ESLURM_ALREADY_DONE, seen with 22.05, or ESLURM_INVALID_JOB_ID.
 _GONE: Final = frozenset({2021 % 256, 2017 % 256})
 _SIGNALED: Final = 128
@@ -30,11 +30,11 @@ ENDING: Final = frozenset({"COMPLETING"})
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as Slurm tells of it; times are ISO 8601, UTC. `begins` is when Slurm expects one that waits to run."""
+    """A job as Slurm reports it; times are ISO 8601, UTC. `begins` is the expected start of a pending job."""
 
     id: str
     state: str
-    reason: str  # why it waits, or why it ended
+    reason: str  # why it is pending, or why it ended
     node: str  # "" before it has one
     restarts: int
     exit_code: int  # 128 + n for an end by signal n
@@ -43,24 +43,25 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun, or is to begin once more."""
+        """Return whether the job is pending, for the first time or requeued."""
         return self.state in WAITING
 
     @property
     def runs(self) -> bool:
-        """Whether it has its node."""
+        """Return whether the job has its node."""
         return self.state in RUNNING
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Return whether nothing of the job is running."""
         return not (self.waits or self.runs or self.state in ENDING)
 
 
 def submit(options: Sequence[str], script: str, *arguments: str) -> str:
-    """Submit a script; the id of its job. Raises StartError with Slurm's reason.
+    """Submit a script; return the id of its job. Raises StartError with Slurm's reason.
 
-    Slurm keeps the environment of a job on its controller's disk: no secret is among it, by its name or its value.
+    Slurm stores the environment of a job on the controller's disk, so variables are removed if their name or value
+    marks a secret.
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
@@ -83,13 +84,13 @@ _REFUSALS: Final = {
 
 
 def refusal(done: CompletedProgram) -> tuple[str, str]:
-    """Why sbatch does not take a job, and what helps."""
+    """Return why sbatch rejects a job, and a hint."""
     why = _said(done)
     return why, _REFUSALS.get(why.partition(":")[0], _LOOK)
 
 
 def queued() -> Iterator[tuple[str, str]]:
-    """The id and the comment of each job of this user that waits, runs or just ends. Raises HostError."""
+    """Yield id and comment of each pending, running or completing job of this user. Raises HostError."""
     for line in _asked(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
         number, _, comment = line.partition("|")
         if number.isdecimal():  # no task of an array
@@ -97,7 +98,7 @@ def queued() -> Iterator[tuple[str, str]]:
 
 
 def find_job(number: str) -> Job | None:
-    """A job, None where Slurm does not know it (any more: MinJobAge, 300 s by default). Raises HostError."""
+    """Return a job, None if Slurm does not know it (any more: MinJobAge, 300 s by default). Raises HostError."""
     done = _run(["scontrol", "show", "job", number], env=_TIMES)
     if not done.ok and _NO_JOB in done.stderr:
         return None
@@ -105,7 +106,7 @@ def find_job(number: str) -> Job | None:
 
 
 def read_job(text: str) -> Job:
-    """What `scontrol show job` prints of one job. Raises HostError for what is something else."""
+    """Parse the output of `scontrol show job` for one job. Raises HostError for any other text."""
     found = re.search(r"JobState=(?P<state>[A-Z_]+)\S* Reason=(?P<reason>.*?) Dependency=", text)
     counts = re.search(r"Restarts=(?P<restarts>\d+) .*ExitCode=(?P<code>\d+):(?P<signal>\d+)", text)
     number = re.match(r"JobId=(\d+)", text)
@@ -131,24 +132,24 @@ def read_job(text: str) -> Job:
 
 
 def node_address(node: str) -> str:
-    """The address at which a node is reached, as the cluster's configuration has it. Raises HostError."""
+    """Return the address of a node in the cluster's configuration. Raises HostError."""
     shown = _asked(["scontrol", "show", "node", node]).stdout
     found = re.search(r"NodeAddr=(\S+)", shown)
     return found[1] if found else node
 
 
 def signal_server(number: str) -> None:
-    """Tell the supervisor of a job to end its server, and a second time: to kill it. Raises HostError."""
+    """Tell the supervisor of a job to end its server; a second call kills it. Raises HostError."""
     _cancelled(["scancel", "--signal=TERM", "--batch", number])
 
 
 def cancel(number: str) -> None:
-    """Take a job out of the queue, or end all of it. Raises HostError."""
+    """Remove a job from the queue, or end it completely. Raises HostError."""
     _cancelled(["scancel", number])
 
 
 def run_in_job_step(number: str, argv: Sequence[str], *, within: float) -> str:
-    """What a program prints that runs beside the server on its node; "" where it cannot be run there."""
+    """Return the output of a program that runs beside the server on its node; "" if it cannot run there."""
     words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/"]
     try:
         done = run([*words, *argv], timeout=within)
@@ -178,7 +179,7 @@ def _require(done: CompletedProgram) -> CompletedProgram:
 
 
 def _said(done: CompletedProgram) -> str:
-    """Its last word on why, without the program's own name."""
+    """Return the last line of the error, without the program's name."""
     if done.code == 124:
         return f"nothing within {_WITHIN:.0f} s"
     lines = done.stderr.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A job that was submitted, until it has its node."""
+"""Waiting for the node of a submitted job."""
 
 import time
 from collections.abc import Callable
@@ -12,22 +12,22 @@ from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason, unschedulable_hint
 from orchestrator.runtimes.slurm.jobs import Job
 
-_POLL: Final = 0.5  # seconds between two looks at a job
-_BESIDE: Final = 5.0  # seconds between two looks at what else is to be seen to
-_STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
+_POLL: Final = 0.5  # seconds between two polls of a job
+_BESIDE: Final = 5.0  # seconds between two calls of `beside`
+_STANDS: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
 
 
 def wait_for_node(
     number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None
 ) -> Job:
-    """Wait, saying why, until a job runs or has run.
+    """Wait, reporting the reason, until a job is running or has run.
 
-    `hint` is what else gives it a place, `beside` what is done every few seconds. Raises StartError where it never
-    will, was cancelled meanwhile, or has waited for `limit` seconds.
+    `hint` is another way to get a node; `beside` is called every few seconds. Raises StartError if the job can never
+    run, was cancelled meanwhile, or has waited for `limit` seconds.
     """
     progress, began = Progress(), time.monotonic()
     seen_to = began
-    reasons: dict[str, float] = {}  # since when each stands, the last one alone
+    reasons: dict[str, float] = {}  # the current reason, and since when it holds
 
     def meanwhile(job: Job) -> None:
         nonlocal seen_to

@@ -1,4 +1,4 @@
-"""The processes of a server on its node: `python -P -m orchestrator.runtimes.slurm.processes RUN_DIR` prints JSON."""
+"""Print the processes of a server on its node as JSON: `python -P -m orchestrator.runtimes.slurm.processes RUN_DIR`."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from orchestrator.runtimes.supervisor.record import read_record
 
 
 def main() -> int:
-    """The command lines of the processes of the server of a run directory."""
+    """Print the command lines of the server's processes for a run directory."""
     try:
         record = read_record(Path(sys.argv[1]), SERVER)
     except HostError:

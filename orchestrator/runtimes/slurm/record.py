@@ -1,4 +1,4 @@
-"""What is known of a job: the comment it carries, and the file beside its log, which outlives what Slurm remembers."""
+"""The record of a job: its comment, and the file beside its log, which outlasts Slurm's memory."""
 
 import dataclasses
 import json
@@ -13,31 +13,31 @@ from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
 
 FILE: Final = "slurm.json"
-SERVER: Final = "job.json"  # the record of the server's processes, which their supervisor writes on the node
-START: Final = "job-start.json"  # what to start, with its secrets: this user's alone, and gone once it is read
-QUESTION: Final = "arguments.json"  # what the engine in a container is asked before its server starts
-CHECKER: Final = "check_server_args.py"  # by which program
-REFUSAL: Final = "arguments-refused.json"  # its answer, where it refuses the arguments
-_KIND: Final = "deploy"  # what tells our comment from others
+SERVER: Final = "job.json"  # the record of the server's processes, which the supervisor writes on the node
+START: Final = "job-start.json"  # the request with its secrets: readable by this user only, removed once read
+QUESTION: Final = "arguments.json"  # input of the engine's check in a container, before its server starts
+CHECKER: Final = "check_server_args.py"  # the program of the check
+REFUSAL: Final = "arguments-refused.json"  # its result, if the engine rejects the arguments
+_KIND: Final = "deploy"  # distinguishes the comments of this tool
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobComment:
-    """Which server a job is, as its comment says. Holds nothing secret."""
+    """The server of a job, as stored in the job's comment. Holds no secret."""
 
     name: str
     profile: str
     plan: str  # digest
     port: int
-    run: str  # absolute path of the run directory, on the file system that the nodes share
+    run: str  # absolute path of the run directory, on the nodes' shared file system
 
     def to_text(self) -> str:
-        """As a comment, one line of JSON."""
+        """Return the comment as one line of JSON."""
         return json.dumps({"kind": _KIND, **dataclasses.asdict(self)})
 
     @classmethod
     def read(cls, text: str) -> "JobComment | None":
-        """The comment of a job of ours; None for any other."""
+        """Parse the comment of a job; None if this tool did not submit it."""
         try:
             data = parse_json(text)
             if not isinstance(data, dict) or data.pop("kind", None) != _KIND:
@@ -48,7 +48,7 @@ class JobComment:
 
 
 def _comment(data: dict[str, Any]) -> JobComment:
-    """Raises ValueError or TypeError for what is none."""
+    """Return the comment. Raises ValueError or TypeError for invalid data."""
     comment = JobComment(**data)
     _require_types(data, JobComment)
     if not NAME.match(comment.name) or not all(map(str.isprintable, (comment.profile, comment.plan, comment.run))):
@@ -66,22 +66,22 @@ def _require_types(data: dict[str, Any], kind: type) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job that was submitted; `stopped` says that somebody asked for its end."""
+    """A submitted job; `stopped` means that its end was requested."""
 
     job: str
     comment: JobComment
-    python: str  # that has this tool, on the nodes
+    python: str  # the interpreter with this tool, on the nodes
     stopped: bool
     version: int = RECORD_VERSION
 
 
 def write_submission(run_dir: Path, submission: Submission) -> None:
-    """Put it in place, whole or not at all. Raises OSError."""
+    """Write the record atomically. Raises OSError."""
     atomic_write(run_dir / FILE, json.dumps(dataclasses.asdict(submission), indent=2) + "\n", mode=0o600)
 
 
 def mark_stopped(run_dir: Path, submission: Submission) -> None:
-    """Note that somebody asked for the end of a job, on a full disk too. Raises OSError."""
+    """Record that the end of a job was requested; works on a full disk too. Raises OSError."""
     try:
         write_submission(run_dir, dataclasses.replace(submission, stopped=True))
     except OSError:
@@ -90,7 +90,7 @@ def mark_stopped(run_dir: Path, submission: Submission) -> None:
 
 
 def read_submission(run_dir: Path) -> Submission | None:
-    """The job of a run; None where there was none. Raises HostError for a record that cannot be read."""
+    """Return the job of a run, None if there was none. Raises HostError for an unreadable record."""
     path = run_dir / FILE
     try:
         return _submission(parse_json(read_private(path)))
@@ -103,12 +103,11 @@ def read_submission(run_dir: Path) -> Submission | None:
 
 
 def _submission(data: object) -> Submission:
-    """Raises ValueError for what is none."""
     return read_versioned(data, _checked)
 
 
 def _checked(data: dict[str, Any]) -> Submission:
-    """Raises ValueError, TypeError, KeyError or AttributeError for what is none."""
+    """Return the record. Raises ValueError, TypeError, KeyError or AttributeError for invalid data."""
     data = {**data, "comment": _comment(data["comment"])}
     _require_types(data, Submission)
     submission = Submission(**data)

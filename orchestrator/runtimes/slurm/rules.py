@@ -1,4 +1,4 @@
-"""What a plan for Slurm keeps."""
+"""Rules for plans of the Slurm runtime."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
 
-# Options of sbatch that this tool sets, or that make of a job what is no server: several tasks, none at all.
+# Options of sbatch that this tool sets, or that conflict with a server: several tasks, no task.
 _OURS: Final = (
     {"account", "chdir", "comment", "error", "exclusive", "export", "gpus", "gres", "job-name", "no-requeue", "nodes"}
     | {"ntasks", "open-mode", "output", "parsable", "partition", "qos", "requeue", "signal", "time"}
@@ -20,12 +20,12 @@ _OURS: Final = (
 
 
 def settings(profile: Profile) -> RuntimeSettings:
-    """Decide the job. Of several servers each has its own; their ports differ, as two may share a node."""
+    """Return the settings of the job. Each replica has a job and its own port, since two may share a node."""
     return RuntimeSettings(slurm=profile.slurm, one_node=False)
 
 
 def has_engine(context: RuleContext) -> Iterator[Problem]:
-    """The node has an interpreter with the engine, or the container an image."""
+    """Require an interpreter with the engine on the node, or an image for the container."""
     section, engine = context.profile.slurm, context.profile.engine
     if section.container == "none":
         if engine.requirements is None and engine.python is None:
@@ -50,15 +50,15 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
 
 
 def address_is_routable(context: RuleContext) -> Iterator[Problem]:
-    """The server runs on another machine, at an address that is known once the job has its node.
+    """Require that the server listens on all addresses of its node, which is unknown until the job has it.
 
-    It listens on all of that node's, so it asks for a key, or somebody says that it need not.
+    So the server needs an API key, or an explicit exception.
     """
     server = context.profile.server
     try:
         address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
     except ValueError:
-        return  # `address_is_meant` says so
+        return  # `public_address_is_allowed` reports it
     if not (address.is_loopback or address.is_unspecified):
         yield Problem(
             f"`{server.host}` may not be an address of the node that the job gets",
@@ -75,7 +75,7 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
 
 
 def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
-    """Slurm moves no server of several to another node: their gateway would look for it where it was."""
+    """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
     profile = context.profile
     if profile.replicas > 1 and profile.slurm.requeue:
         yield Problem(
@@ -86,10 +86,10 @@ def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
 
 
 def options_are_free(context: RuleContext) -> Iterator[Problem]:
-    """A further option of sbatch is none that this tool sets, and holds no secret."""
+    """Forbid further options of sbatch that this tool sets, or that hold a secret."""
     for index, option in enumerate(context.profile.slurm.sbatch_options):
         place, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
-        if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as getopt_long(3) takes it
+        if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as in getopt_long(3)
             hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "leave it out"
             yield Problem(f"`--{ours}` is set by this tool", place, hint)
         if looks_secret(option):

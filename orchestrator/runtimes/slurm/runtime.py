@@ -1,8 +1,8 @@
-"""The `slurm` runtime: a server as a job, below a supervisor of ours on its node.
+"""The `slurm` runtime: a server as a job, with a supervisor of this tool on its node.
 
-The truth about what waits and runs is Slurm's: our jobs are told by their comments, so they are found from any
-terminal, and one that was requeued is reached where it runs now. A job that has ended is known by the file beside its
-log, as Slurm forgets it after minutes. The run directory lies where the nodes see it.
+Slurm knows which jobs are pending and running. Comments identify the jobs of this tool, so they are found from any
+terminal, and a requeued job is reached on its current node. An ended job is known by the file beside its log, since
+Slurm forgets it after minutes. The run directory is on a file system that the nodes share.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ if TYPE_CHECKING:
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 
-_POLL: Final = 0.5  # seconds between two looks at a job
-_LAST_WORD: Final = 10.0  # seconds a killed server's record may take to come over a shared file system
-_DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (hosts/vram.py), and a bit
-_ENDS: Final = 90.0  # seconds Slurm may take to end what was cancelled: KillWait is 30 s by default, then the epilog
-_ASKED: Final = 10.0  # seconds a question to a node may take
+_POLL: Final = 0.5  # seconds between two polls of a job
+_LAST_WORD: Final = 10.0  # seconds for a killed server's record to appear on a shared file system
+_DRAINS: Final = 960.0  # seconds: the longest wait of a job for VRAM (hosts/vram.py), and a margin
+_ENDS: Final = 90.0  # seconds for Slurm to end a cancelled job: KillWait is 30 s by default, then the epilog
+_ASKED: Final = 10.0  # timeout of a query to a node, in seconds
 _GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"
 
 
 class SlurmRuntime(Runtime):
-    """Servers as jobs; their working directory is the tool's home, which the nodes share."""
+    """Servers as jobs. Their working directory is the tool's home, which the nodes share."""
 
     name = "slurm"
     is_local = False
@@ -145,9 +145,9 @@ class SlurmRuntime(Runtime):
         self._addresses: dict[str, str] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """See `Runtime.start`. Returns when the job has its node; one that can never have one is a StartError.
+        """See `Runtime.start`. Returns when the job has its node. Raises StartError if it can never have one.
 
-        One of several servers is only queued: `placed` waits for its node.
+        A replica is only queued: `wait_for_placement` waits for its node.
         """
         found = self.find(name)
         if not may_coexist(run_dir.absolute(), found):
@@ -162,13 +162,13 @@ class SlurmRuntime(Runtime):
                 submission = self._submit(artifacts, comment, secrets)
             queued = self._unit(comment, forgotten(submission.job))
             return queued if replica_name(run_dir) else self.wait_for_placement(queued, plan)
-        except BaseException:  # Ctrl-C, above all: nobody would know of this job
+        except BaseException:  # mainly Ctrl-C: no record would mention this job
             with defer_signals():
                 self._take_back(comment)
             raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """See `Runtime.find`. Raises HostError where Slurm, or the runs of this home, cannot be asked."""
+        """See `Runtime.find`. Raises HostError if Slurm does not answer or the runs of this home cannot be listed."""
         return with_roles(found_units(self._home.runs.absolute(), name, self._listed))
 
     def wait_for_placement(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
@@ -177,11 +177,11 @@ class SlurmRuntime(Runtime):
         return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, unit: Unit) -> ServerState:
-        """See `Runtime.state`. Raises HostError where Slurm does not answer: that is not the same as "gone"."""
+        """See `Runtime.state`. Raises HostError if Slurm does not answer, which does not mean NOT_FOUND."""
         return state_of(Path(unit.run_dir), lambda: jobs.find_job(unit.runtime_id))
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        """Return the command lines by a job step on the node; () if no step can be started."""
+        """See `Runtime.process_cmdlines`. A job step on the node reads them; () if no step can be started."""
         with suppress(HostError):
             submission = read_submission(Path(unit.run_dir))
             job = jobs.find_job(unit.runtime_id) if submission is not None and not submission.stopped else None
@@ -190,24 +190,24 @@ class SlurmRuntime(Runtime):
         return ()
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """See `Runtime.logs`. The supervisor has stored it without the secrets, where the nodes and we see it."""
-        looks = 5  # at the log, which costs nothing, for one at the job, which costs a program
+        """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
+        looks = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
         return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since, looks=looks)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """See `Runtime.stop`. Waits until the VRAM is given back, which the job itself does on its node.
+        """See `Runtime.stop`. Waits for the release of the VRAM, which the job itself awaits on its node.
 
-        Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
-        that cannot be read where no job in the queue tells that it is its server.
+        Raises DeployError for a job that Slurm does not end. Raises HostError if Slurm does not answer, or for an
+        unreadable record if no queued job is known to be its server.
         """
         run_dir = Path(unit.run_dir)
         if unit.runtime_id:
             self._end(unit.runtime_id, run_dir, grace=grace)
         else:
-            read_submission(run_dir)  # it says what is wrong with it
+            read_submission(run_dir)  # raises the error of the record
         if self._home.holds(run_dir, unit.name) or _is_run_of(unit.runtime_id, run_dir):
             _note_stopped(run_dir)
 
@@ -221,7 +221,7 @@ class SlurmRuntime(Runtime):
         return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
-        """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""
+        """Write the request for the node and submit the job. Raises StartError, HostError."""
         plan, run_dir = artifacts.plan, Path(comment.run)
         if plan.server.api_key_env is None and not replica_name(run_dir):
             warn(f"`{comment.name}` asks for no API key: it answers everyone in the cluster's network")
@@ -245,7 +245,7 @@ class SlurmRuntime(Runtime):
         return submission
 
     def _take_back(self, comment: JobComment) -> None:
-        """Cancel what a start that failed has left, also where its number was never read; its secrets go first."""
+        """Cancel the jobs of a failed start, even if their numbers were never read; remove the secrets first."""
         run_dir = Path(comment.run)
         with suppress(OSError):
             remove_file(run_dir / START)
@@ -284,7 +284,7 @@ class SlurmRuntime(Runtime):
         )
 
     def _listed(self, comment: JobComment, job: Job) -> Unit:
-        """A unit with its state; a job that Slurm has forgotten has none there."""
+        """Return a unit with its state; a job that Slurm has forgotten counts as None there."""
         known = job if job.state else None
         return dataclasses.replace(self._unit(comment, job), state=state_of(Path(comment.run), lambda: known))
 
@@ -305,7 +305,7 @@ def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
 
 
 def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Artifacts:
-    """A gateway's command with the addresses that its servers have got. Raises StartError where one has none."""
+    """Return a gateway's artifacts with its replicas' addresses. Raises StartError if a replica has none."""
     plan, urls = artifacts.plan, {}
     if plan.gateway is None:
         return artifacts
@@ -323,7 +323,7 @@ def _is_over(job: Job | None) -> bool:
 
 
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
-    """Let the supervisor end its server, then kill it, then wait until the job has given the GPUs back."""
+    """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
     for within in (grace, _LAST_WORD):
         jobs.signal_server(number)
         if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), within=within, pause=_POLL):
@@ -349,26 +349,26 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
 
 
 def _serves(number: str, run_dir: Path) -> bool:
-    """Whether the server of a job runs; one that has ended may have its job wait for VRAM."""
+    """Return whether the server of a job is running; the job of an ended server may still wait for VRAM."""
     job = jobs.find_job(number)
     if job is None or not job.runs:
         return False
     try:
         record = read_record(run_dir, SERVER)
     except HostError:
-        return True  # until its job has ended
+        return True  # assume so until the job has ended
     return record is None or is_stale(record, job) or record.exit_code is None
 
 
 def _is_run_of(number: str, run_dir: Path) -> bool:
-    """Whether a directory is where a job was started, by its own record: the comment of a job may name any."""
+    """Return whether the record in a directory names this job; a comment alone could name any directory."""
     with suppress(HostError):
         return (submission := read_submission(run_dir)) is not None and submission.job == number
     return False
 
 
 def _note_stopped(run_dir: Path) -> None:
-    """Note that somebody asked for the end, and take away what a requeued job would have started from."""
+    """Record the requested end, and remove the files from which a requeued job would start."""
     try:
         for name in (START, CONFIG):
             remove_file(run_dir / name)

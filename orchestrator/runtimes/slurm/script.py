@@ -1,4 +1,4 @@
-"""The job: its options for sbatch, the script of it, and the command in the site's container; pure."""
+"""The job: its sbatch options, its script, and the command in the site's container. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -9,31 +9,31 @@ from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.base import LOG
 
 SCRIPT: Final = "job.sh"
-JOB_LOG: Final = "job.log"  # what Slurm and our own program say; the server's output is in `server.log`
+JOB_LOG: Final = "job.log"  # output of Slurm and of this tool; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
-_OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it hands on, and keeps a tree of prefixes
+_OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it forwards requests and keeps a prefix tree
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
 def job_of(plan: Plan) -> SlurmSection:
-    """The plan's job. Raises ValueError for a plan of another runtime."""
+    """Return the plan's job. Raises ValueError for a plan of another runtime."""
     if plan.slurm is None:
         raise ValueError(plan.runtime)
     return plan.slurm
 
 
 def job_options(plan: Plan, name: str) -> tuple[str, ...]:
-    """What a job of that server, or of a gateway, asks Slurm for (sbatch(1), 22.05).
+    """Return the sbatch options for the job of a server or of a gateway (sbatch(1), 22.05).
 
-    One node and one task: sglang starts its ranks itself. The signal goes to our supervisor alone (`B:`), which ends
-    the server as `deploy down` does; Slurm's own default tells every process at once.
+    One node and one task: sglang starts its ranks itself. Only the supervisor gets the signal (`B:`), and it ends the
+    server as `deploy down` does; by default Slurm signals every process at once.
     """
     return tuple(_options(plan, job_of(plan), name))
 
 
 def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
     if not plan.gateway:
-        yield from job.sbatch_options  # first: of an option that is given again sbatch takes the last
+        yield from job.sbatch_options  # first: sbatch uses the last of repeated options
     yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),
@@ -53,7 +53,7 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
 
 
 def gres(plan: Plan) -> str | None:
-    """The GPUs that the ranks take, up to the last one, as Slurm counts them; None on a CPU, and for a gateway."""
+    """Return the GPUs in Slurm's syntax, up to the last one of the ranks; None on a CPU and for a gateway."""
     if not plan.gpus or plan.gateway:
         return None
     kind = job_of(plan).gpu_type
@@ -61,9 +61,9 @@ def gres(plan: Plan) -> str | None:
 
 
 def job_script(plan: Plan, name: str) -> str:
-    """The script that sbatch takes: with a Python and a run directory it is `deploy up`'s, by hand it is `server.sh`'s.
+    """Return the script for sbatch. `deploy up` passes a Python and a run directory; without them it runs `server.sh`.
 
-    Neither it nor its arguments hold a secret: those come by a file in the run directory.
+    Neither the script nor its arguments hold a secret: a file in the run directory does.
     """
     command = "gateway.sh" if plan.gateway else "server.sh"
     lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in job_options(plan, name))]
@@ -77,7 +77,7 @@ def job_script(plan: Plan, name: str) -> str:
 
 
 def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:
-    """What stands before the server's command where the site starts containers; `home` is mounted at its own place."""
+    """Return the command prefix of a site with containers; `home` is mounted at the same path."""
     job = job_of(plan)
     if job.container == "pyxis":
         mounts = (f"--container-mounts={home}:{home}", f"--container-workdir={home}") if home else ()

@@ -1,4 +1,4 @@
-"""What a plan becomes for Slurm: artifacts, job files, and what the nodes need in the home that they share."""
+"""Artifacts and job files of a plan for Slurm, and the preparation of the home that the nodes share."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,11 +17,11 @@ from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
 from orchestrator.runtimes.slurm.script import SCRIPT, container_words, job_of, job_script
 from orchestrator.runtimes.supervisor import prepare as supervisor
 
-_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - which of a node's addresses clients reach is known to none before it runs
+_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - the node's address is unknown before the job runs
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-    """As a process, or within the site's container, whose image has the patches."""
+    """Return the artifacts of a process, or of the site's container, whose image has the patches."""
     if not _in_container(plan):
         return supervisor.rendered(plan, inputs, _EVERYWHERE)
     servers = tuple(_contained(each, None) for each in replica_plans(plan))
@@ -32,9 +32,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
 
 
 def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
-    """Make what the nodes need in the home that they share. Raises BuildError, PatchError.
+    """Prepare the shared home for the nodes. Raises BuildError, PatchError.
 
-    A gateway has an environment there, whatever its servers run in.
+    A gateway has a virtual environment there, whatever its replicas run in.
     """
     plan = artifacts.plan
     if not _in_container(plan):
@@ -50,7 +50,10 @@ def _in_container(plan: Plan) -> bool:
 
 
 def external_image(plan: Plan) -> ExternalImage | None:
-    """The image of the site's container, where it is not pinned. Of apptainer's forms `docker://` takes a digest."""
+    """Return the image of the site's container if it is not pinned.
+
+    Of apptainer's forms, `docker://` accepts a digest.
+    """
     job = job_of(plan)
     image = job.image or ""
     if job.container == "none" or "@sha256:" in image:
@@ -70,7 +73,7 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
 
 
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
-    """The job of the server, or that of the gateway and one in each server's folder."""
+    """Return the job files of the server, or those of the gateway and of each replica in its folder."""
     own = (script_file(SCRIPT, job_script(artifacts.plan, name)), *supervisor.launcher_files(artifacts))
     replicas = enumerate(artifacts.replicas, start=1)
     return own + tuple(
@@ -79,7 +82,7 @@ def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 
 
 def tables(plan: Plan, home: Home) -> tuple[Path, ...]:
-    """The tables of the interpreter. Raises KernelsError for a container, which is not looked into."""
+    """Return the tables of the interpreter. Raises KernelsError for a container, which cannot be inspected."""
     if _in_container(plan):
         raise KernelsError(f"the tables in `{job_of(plan).image}` cannot be read", hint="`--allow-untuned`")
     return supervisor.own_tables(plan, home)

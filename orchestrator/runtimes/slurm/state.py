@@ -1,4 +1,4 @@
-"""What has become of a job's server, as Slurm and the supervisor's record tell it together."""
+"""The state of a job's server, from Slurm and the supervisor's record."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from orchestrator.runtimes.slurm.record import SERVER, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG
 from orchestrator.runtimes.supervisor.record import Record, describe_exit, read_record
 
-_SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
+_SKEW: Final = timedelta(seconds=30)  # maximum difference between the clocks of two hosts
 
 _UNTOLD: Final = "its node failed, or its job was cancelled"
 _ENDING: Final = "its job is just ending"
 
 
 def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
-    """The state of the server of a run; `ask` asks Slurm for its job, where nobody has ended that."""
+    """Return the state of the server of a run; `ask` queries its job from Slurm, unless the server was stopped."""
     try:
         submission, record = read_submission(run_dir), read_record(run_dir, SERVER)
     except HostError as error:
@@ -35,7 +35,7 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
 
 
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
-    """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
+    """Return the state of a server from its job and its record; after a node failure the record may be stale."""
     if job is not None and job.waits:
         return ServerState(status=Status.PENDING, restarts=job.restarts, detail=pending_reason(job))
     current = None if record is None or (job is not None and is_stale(record, job)) else record
@@ -45,7 +45,7 @@ def server_state(job: Job | None, record: Record | None, run_dir: Path) -> Serve
 
 
 def is_stale(record: Record, job: Job) -> bool:
-    """Whether it tells of a start before the job was requeued."""
+    """Return whether the record describes a start before the job was requeued."""
     if not job.restarts or job.begins is None:
         return False
     return datetime.fromisoformat(record.started_at) < datetime.fromisoformat(job.begins) - _SKEW
@@ -71,13 +71,13 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
 
 
 def _last_word(run_dir: Path) -> str:
-    """What Slurm or our own program said last in the job's own log."""
+    """Return the last line of the job's own log, written by Slurm or this tool."""
     lines = list(LogTail(run_dir / JOB_LOG).to_end())
     return redact(lines[-1]) if lines else ""
 
 
 def kept_state(run_dir: Path) -> ServerState | None:
-    """The state of the server of a run by its records alone; None where there was no job. Raises HostError."""
+    """Return the state of the server of a run from its records alone, None if there was no job. Raises HostError."""
     submission = read_submission(run_dir)
     if submission is None:
         return None

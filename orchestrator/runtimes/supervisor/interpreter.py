@@ -1,4 +1,4 @@
-"""What preflight asks of the interpreter that has the engine: a rented pod's own is whatever its image made of it."""
+"""Preflight checks of the interpreter with the engine; a rented pod's own interpreter depends on its image."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -9,7 +9,7 @@ from orchestrator.hosts.gpu_checks import carries
 from orchestrator.hosts.gpus import VENDORS
 from orchestrator.hosts.report import Finding, fail, info, warn
 
-# Versions without importing anything: torch alone takes seconds, and sglang asks for a GPU.
+# Read versions without importing: torch alone takes seconds, and sglang needs a GPU.
 _ASK: Final = """
 import importlib.metadata as metadata, importlib.util as util, json, os, platform, runpy
 def version(name):
@@ -24,11 +24,11 @@ built = {"torch": torch.get("__version__"), "cuda": torch.get("cuda"), "hip": to
 print(json.dumps({"python": platform.python_version(), **built, **{name: version(name) for name in names}}))
 """
 _NVCC: Final = 'command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"'
-_TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # what torch calls what it was built for
+_TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # torch's names of the toolkits
 
 
 def interpreter(subject: CheckContext) -> Iterator[Finding]:
-    """The interpreter runs, and has the plan's sglang and a torch for these GPUs that the driver carries."""
+    """Check that the interpreter runs, with the plan's sglang and a torch that the driver supports."""
     python, engine = subject.access.interpreter, subject.plan.engine
     if python is None:
         yield info("interpreter", "made on the way up", f"sglang {engine.version}")
@@ -52,7 +52,7 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _versions(printed: str) -> Mapping[str, str | None] | None:
-    """The answer, on the last line of what was printed; None where that is something else."""
+    """Parse the last line of the output; None if it has another form."""
     try:
         answer = parse_json(printed.splitlines()[-1])
     except (IndexError, ValueError):
@@ -61,7 +61,7 @@ def _versions(printed: str) -> Mapping[str, str | None] | None:
 
 
 def compiler(subject: CheckContext) -> Iterator[Finding]:
-    """`nvcc` is there: flashinfer compiles its sampling kernels at their first use."""
+    """Check for `nvcc`: flashinfer compiles its sampling kernels at their first use."""
     if subject.plan.hardware.vendor != "nvidia":
         return
     found = subject.access.runner(("sh", "-c", _NVCC)).stdout.strip()
@@ -75,7 +75,7 @@ def compiler(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _torch(subject: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
-    """Torch is built for the plan's GPUs, and their driver carries what it was built for."""
+    """Check that torch is built for the plan's GPUs and supported by their driver."""
     vendor, inventory = subject.plan.hardware.vendor, subject.inventory
     if versions["torch"] is None:
         yield fail("torch", "none", "torch", "install sglang with what it needs into this interpreter, or name another")

@@ -1,16 +1,16 @@
-"""The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
+"""The parent process of a server: writes its record and its redacted log, reaps it, and cleans up after it.
 
-`python -m orchestrator.runtimes.supervisor.main LOCK` reads a request (JSON) from stdin, detaches a supervisor
-into a session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request
-comes through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing. LOCK is
-the descriptor of the lock on the handover (`process/handover.py`), held until the record tells of the server. A job on
-a node of a cluster calls `serve` itself, and stays in the foreground.
+`python -m orchestrator.runtimes.supervisor.main LOCK` reads a request (JSON) from stdin and detaches a supervisor into
+its own session. It exits with 0 once the server runs, else with 1 and the reason on stderr. The request comes through a
+pipe because it may hold secrets; if the caller dies while writing it, nothing is started. LOCK is the descriptor of the
+lock on the handover (`process/start_lock.py`), held until the record exists. A job on a cluster node calls `serve`
+itself and stays in the foreground.
 
 ::
 
     session ─┬─ supervisor      reads the server's output, redacts it, appends it to server.log
-             └─ server ─┬─ …    a process group of its own; killed by the kernel should the supervisor be killed
-                        └─ …    orphans come back to the supervisor, which ends them when the server has ended
+             └─ server ─┬─ …    its own process group; the kernel kills it if the supervisor is killed
+                        └─ …    the supervisor inherits orphans, and ends them after the server
 """
 
 import contextlib
@@ -43,15 +43,15 @@ from orchestrator.runtimes.supervisor.record import CONFIG, Record, private, wri
 
 STARTED: Final = b"started"
 
-_PIPE: Final = 1 << 20  # bytes: as much as any user may have (pipe(7)); so much is taken at once, however busy we are
+_PIPE: Final = 1 << 20  # bytes: the maximum for unprivileged users (pipe(7)); a larger buffer absorbs bursts
 _PIECE: Final = 1 << 18
-_PAUSE: Final = 0.25  # seconds between two looks at a server that writes nothing
+_PAUSE: Final = 0.25  # seconds between two checks of a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRequest:
-    """What to start. `config` is the text of sglang's `--config` file, which holds the API key."""
+    """The request to start a server. `config` is the text of sglang's `--config` file, which holds the API key."""
 
     run_dir: str
     cwd: str
@@ -59,23 +59,23 @@ class StartRequest:
     env: dict[str, str]
     secret_env: dict[str, str]
     config: str | None
-    secrets: tuple[str, ...]  # all that the caller knows of: none may stand in the log
+    secrets: tuple[str, ...]  # all that the caller knows: none may appear in the log
     name: str
     profile: str
     plan_digest: str
     url: str
-    token: str  # it stands in the environment of this process already
-    record: str  # the file of its record, in the run directory
+    token: str  # already in the environment of this process
+    record: str  # file name of the record, in the run directory
 
     @classmethod
     def read(cls, text: str) -> "StartRequest":
-        """Back from `json.dumps(dataclasses.asdict(request))`."""
+        """Parse the JSON of `dataclasses.asdict(request)`."""
         data = json.loads(text)
         return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "secrets")}})
 
 
 def main() -> int:
-    """Detach a supervisor and wait for its word."""
+    """Detach a supervisor and wait for its report."""
     request = StartRequest.read(sys.stdin.read())
     set_known(request.secrets)
     lock = int(sys.argv[1])
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
-    """Start the server, say so, let go of the lock, and stay until the server and all its children have ended."""
+    """Start the server, report it, release the lock, and wait until the server and all its children have ended."""
 
     def say_so(_: Program) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -111,9 +111,9 @@ def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
 
 
 def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
-    """Start the server, tell `started`, and stay until the server and all its children have ended; its exit code.
+    """Start the server, call `started`, wait for the end of the server and its children; return the exit code.
 
-    Raises StartError where it could not be started; nothing is left then.
+    Raises StartError if it cannot be started, and leaves nothing behind.
     """
     run_dir = Path(request.run_dir)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -134,7 +134,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
     started(server)
     _copy_output(server, log, record.marks)
     code = _exit_code(server.wait())
-    with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
+    with contextlib.suppress(OSError):  # a full disk: without the record, /proc still shows that nothing runs
         write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
     return code
 
@@ -162,11 +162,11 @@ def _argv(request: StartRequest) -> tuple[str, ...]:
 
 
 def _spawn(request: StartRequest) -> Program:
-    # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
+    # A working directory on sys.path could shadow a module; without a terminal, output would arrive in blocks.
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     config = Path(request.run_dir, CONFIG)
     if request.config:
-        remove_file(config)  # a start before this one was killed with it
+        remove_file(config)  # left by an earlier start that was killed
         os.mkfifo(config, 0o600)
     server = start(
         _argv(request),
@@ -175,7 +175,7 @@ def _spawn(request: StartRequest) -> Program:
         output=PIPE,
         tied=True,
     )
-    with contextlib.suppress(OSError):  # a system, or a user, that has no more
+    with contextlib.suppress(OSError):  # the system, or this user, allows no larger pipe
         fcntl.fcntl(server.output, fcntl.F_SETPIPE_SZ, _PIPE)
     signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGTERM))
     if request.config:
@@ -184,10 +184,10 @@ def _spawn(request: StartRequest) -> Program:
 
 
 def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
-    """Give the config to its one reader, and take the FIFO away."""
+    """Write the config to its one reader, and remove the FIFO."""
     try:
         while server.code is None:
-            with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+            with contextlib.suppress(OSError):  # ENXIO: no reader yet
                 pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
                 os.write(pipe, text)
                 os.close(pipe)
@@ -199,12 +199,12 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
 
 def _copy_output(server: Program, log: RotatingLog, marks: ProcessMarkers) -> None:
     for text in redacted(_output(server, marks)):
-        with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
+        with contextlib.suppress(OSError):  # a full disk must not end a healthy server
             log.write(text.encode())
 
 
 def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:
-    """What the server and its children write, until it has ended and, with it, all of them."""
+    """Yield the output of the server and its children until all of them have ended."""
     source = [server.output.fileno()]
     while True:
         _collect_orphans(server)
@@ -215,22 +215,22 @@ def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:
             yield piece
         elif ended:
             return
-        elif readable:  # closed while the server runs: only its end is left to wait for
+        elif readable:  # closed while the server runs: only wait for its end
             source = []
 
 
 def _collect_orphans(server: Program) -> None:
-    """Let nothing that has ended stay a zombie: orphans of the server are this process's children."""
+    """Reap ended orphans of the server, which are children of this process."""
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid != server.pid:
                 os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
-            elif server.code is None:  # another thread collects it just now, and keeps its exit code
+            elif server.code is None:  # another thread is reaping it, and keeps its exit code
                 return
 
 
 def _end_children(server: Program, marks: ProcessMarkers) -> None:
-    """Kill what the server has left, wherever it has gone to."""
+    """Kill the remaining processes of the server, in whatever session they are."""
     own = os.getpid()
     while left := [process for process in server_processes(marks) if process.pid != own]:
         signal_processes(left, signal.SIGKILL)
@@ -243,7 +243,7 @@ def _exit_code(code: int) -> int:
 
 
 def _let_go_of_the_terminal() -> None:
-    """Keep running when the caller's terminal closes, and keep none of its files open."""
+    """Survive the end of the caller's terminal, and keep none of its files open."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,11 +1,13 @@
-"""A patched copy of an interpreter's sglang, first on PYTHONPATH: every process of the server imports it, and its JIT
-compiles the sources in it. What is installed is not changed, and other packages are found where they are.
+"""A patched copy of an interpreter's sglang, first on PYTHONPATH.
+
+Every process of the server imports it, and its JIT compiles the sources in it. The installation is not changed, and
+other packages are imported from there.
 
 ::
 
-    packages/<digest>/python/sglang/   the package: hard links, but for the files that patches wrote
-    packages/<digest>/tables/          files given to patches
-    packages/<digest>/receipt.json     written last: without it the folder is what a killed command left
+    packages/<digest>/python/sglang/   the package: hard links, except for files that patches wrote
+    packages/<digest>/tables/          input files of patches
+    packages/<digest>/receipt.json     written last: a folder without it was left by a killed command
     packages/<digest>.lock             held while the copy is made
 """
 
@@ -29,9 +31,9 @@ from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest
 from orchestrator.patches.schema import AddedFile, Diff, Patch
 
-_FINDS: Final = 60.0  # seconds an interpreter may take to say what it imports; what is none may serve for ever
+_FINDS: Final = 60.0  # seconds for an interpreter to report its imports; another program might never end
 _RECEIPT: Final = "receipt.json"
-_APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
+_APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's states of a patch that is in place
 _NO_TABLE: Final = (
     "`deploy kernels coverage PROFILE` says what the table is for; `skip_patches` in the profile leaves it out"
 )
@@ -40,15 +42,15 @@ _MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePatches:
-    """What a plan's patches do to the sources of an interpreter, and the files they are given, by destination."""
+    """The patches of a plan for the sources of an interpreter, and their input files by destination."""
 
     patches: tuple[Patch, ...]
     diffs: Mapping[str, str]  # patch id -> text
     tables: Mapping[str, bytes]
-    unexpected: frozenset[str]  # ids of those that the plan's version does not call for
+    unexpected: frozenset[str]  # ids of patches that the plan's version should not need
 
     def manifest(self, places: Mapping[str, str]) -> str:
-        """What the applier is told; a file lies at its place among these instead of at its destination."""
+        """Return the applier's manifest. `places` replaces destinations of files."""
         entries = parse_json(manifest(self.patches, self.diffs, unexpected=self.unexpected))
         for entry in entries:
             if destination := entry["apply"].get("destination"):
@@ -58,23 +60,23 @@ class SourcePatches:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedCopy:
-    """A copy that is there, with the receipt of what is in it."""
+    """A patched copy on disk, with its receipt."""
 
     folder: Path
     receipt: ImageReceipt
-    made: bool  # by this call; False where it was there
+    made: bool  # by this call; False if it existed
 
     @property
     def python_path(self) -> str:
-        """What stands first on PYTHONPATH."""
+        """Return the first entry of PYTHONPATH."""
         return str(self.folder / "python")
 
 
 def patched_copy(python: str, sources: SourcePatches, packages: Path) -> PatchedCopy:
-    """The patched copy of the sglang that `python` imports, made below `packages` where there is none of these sources.
+    """Return the patched copy of the sglang that `python` imports; make it below `packages` if it is missing.
 
-    Two that need the same one wait for each other; what fails or is interrupted leaves nothing. Raises PatchError for a
-    patch that cannot be applied there, BuildError where there are no sources or they cannot be copied.
+    Two commands that need the same copy wait for each other; failure or interruption leaves nothing. Raises PatchError
+    for a patch that cannot be applied, BuildError if the sources are missing or cannot be copied.
     """
     _require_sglang(sources)
     found = find_sources(python)
@@ -86,7 +88,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()
     with file_lock(folder.with_suffix(".lock"), progress):
-        if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
+        if (receipt := receipt_of(folder)) is not None:  # another command has made it meanwhile
             return PatchedCopy(folder=folder, receipt=receipt, made=False)
         try:
             remove_tree(folder, within=packages)
@@ -117,7 +119,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
         )
     data = parse_json(said.read_text(encoding="utf-8"))
     remove_file(said)
-    data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
+    data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no git checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
     atomic_write(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
@@ -125,7 +127,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
 
 
 def _require_sglang(sources: SourcePatches) -> None:
-    """A diff changes a copy, and only sglang is copied."""
+    """Raise PatchError if a diff changes another package than sglang, the only one that is copied."""
     for patch in sources.patches:
         if isinstance(patch.apply, Diff) and patch.sources != "sglang":
             message = f"patch `{patch.id}` changes {patch.sources}, of which a process gets no copy"
@@ -133,7 +135,7 @@ def _require_sglang(sources: SourcePatches) -> None:
 
 
 def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
-    """A file that was given is one that its package reads."""
+    """Raise PatchError if an input file of a patch is not in use by its package."""
     for patch in sources.patches:
         given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
         if given and (state := receipt.state(patch.id)) not in _APPLIED:
@@ -143,12 +145,12 @@ def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) 
 
 
 def table_in(folder: Path | str, destination: str) -> str:
-    """Where a copy has the file that an image has at `destination`."""
+    """Return the path in a copy of a file that an image has at `destination`."""
     return f"{folder}/tables/{PurePosixPath(destination).name}"
 
 
 def find_sources(python: str) -> dict[str, Any]:
-    """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
+    """Return root, version and commit of sglang and aiter, by name, as this Python imports them. Raises BuildError."""
     done = _run(python, "find", timeout=_FINDS)
     try:
         return dict(parse_json(done.stdout.splitlines()[-1]))
@@ -158,7 +160,7 @@ def find_sources(python: str) -> dict[str, Any]:
 
 
 def sources_identity(python: str) -> str | None:
-    """A digest of where this Python finds sglang and of each file's size and time; None without sglang.
+    """Return a digest of this Python's sglang: its location, and each file's size and time; None without sglang.
 
     Raises BuildError, HostError.
     """
@@ -179,7 +181,7 @@ def _run(
 
 
 def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
-    """Of the patches, the program that applies them, and the sources with each file's size and time."""
+    """Return a digest of the patches, the applier, and the sources with each file's size and time."""
     total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0{sources.manifest({})}".encode())
     for content in (*(path.read_bytes() for path in program_paths()), *sources.tables.values()):
         total.update(f"{len(content)}\0".encode() + content)
@@ -189,7 +191,7 @@ def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> st
 
 
 def _stamps(root: str) -> Iterator[str]:
-    """Name, size and time of each file; what Python compiles beside its sources is left out."""
+    """Yield name, size and time of each file, without compiled bytecode."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
@@ -199,7 +201,7 @@ def _stamps(root: str) -> Iterator[str]:
 
 
 def receipt_of(folder: Path) -> ImageReceipt | None:
-    """The receipt of a copy that is whole: what patches wrote is still there as they wrote it. Else None."""
+    """Return the receipt of a complete copy, with all patched files unchanged; else None."""
     try:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
         files = [file for record in receipt.patches for file in record.files]

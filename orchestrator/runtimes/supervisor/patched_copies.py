@@ -1,4 +1,4 @@
-"""The patched copies that are there, and which servers run from them."""
+"""The patched copies on disk, and the servers that run from them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from orchestrator.runtimes.supervisor.patched import receipt_of
 
 
 def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
-    """The copies below a folder, from which only servers of that runtime run, sorted by name.
+    """Return the copies below a folder, sorted by name; only servers of that runtime run from them.
 
-    Raises HostError where its servers cannot be looked through.
+    Raises HostError if its servers cannot be listed.
     """
     if not packages.is_dir():
         return ()
@@ -29,7 +29,7 @@ def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
 
 
 def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
-    """A copy, with what it takes beside what is installed, and the servers that run from it."""
+    """Return a copy with its own disk usage and its servers."""
     receipt = receipt_of(folder)
     source = dict(receipt.sources).get("sglang") if receipt else None
     version = source.version if source else None
@@ -45,7 +45,7 @@ def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
 
 
 def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
-    """Remove a copy that no server runs from, once no command is making it any more."""
+    """Remove a copy that no server runs from, once no command is making it."""
     if servers:
         return False
     ignore_sigpipe()
@@ -55,17 +55,17 @@ def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
 
 
 def _own_bytes(folder: Path) -> Iterator[int]:
-    """Of each file that has no second name; the others are what is installed."""
+    """Yield the size of each file with a single link; the others are shared with the installation."""
     for place, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):  # a server writes its bytecode through files that go
+            with suppress(FileNotFoundError):  # a server that writes bytecode renames temporary files
                 status = os.lstat(f"{place}/{name}")
                 if status.st_nlink == 1:
                     yield status.st_size
 
 
 def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
-    """The name of each server that runs or waits to, with the copy it is started from."""
+    """Yield the name of each running or pending server with its copy."""
     for unit in runtime.find():
         if unit.state.status not in {Status.RUNNING, Status.PENDING}:
             continue

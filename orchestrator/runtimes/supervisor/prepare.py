@@ -1,4 +1,4 @@
-"""Before a process starts: a Python that has the engine, and its sources with the plan's patches in them."""
+"""The preparation of a process: a Python with the engine, and its sources with the plan's patches."""
 
 import os
 import shlex
@@ -34,15 +34,16 @@ from orchestrator.runtimes.supervisor.patched import (
 )
 
 _PATH: Final = "PYTHONPATH"
-_ANSWERS: Final = 300.0  # seconds a program in the interpreter may take: imports take 9 s, 35 s beside busy neighbors
-_ASKED: Final = "$PATCHED_SGLANG"  # in a script
+_ANSWERS: Final = 300.0  # seconds for a program in the interpreter: imports take 9 s, 35 s on a busy host
+_ASKED: Final = "$PATCHED_SGLANG"  # a placeholder in scripts
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -> Artifacts:
-    """The command, with paths below the tool's home, and what is done to the sources it runs.
+    """Return the command, with paths below the tool's home, and the patches of its sources.
 
-    It listens on the plan's own address, or on `host`. The interpreter of an environment is put in once it is built.
-    Where the patched sources will lie is known once they are made: until then, whoever runs the script says so.
+    The server listens on the plan's own address, or on `host`. The interpreter of a virtual environment is inserted
+    once it is built. The path of the patched sources is unknown until they are made: until then a variable of the
+    script stands for it.
     """
     if plan.gateway is not None:
         servers = tuple(rendered(each, inputs, host) for each in replica_plans(plan))
@@ -70,7 +71,7 @@ def _command(plan: Plan, host: str | None, found: DetectedPatches = NO_DETECTED_
 
 
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
-    """The plan's patches with their diffs and the files they are given."""
+    """Return the plan's patches with their diffs and input files."""
     patches = carried_patches(plan)
     tables = {
         patch.apply.destination: inputs[patch.apply.input]
@@ -82,18 +83,17 @@ def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
 
 
 def model_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str:
-    """The checkpoint, or its overlay with the patched config.json."""
+    """Return the path of the checkpoint, or of its overlay with the patched config.json."""
     if overlay := overlay_path(plan, found):
         return str(PurePosixPath(overlay).parent)
     return plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else f"models/{plan.model.name}"
 
 
 def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | None = None) -> PreparedRun:
-    """Put the interpreter that has the engine into the command, and the patched copy of its sources before it.
+    """Return the artifacts with the interpreter that has the engine, and with the patched copy of its sources.
 
-    The copy lies below `packages`; `host` as of `rendered`.
-
-    Raises BuildError; PatchError where a patch cannot be applied.
+    The copy is below `packages`; `host` is that of `rendered`. Raises BuildError, or PatchError if a patch cannot be
+    applied.
     """
     plan = artifacts.plan
     python = engine_python(plan.engine, place.home)
@@ -108,7 +108,7 @@ def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | No
     copy = patched_copy(python, sources, packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
-    gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
+    gone = "the patched copy is gone; deploy up makes it anew"  # without it the server would import unpatched sources
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in unexpected_patches(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` holds what was found")
@@ -129,7 +129,7 @@ def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | No
 
 
 def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: str | None) -> EnginePython:
-    """The interpreter of a server's command, with the server's variables and working directory."""
+    """Return the interpreter of a server's command, with the server's variables and working directory."""
     env = {"PYTHONSAFEPATH": "1", **dict(next(iter(artifacts.replicas), artifacts).command.env)}
     cwd = home.root if home.root.is_dir() else None
     return EnginePython(
@@ -139,9 +139,9 @@ def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: s
 
 
 def _identity(plan: Plan, python: str) -> str | None:
-    """What tells the sglang of an interpreter without patches from another; None where it cannot be looked for.
+    """Return an identity of the sglang of an unpatched interpreter; None if it cannot be determined.
 
-    The path of an environment of ours has its digest.
+    The path of a virtual environment made by this tool contains its digest.
     """
     if plan.engine.python is None:
         return python
@@ -158,9 +158,9 @@ def _started_by(python: str, command: Command) -> Command:
 def commanded(
     artifacts: Artifacts, home: Home, command: Callable[[Plan], Command], host: str | None = None
 ) -> Artifacts:
-    """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway.
+    """Return the artifacts with final commands: the server's, or those of each replica and the gateway.
 
-    Raises BuildError for a gateway whose environment is not to be made.
+    Raises BuildError for a gateway with a virtual environment that may not be made.
     """
     plan = artifacts.plan
     if plan.gateway is None:
@@ -176,7 +176,7 @@ def commanded(
 
 
 def launcher_files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
-    """What `gateway.sh` runs, beside it."""
+    """Return the launcher that `gateway.sh` runs, a file beside it."""
     if artifacts.plan.gateway is None:
         return ()
     content = Catalog.from_environment().path(EntryKind.IMAGE_FILE, LAUNCHER).read_bytes()
@@ -184,7 +184,7 @@ def launcher_files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
 
 
 def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
-    """The tables that the interpreter's aiter reads by itself. Raises KernelsError where it has none."""
+    """Return the tables that the interpreter's aiter reads by default. Raises KernelsError if it has none."""
     python = engine_python(plan.engine, home)
     found = find_sources(python).get("aiter")
     if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
@@ -193,14 +193,14 @@ def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
 
 
 def sources_of(artifacts: Artifacts) -> SourcePatches:
-    """What artifacts that were rendered for a process say of the sources. Raises StartError for others."""
+    """Return the source patches of artifacts that were rendered for a process. Raises StartError for others."""
     if not isinstance(artifacts.spec, SourcePatches):
         raise StartError(f"the plan of `{artifacts.plan.profile}` is not for a process")
     return artifacts.spec
 
 
 def _env(command: Command, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:
-    """The server's variables: files where they lie here, and the copy before whatever else Python is told to import."""
+    """Return the server's variables: local paths for input files, and the copy first on PYTHONPATH."""
     env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in command.env}
     before = env.get(_PATH, os.environ.get(_PATH))
     return tuple(sorted({**env, _PATH: os.pathsep.join(filter(None, [copy.python_path, before]))}.items()))

@@ -18,17 +18,17 @@ from orchestrator.core.text import parse_json
 from orchestrator.runtimes.replicas import is_replica, replica_number, run_root
 
 FILE: Final = "process.json"
-UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # one that was put out of the way
+UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # an unreadable record that was moved away
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
-_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
+_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # excludes files that others may write to, as /dev/null
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What has been started, and how it ended. Holds nothing secret.
+    """The start and the end of a server process. Holds no secret.
 
-    `supervisor` and `server` are `procfs.identity` texts, `token` and `output` are marks of its processes; times are
-    ISO 8601, UTC; an exit code of 128 + n stands for an end by signal n.
+    `supervisor` and `server` are `procfs.process_identity` texts. `token` and `output` are markers of its processes.
+    Times are ISO 8601, UTC. An exit code of 128 + n means an end by signal n.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Record:
     output: str | None
     exit_code: int | None
     ended_at: str | None
-    stopped: bool  # somebody asked for its end
+    stopped: bool  # its end was requested
     version: int = RECORD_VERSION
 
     @property
     def marks(self) -> ProcessMarkers:
-        """What its processes are told by."""
+        """Return the markers that identify its processes."""
         return ProcessMarkers(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
 def parts_of(run_dir: Path) -> tuple[Path, ...]:
-    """Where the record of a run stands, and those of its replicas, in their order."""
+    """Return the directories of the records of a run and of its replicas, in their order."""
     try:
         with os.scandir(run_dir) as entries:
             found = [entry.name for entry in entries if is_replica(entry.name)]
@@ -63,14 +63,14 @@ def parts_of(run_dir: Path) -> tuple[Path, ...]:
 
 
 def run_marker(run_dir: Path) -> str:
-    """What the processes of a run have in their environment: its directory, which is known without a record."""
+    """Return the marker in the environment of a run's processes: its directory, known even without a record."""
     return str(run_dir.resolve())
 
 
 def is_copy(record: Record, run_dir: Path) -> bool:
-    """Whether the run that it tells of is another one, as in a home that was copied: its server is that home's.
+    """Return whether a record belongs to another run, as in a copied home: the server is the other home's.
 
-    A home that was moved has taken its runs along.
+    A moved home has taken its runs along.
     """
     try:
         return not run_dir.samefile(record.token)
@@ -79,12 +79,12 @@ def is_copy(record: Record, run_dir: Path) -> bool:
 
 
 def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
-    """Put the record in place, whole or not at all, readable by its owner only."""
+    """Write the record atomically, readable by its owner only."""
     atomic_write(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
 
 
 def mark_stopped(run_dir: Path, record: Record) -> None:
-    """Note in the record of a run that somebody asked for its end, on a full disk too. Raises OSError, HostError."""
+    """Record that the end of a run was requested; works on a full disk too. Raises OSError, HostError."""
     try:
         write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
     except OSError:
@@ -93,10 +93,10 @@ def mark_stopped(run_dir: Path, record: Record) -> None:
 
 
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
-    """The record of a run directory, None where nothing was started there.
+    """Return the record of a run directory, None if nothing was started there.
 
-    Raises HostError for one that cannot be read, or that somebody else has written: a server may run that nothing else
-    knows of.
+    Raises HostError for a record that is unreadable or written by another user: a server may be running that nothing
+    else knows of.
     """
     path = run_dir / FileName(file)
     try:
@@ -113,12 +113,11 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
 
 
 def _record(data: object, *, owner: str) -> Record:
-    """Raises ValueError for what is no record of a server of that name."""
     return read_versioned(data, lambda known: _checked(known, owner=owner))
 
 
 def _checked(data: dict[str, Any], *, owner: str) -> Record:
-    """Raises ValueError, TypeError or KeyError."""
+    """Return the record. Raises ValueError, TypeError or KeyError for invalid data."""
     argv = data["argv"]
     if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
         raise TypeError("argv")
@@ -138,12 +137,12 @@ def _checked(data: dict[str, Any], *, owner: str) -> Record:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code as text."""
     if code <= 128:
         return f"exit code {code}"
     return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
 
 
 def private(path: str, flags: int) -> int:
-    """An opener for files that only their owner may read."""
+    """Open a file that only its owner may read; an opener for `open`."""
     return os.open(path, flags, 0o600)

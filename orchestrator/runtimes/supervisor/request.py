@@ -1,4 +1,4 @@
-"""What a supervisor is asked to start, with the secrets by the way that each takes."""
+"""The request to a supervisor, with the secrets split by their way of delivery."""
 
 import re
 from collections.abc import Mapping
@@ -12,13 +12,16 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import run_marker
 
-_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # a repository of the hub, where a path may be given as well
 
 
 def start_request(
     artifacts: Artifacts, *, name: str, run_dir: Path, cwd: Path, secrets: Mapping[str, Secret], record: str
 ) -> StartRequest:
-    """The start of a server under a name, in the directory `cwd`; it holds secrets. `record` is of `StartRequest`."""
+    """Return the request to start a server under a name in the directory `cwd`; `record` is that of `StartRequest`.
+
+    The request holds secrets.
+    """
     plan, ways = artifacts.plan, split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
     given = {variable: secret.reveal() for variable, secret in ways.env.items()}
     if (token := hub_token()) and _reads_hub(plan):
@@ -41,5 +44,5 @@ def start_request(
 
 
 def _reads_hub(plan: Plan) -> bool:
-    """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
+    """Return whether sglang itself may download: the checkpoint is local, a draft model or a tokenizer may not be."""
     return any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths)
