@@ -221,12 +221,8 @@ class Runtime(ABC):
     is_local: ClassVar[bool] = True  # a server runs on the host that preflight checks
     supports_ssh: ClassVar[bool] = False  # `--host` may name another host
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
-    gateway_discovery: ClassVar[bool] = (
-        False  # its gateways discover replicas by themselves
-    )
-    run_files: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # files that only this runtime writes into a run directory
+    gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
+    run_files: ClassVar[frozenset[str]] = frozenset()  # files that only this runtime writes into a run directory
     host_given: bool = False  # the user named the host: report if it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:
