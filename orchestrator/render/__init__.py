@@ -1,1 +1,1 @@
-"""Files rendered from a plan. Pure."""
+"""The files rendered from a plan. Pure: nothing is read or written."""

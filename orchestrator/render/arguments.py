@@ -1,4 +1,4 @@
-"""What an engine is asked of a start's arguments, before it."""
+"""The request by which an engine's Python validates server arguments before a start."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,10 @@ from orchestrator.render.artifacts import Artifacts
 
 
 def argument_question(artifacts: Artifacts, files: Mapping[str, str] | None) -> ArgumentQuestion:
-    """The arguments of each server and the plan's GPUs. `files` are the model's; None: they lie at its path."""
+    """Return the request to validate the arguments of each server for the plan's GPUs.
+
+    `files` maps names of the model's files to their text; None if the files are at the model's path.
+    """
     plan, hardware = artifacts.plan, artifacts.plan.hardware
     servers = artifacts.replicas or (artifacts,)
     return ArgumentQuestion(

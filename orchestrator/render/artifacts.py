@@ -1,4 +1,4 @@
-"""Artifacts: text and bytes rendered from a plan. Equal plans give equal artifacts, on any machine."""
+"""The artifacts of a plan: commands, environment variables and build context. Equal plans give equal artifacts."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The server's argv and its own variables, sorted by name. Holds no secret."""
+    """The argv of a server and its environment variables, sorted by name. Contains no secret."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    in_home: bool  # it runs in the tool's home directory
-    script: tuple[str, ...] = ()  # lines of a shell script before it: variables that only the machine can fill
+    in_home: bool  # whether it runs in the home directory of `deploy`
+    script: tuple[str, ...] = ()  # shell lines before the command, for variables that depend on the host
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedFile:
-    """One file of a build context; `path` is relative with forward slashes."""
+    """A rendered file; `path` is relative, with forward slashes."""
 
     path: str
     content: bytes
@@ -31,13 +31,13 @@ class RenderedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """A Dockerfile with everything it copies, sorted by path."""
+    """A Dockerfile and the files that it copies, sorted by path."""
 
     files: tuple[RenderedFile, ...]
 
     @property
     def digest(self) -> str:
-        """sha256 over names, modes and contents, hex; the image tag is its beginning."""
+        """SHA-256 of paths, modes and contents, in hex; the image tag starts with it."""
         total = hashlib.sha256()
         for file in self.files:
             total.update(f"{file.path}\0{int(file.executable)}\0{len(file.content)}\0".encode())
@@ -47,17 +47,17 @@ class BuildContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifacts:
-    """Everything rendered from one plan; `spec` is what its runtime starts the server from, in a type of its own.
+    """The artifacts of one plan; `spec` is the input of the runtime, in the runtime's own type.
 
-    With `command.in_home` the command runs in the tool's home directory, so that its paths are relative and the same on
-    every machine; in a container its paths are those inside.
+    With `command.in_home`, the command runs in the home directory of `deploy`, and its paths are relative and equal on
+    every host. In a container, its paths are those inside the container.
     """
 
     plan: Plan
     command: Command
-    build: BuildContext | None  # of the image, for a runtime that starts one
+    build: BuildContext | None  # None if the runtime uses no image
     spec: object = None
-    replicas: tuple["Artifacts", ...] = ()  # of each of several servers, where `command` is that of their gateway
+    replicas: tuple["Artifacts", ...] = ()  # if not empty, `command` starts their gateway
 
 
 def server_command(
@@ -69,9 +69,10 @@ def server_command(
     in_home: bool = False,
     found: DetectedPatches = NO_DETECTED_PATCHES,
 ) -> Command:
-    """What is executed. Where the checkpoint lies, which address is bound and by what interpreter, its runtime says.
+    """Return the command that starts a server.
 
-    The variables of `found` patches are added; one that the plan sets itself stays.
+    The runtime chooses `model_path`, the bind address `host` and the interpreter `python`. The environment variables of
+    the detected patches `found` are added; variables of the plan have precedence.
     """
     launch = Launch(
         model_path=model_path,
@@ -97,9 +98,10 @@ def gateway_command(
     metrics_host: str | None = None,
     pods: PodDiscovery | None = None,
 ) -> Command:
-    """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway.
+    """Return the command that starts the gateway of a plan, which routes to the replicas or to discovered `pods`.
 
-    Its own counters are for its machine alone, where no `metrics_host` is given: it asks for no key to them.
+    By default, metrics are served on the loopback interface only, because the gateway's metrics port needs no API key.
+    Raises ValueError if the plan has no gateway.
     """
     if plan.gateway is None:
         raise ValueError(f"the plan of `{plan.profile}` has no gateway")
@@ -117,10 +119,10 @@ def gateway_command(
 
 
 def needs_options(needs: ContainerRequirements, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
-    """What a container on this hardware is given, as options of `docker run` for servers and for the tuner, not quoted.
+    """Yield the `docker run` options that a container needs on this hardware, as unquoted pairs of option and value.
 
-    `group` gives the id of a group by its name: docker looks a name up inside the image, which need not know it. A
-    group without one owns no device there, and is left out.
+    `group` returns the id of a group on the host by name, because docker would look the name up inside the image. If it
+    returns None, the group owns no device on the host and is left out.
     """
     for device in needs.devices:
         yield "--device", device

@@ -1,8 +1,7 @@
-"""A plan's image: the Dockerfile and everything it copies. The same plan and sources give the same bytes.
+"""The build context of a plan's image: the Dockerfile and the files that it copies. Equal inputs give equal bytes.
 
-Templates run in Jinja's sandbox: rendering one touches nothing, whoever wrote it. What a plan says becomes a part of an
-instruction and never one more: a value is `quoted`, a path or a reference is a `dockerfile_word`, what
-stands in an exec form goes through `tojson`, a text after `#` is a `comment`.
+Templates may be untrusted, so they run in Jinja's sandbox. Filters keep a value of the plan from adding an instruction:
+`quoted` for values, `word` for paths and references, `comment` for text after `#`, Jinja's `tojson` for exec forms.
 """
 
 import json
@@ -20,25 +19,25 @@ from orchestrator.plan.patches import patch_env
 from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.artifacts import BuildContext, RenderedFile
 
-GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg that an image holds
-GATEWAY_FOLDER: Final = "gateway"  # in the context
+GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg in an image
+GATEWAY_FOLDER: Final = "gateway"  # in the build context
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@][A-Za-z0-9_.+:/@-]*", re.ASCII)
 
 
 def quoted(text: str) -> str:
-    """A value as ENV and LABEL take it: one piece, of which docker expands nothing."""
+    """Quote a value for ENV and LABEL, so that docker neither splits nor expands it. Raises BuildError as `comment`."""
     return '"' + re.sub(r'(["\\$])', r"\\\1", comment(text)) + '"'
 
 
 def dockerfile_word(text: str) -> str:
-    """What FROM and COPY take as it stands. Raises BuildError for what would be more than one word, or a pattern."""
+    """Return a word for FROM or COPY. Raises BuildError if the text is not a single word without wildcards."""
     if not _WORD.fullmatch(text):
         raise BuildError(f"`{text}` is not allowed in a Dockerfile")
     return text
 
 
 def comment(text: str) -> str:
-    """A text after `#`. Raises BuildError for what would not end with the line."""
+    """Return the text of a comment. Raises BuildError if it contains control characters, such as a line break."""
     if first_control_char(text):
         raise BuildError(f"{text!r} is not allowed in a Dockerfile")
     return text
@@ -46,20 +45,21 @@ def comment(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSources:
-    """What a build context is made from, as read from disk."""
+    """The inputs of a build context, as read from disk."""
 
     template: str  # text of images/<template>.Dockerfile.j2
-    programs: Mapping[str, bytes]  # images/apply_patches.py and what it imports, by file name
-    patches: tuple[Patch, ...]  # those the plan carries
-    diffs: Mapping[str, str]  # patch id -> text
-    inputs: Mapping[str, bytes]  # files given to patches, by input name
-    files: Mapping[str, bytes]  # everything else the template copies, by path in the context
+    programs: Mapping[str, bytes]  # images/apply_patches.py and its imports, by file name
+    patches: tuple[Patch, ...]  # the patches of the plan
+    diffs: Mapping[str, str]  # text of the diff, by patch id
+    inputs: Mapping[str, bytes]  # content of the inputs of patches, by input name
+    files: Mapping[str, bytes]  # all other files that the template copies, by path in the context
 
 
 def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
-    """The build context of a plan's image.
+    """Render the build context of a plan's image.
 
-    Raises BuildError where the engine names no base image, or a file that the plan was decided with is not given.
+    Raises BuildError if the engine names no base image, an input of the plan is missing, or the template cannot be
+    rendered.
     """
     from jinja2 import StrictUndefined, TemplateError  # noqa: PLC0415 - 30 ms, and few commands render an image
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
@@ -101,7 +101,10 @@ def _manifest(plan: Plan, sources: ImageSources) -> str:
 
 
 def base_reference(engine: Engine) -> str:
-    """What `FROM` names: by digest where one is known (the tag beside it would be ignored, and could mislead)."""
+    """Return the reference of the base image for `FROM`, by digest if the engine pins one.
+
+    A tag next to a digest is left out, because docker ignores it. Raises BuildError if the engine names no base image.
+    """
     if engine.image is None:
         raise BuildError(f"engine `{engine.name}` names no base image", hint="give one with `--base-image`")
     if engine.image_digest is None:
@@ -110,13 +113,13 @@ def base_reference(engine: Engine) -> str:
 
 
 def repository(reference: str) -> str:
-    """An image reference without its tag; a colon before the last slash belongs to a registry's port."""
+    """Return an image reference without its tag. A colon before the last slash belongs to the port of a registry."""
     head, slash, name = reference.rpartition("/")
     return f"{head}{slash}{name.partition(':')[0]}"
 
 
 def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
-    """(path in the context, path in the image, content) of every file that was given to a patch."""
+    """Return (path in the context, path in the image, content) of each file that the plan's patches add."""
     given = {use.id for use in plan.patches if use.input_sha256 is not None}
     tables = []
     for patch in sources.patches:
@@ -129,7 +132,7 @@ def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
 
 
 def _gateway_instructions(plan: Plan) -> str:
-    """The gateway as the last layer of its servers' image: nothing else is pulled, pinned or pushed for it."""
+    """Return the instructions that add the gateway as last layers, so that the gateway needs no image of its own."""
     if plan.gateway is None:
         return ""
     words = ["pip", "install", "--no-cache-dir", "--no-deps", "--only-binary", ":all:"]
@@ -143,7 +146,7 @@ LABEL {GATEWAY_LABEL}={quoted(plan.gateway.version)}
 
 
 def _label_instruction(plan: Plan) -> str:
-    """The labels that are known before the build; those of the receipt are added after it."""
+    """Return the LABEL instruction known before the build; the receipt's labels are added after the build."""
     labels = {
         "org.opencontainers.image.title": f"sglang for {plan.profile}",
         "org.opencontainers.image.description": plan.description,

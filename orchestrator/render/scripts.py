@@ -1,4 +1,4 @@
-"""What `deploy render --output` writes and every run directory holds: the artifacts as files a person can run."""
+"""Artifacts as files for `deploy render --output` and for run directories: JSON, shell scripts, build context."""
 
 import dataclasses
 import shlex
@@ -12,17 +12,17 @@ from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 
-IMAGE_FOLDER: Final = "image"  # the build context
-_WIDTH: Final = 120
+IMAGE_FOLDER: Final = "image"  # folder of the build context
+_WIDTH: Final = 120  # columns of wrapped comments
 SHELL_HOME: Final = (
-    '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.core.paths finds it
+    '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # same rule as orchestrator.core.paths
 )
 
 
 def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
-    """The plan, the server's command, and the build context; each runtime adds what is its own.
+    """Return the files of a plan: `plan.json`, the start script and the build context; runtimes add their own files.
 
-    Of several servers each has a folder with its own, and the command beside those is that of their gateway.
+    With replicas, the start script is that of the gateway, and each replica has a folder with its files.
     """
     written = [text_file("plan.json", artifacts.plan.to_json())]
     if artifacts.replicas:
@@ -37,22 +37,22 @@ def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
 
 
 def replica_folder(number: int) -> str:
-    """Where the files of one of several servers stand, and what it is called; counted from 1."""
+    """Return the name of a replica and of its folder; `number` counts from 1."""
     return f"replica-{number}"
 
 
 def text_file(path: str, text: str) -> RenderedFile:
-    """A file that is read."""
+    """Return a rendered file that is not executable."""
     return RenderedFile(path=path, content=text.encode(), executable=False)
 
 
 def script_file(path: str, text: str) -> RenderedFile:
-    """A file that is run."""
+    """Return a rendered file that is executable."""
     return RenderedFile(path=path, content=text.encode(), executable=True)
 
 
 def server_script(artifacts: Artifacts) -> str:
-    """The server's command as a shell script, each setting with its origin above it."""
+    """Return the shell script that starts a server; comments at its top name the origin of each setting."""
     plan = artifacts.plan
     lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#"]
     lines += [*origin_lines(plan), *warning_lines(plan), "set -eu"]
@@ -64,7 +64,10 @@ def server_script(artifacts: Artifacts) -> str:
 
 
 def gateway_script(artifacts: Artifacts) -> str:
-    """The gateway's command as a shell script, for when its servers serve; each option with its origin above it."""
+    """Return the shell script that starts the gateway, to be run when all replicas are ready.
+
+    Comments at its top name the origin of each option.
+    """
     plan = artifacts.plan
     options = plan.gateway.options if plan.gateway else ()
     about = f"{plan.profile}: the gateway before {plan.replicas} servers, started when all of them serve"
@@ -76,7 +79,7 @@ def gateway_script(artifacts: Artifacts) -> str:
 
 
 def _addressed(plan: Plan, text: str) -> str:
-    """A gateway's command with a variable for the URL of each server, which is known once that has its node."""
+    """Replace the URL of each replica by a shell variable, because its node is unknown until the replica starts."""
     for number, replica in enumerate(replica_plans(plan), start=1):
         asked = f"its URL, as http://NODE:{replica.server.port}"
         text = text.replace(f" {replica.server.url}", f' "${{REPLICA_{number}:?{asked}}}"')
@@ -84,7 +87,7 @@ def _addressed(plan: Plan, text: str) -> str:
 
 
 def _executed(artifacts: Artifacts) -> Iterator[str]:
-    """The last lines of a script; without its key a server would answer everyone who reaches it."""
+    """Yield the last lines of a script. They require the API key file, because a server without a key is public."""
     command = wrap_argv(artifacts.command.argv)
     if artifacts.plan.server.api_key_env is not None:
         key = Meaning.API_KEY
@@ -94,7 +97,7 @@ def _executed(artifacts: Artifacts) -> Iterator[str]:
 
 
 def origin_lines(plan: Plan) -> Iterator[str]:
-    """One comment a setting: its origin, the setting, who says so."""
+    """Yield one comment per setting: its origin, the setting, its source."""
     return _origins(
         [
             *((" ".join(flag.argv), flag) for flag in plan.flags),
@@ -110,12 +113,12 @@ def _origins(settings: Sequence[tuple[str, Flag | EnvVar]]) -> Iterator[str]:
 
 
 def _comment(text: str) -> str:
-    """A comment, which ends with its line whatever stands in it."""
+    """Format text as a shell comment of a single line, whatever the text contains."""
     return f"# {' '.join(printable(text).splitlines())}"
 
 
 def warning_lines(plan: Plan) -> Iterator[str]:
-    """What was reported of plans like this one, as comments."""
+    """Yield the plan's warnings about known issues as comments."""
     for warning in plan.warnings:
         yield "#"
         for text in (f"warning {warning.id}: {warning.summary} ({warning.source})", f"hint: {warning.hint}"):
@@ -123,7 +126,7 @@ def warning_lines(plan: Plan) -> Iterator[str]:
 
 
 def wrap_argv(argv: Sequence[str]) -> str:
-    """An argv as shell text, one option a line."""
+    """Quote an argv for a shell script, one option per line."""
     lines: list[str] = []
     for word in argv:
         quoted = shlex.quote(word)

@@ -1,1 +1,1 @@
-"""Task files for SkyPilot and dstack. Pure."""
+"""Task files for SkyPilot and dstack. Pure: nothing is read or written."""

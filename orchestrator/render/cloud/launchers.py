@@ -1,6 +1,6 @@
-"""The forms of SkyPilot and of dstack: a task that runs once, and a service whose replicas the broker keeps.
+"""The YAML files of SkyPilot and dstack: a task that runs once, and a service that the broker keeps running.
 
-Accepted by the validators of skypilot 0.14.1 and dstack 0.22.5; no machine was rented with them.
+The validators of skypilot 0.14.1 and dstack 0.22.5 accept these files; they were not tested on a rented host.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from orchestrator.engine import endpoints
 from orchestrator.render.artifacts import RenderedFile, needs_options
 from orchestrator.render.cloud.task import PATH_THERE, CloudTask, broker_file
 
-_CPUS: Final = 4  # of a machine without GPUs, at least: a server on a CPU has three busy processes
-_SLACK: Final = 2  # times the estimate, until a broker takes a replica for one that never gets ready
+_CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three busy processes
+_SLACK: Final = 2  # factor on the estimated startup time, before a broker gives up on a replica
 
 
 def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
-    """For `sky launch` and for `sky serve up`."""
+    """Return the files for `sky launch` and `sky serve up`."""
     plan, given = rental.plan, " ".join(f"--secret {name}" for name in rental.secrets)
     hardware = plan.hardware
     resources: dict[str, object] = {"cpus": f"{_CPUS}+"}
@@ -31,7 +31,7 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "setup": _script(*rental.set_up),
         "run": _script(PATH_THERE, *rental.run),
     }
-    # A container of SkyPilot's gets what it is told here (docs.skypilot.co, "Advanced configuration", `docker`).
+    # SkyPilot passes these options to `docker run` (docs.skypilot.co, "Advanced configuration", `docker`).
     if options := [word for option in needs_options(hardware.container, lambda _: None) for word in option]:
         task["config"] = {"docker": {"run_options": options}}
     probe = {"path": endpoints.HEALTH, "initial_delay_seconds": round(_SLACK * rental.ready_seconds)}
@@ -45,7 +45,7 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
 
 
 def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
-    """For `dstack apply`: variables come from the shell that calls it."""
+    """Return the files for `dstack apply`, which reads secrets from the environment of its shell."""
     plan = rental.plan
     hardware, shm = plan.hardware, plan.hardware.container.shm_bytes
     resources: dict[str, object] = {"cpu": f"{_CPUS}..", "disk": f"{rental.disk_gib}GB.."}
@@ -63,12 +63,12 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
     probe = {
         "type": "http",
         "url": endpoints.HEALTH,
-        "timeout": "30s",  # behind a long prefill it waits up to 20 s
+        "timeout": "30s",  # during a long prefill, a response takes up to 20 s
         "interval": "30s",
     }
     service = {
         "port": plan.server.port,
-        "auth": False,  # the server's own key: both would stand in the same header
+        "auth": False,  # the server checks its own API key, which uses the same header
         "replicas": 1,
         "probes": [probe],
     }
