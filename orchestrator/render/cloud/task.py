@@ -34,7 +34,7 @@ class CloudTask:
 
     @property
     def name(self) -> str:
-        """Profile name in a form that brokers accept: a letter, then letters, digits and dashes, at most 40 characters."""
+        """Profile name as brokers accept it: a letter, then letters, digits and dashes, at most 40 characters."""
         name = re.sub(r"[^a-z0-9]+", "-", self.plan.profile)
         return (name if name[0].isalpha() else f"p-{name}")[:40].rstrip("-")
 
