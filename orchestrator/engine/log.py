@@ -1,4 +1,4 @@
-"""What a line of sglang's log says: how far the start is, a port that is taken, a request of somebody else."""
+"""A parser of sglang's log: startup stages and their progress, a taken port, lines without progress."""
 
 import re
 from collections import deque
@@ -11,11 +11,11 @@ from orchestrator.core.secrets import MAX_SPELLING, excerpt
 from orchestrator.core.text import line_shapes
 
 KEPT_LINES: Final = 40
-KEPT_CHARACTERS: Final = 2000  # of each of them
-_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MAX_SPELLING  # enough to tell a secret that stands where it is cut
+KEPT_CHARACTERS: Final = 2000  # of each kept line
+_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
 
-# In order of appearance, in lower case; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
-# comes back, although every rank of a tp x dp layout writes its own lines.
+# In order of appearance, in lower case; wording of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
+# returns, although every rank of a tp x dp layout writes its own lines.
 _STAGES: Final = {
     "server_args=serverargs(": "starting",
     "init torch distributed begin": "connecting ranks",
@@ -37,33 +37,33 @@ _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 _STAMP: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")  # 0.5.10 to 0.5.23, in the server's own time zone
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
 _PORT_TAKEN: Final = "error while attempting to bind on address"
-_ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # someone's probe is not the server's progress
+_ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe is no progress of the server
 _ONCE: Final = (*(telltale for telltale, name in _STAGES.items() if name != "capturing"), _PORT_TAKEN)
-_TELLTALES: Final = tuple(  # a line without any says nothing
+_TELLTALES: Final = tuple(  # a line without any of these needs no parsing
     telltale.encode() for telltale in (*_STAGES, "loading ", "/health", "/metrics", _PORT_TAKEN)
 )
-_SHORT: Final = 16  # characters: of lines that are shorter it costs more to tell them apart than to search them
-# What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
+_SHORT: Final = 16  # characters of a line on average: comparing shorter lines costs more than searching them
+# Lines that repeat the words of a user or client: the arguments, and requests with --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
 
 def echoes_user_input(line: str) -> bool:
-    """Whether the line repeats what was asked for, so that no word in it tells what happened."""
+    """Return whether a line repeats arguments or a request, so that its words describe no event."""
     return any(text in line for text in _QUOTING)
 
 
 class _Says(Enum):
-    """What a kind of lines says."""
+    """The meaning of a line."""
 
-    PROBED = auto()  # somebody asks: no sign of life
-    COUNTED = auto()  # a progress bar: of some in a row the last one is enough
-    MORE = auto()
+    PROBED = auto()  # a client's probe: no sign of progress
+    COUNTED = auto()  # a progress bar: only the last of several in a row matters
+    MORE = auto()  # a stage or a taken port
 
 
 def written_since(lines: Iterable[str], time: str) -> Iterator[str]:
-    """The lines from that time on, as sglang puts it before its own: `2026-11-22 14:05:00`, in the server's time zone.
+    """Yield the lines from `time` on, which has sglang's format and the server's time zone: `2026-11-22 14:05:00`.
 
-    A line without a time is as old as the one before it.
+    A line without a time counts as being as old as the previous line.
     """
     seen = False
     for line in lines:
@@ -74,41 +74,40 @@ def written_since(lines: Iterable[str], time: str) -> Iterator[str]:
 
 
 class StartupLogParser:
-    """Reads stages and counts out of log lines; holds the last lines and nothing else of the log."""
+    """A parser of startup stages and progress counts, which keeps only the last lines of the log."""
 
     def __init__(self) -> None:
-        """Nothing has been read."""
+        """Begin before the first line."""
         self.names: list[str] = []
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.count = ""
-        self.port_taken = False  # sglang 0.5.14 then neither serves nor exits for two minutes: it asks who has it
+        self.port_taken = False  # sglang 0.5.14 then neither serves nor exits: it queries the port's owner for 2 min
         self._loads: dict[str, int] = {}
 
     @property
     def stage(self) -> str:
-        """What the server is doing."""
+        """The current stage of the startup."""
         return self.names[-1] if self.names else "waiting for the server's first line"
 
     @property
     def text(self) -> str:
-        """What the server is doing and how far it is, for a progress line."""
+        """The current stage and its count, for a progress line."""
         return f"{self.stage} {self.count}".rstrip()
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines, secrets removed."""
+        """The last lines of the log, with secrets redacted."""
         return [excerpt(line, KEPT_CHARACTERS) for line in self._last_lines]
 
     @property
     def says_ready(self) -> bool:
-        """Whether the server's own log has said that it is ready."""
+        """Whether the log contains sglang's own line that the server is ready."""
         return _LAST in self.names
 
     def feed(self, text: str) -> bool:
-        """Take lines in; returns whether one of them is a sign of life.
+        """Parse lines; return whether any of them shows progress, as all but a client's probes do.
 
-        Lines that differ in numbers only say the same: what they say is looked up once, and of a progress bar the last
-        state is read.
+        Lines that differ only in digits are classified once, and only the last state of a progress bar is parsed.
         """
         found = line_shapes(text, lower=True)
         if len(found) < _SHORT * found.count(b"\n") and not any(telltale in found for telltale in _TELLTALES):
@@ -132,7 +131,7 @@ class StartupLogParser:
     def _read(self, line: str) -> None:
         lower = line.lower()
         if self._last_lines and _COUNT.search(lower) and _COUNT.search(self._last_lines[-1].lower()):
-            self._last_lines.pop()  # of a progress bar the newest state is enough
+            self._last_lines.pop()  # only the newest state of a progress bar is worth keeping
         self._keep([line])
         begun = self._stage_of(lower)
         if begun is not None and begun not in self.names:
@@ -142,7 +141,7 @@ class StartupLogParser:
         self.port_taken |= _PORT_TAKEN in lower
 
     def _keep(self, lines: Sequence[str]) -> None:
-        """The last ones are shown where the start fails."""
+        """Keep the last lines, which are shown if the start fails."""
         self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-KEPT_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
@@ -156,7 +155,7 @@ class StartupLogParser:
         return None
 
     def _capture_of(self, what: str | None, *, begins: bool) -> str | None:
-        """Its name: `capturing target prefill graphs`; a bar of one that has begun is no stage of its own."""
+        """Return the name of a capture stage: `capturing target prefill graphs`; None for a bar of the current one."""
         if not begins and self.names and self.names[-1].startswith("capturing"):
             return None
         return f"capturing {what} graphs" if what else "capturing graphs"
@@ -174,7 +173,7 @@ class StartupLogParser:
 
 
 def _telling(of_lines: bytes) -> dict[bytes, _Says]:
-    """What those kinds of lines say, in lower case, that say more than that the server lives."""
+    """Return the meaning of each line in `of_lines` (lower case, digits masked) that needs more than being kept."""
     said = {
         kind: _says(kind.decode(errors="replace")) for each in _TELLTALES for kind in lines_containing(each, of_lines)
     }

@@ -1,6 +1,6 @@
-"""The log-probabilities that a server gives for tokens, read as strictly as every answer.
+"""Strict parsing of the log-probabilities in a response of sglang.
 
-sglang writes a NaN as `null`, as JSON has none: a place without a number is a server that computes none.
+JSON has no NaN, so sglang writes `null`: a position without a number means that the server computed NaN.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ from orchestrator.engine.responses import (
     token_ids,
 )
 
-# What decides how numbers are rounded, as `/server_info` names it.
+# Settings that affect the rounding of results, by their names in `/server_info`.
 _NUMERICS: Final = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size")
 _LEAST: Final = -1e6  # nats
-_MOST: Final = 0.01  # a rounded one may be above 0
+_MOST: Final = 0.01  # nats; rounding may give a little more than 0
 
-Ranked = tuple[tuple[int, float], ...]  # the likeliest ids of one place and their log-probabilities
+Ranked = tuple[tuple[int, float], ...]  # the likeliest token ids at one position, with their log-probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Of places in a row: the log-probability of the token that stands there, and the likeliest tokens. In nats."""
+    """Log-probabilities in nats at consecutive positions: of the token itself (`own`), and of the likeliest tokens."""
 
     own: tuple[float, ...]
     top: tuple[Ranked, ...]
@@ -37,7 +37,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredPrompt:
-    """What a server says of a prompt, from the second place behind `start` on, and of the tokens it adds."""
+    """The log-probabilities of a prompt, from position `start` + 1 on, and of the generated tokens."""
 
     prompt: TokenLogprobs
     said_ids: tuple[int, ...]
@@ -46,7 +46,10 @@ class ScoredPrompt:
 
 
 def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, top: int) -> ScoredPrompt:
-    """One answer to `scoring_body`, for the prompt `ids`. Raises OddAnswerError for another form or other tokens."""
+    """Parse the response to `scoring_body` for the prompt `ids`.
+
+    Raises UnexpectedResponseError if the response has another format or covers other tokens.
+    """
     meta, said = get_object(data, "meta_info"), token_ids(data, "output_ids")
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
@@ -61,14 +64,14 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
 
 
 def read_numerics(data: Json) -> Mapping[str, str]:
-    """The settings of a server that decide how its numbers are rounded, in words; those that it tells."""
+    """Return the settings in `/server_info` that affect the rounding of results, as text; missing ones are left out."""
     return {key: setting(data[key]) for key in _NUMERICS if data.get(key) is not None}
 
 
 def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, top: int) -> TokenLogprobs:
-    """Of `ids`, without the first `skipped`, for which nothing is computed.
+    """Parse the log-probabilities of `ids`, without the first `skipped`, for which sglang computes none.
 
-    sglang names the last token of the vocabulary 0, as it does what stands for a picture
+    sglang reports id 0 for the last token of the vocabulary and for image placeholders
     (managers/scheduler_components/logprob_result_processor.py:53, 0.5.14 to 0.5.23).
     """
     own, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
@@ -97,7 +100,7 @@ def _ranked(row: object, where: str, top: int) -> Ranked:
 
 
 def _entry(row: object, where: str) -> tuple[int, float]:
-    """The id and the log-probability of one token; sglang puts its text behind them."""
+    """Parse the id and the log-probability of one token; sglang's rows also hold the token's text."""
     if not isinstance(row, list) or len(row) < 2 or type(row[1]) is not int or row[1] < 0:
         raise UnexpectedResponseError(f"what `{GENERATE}` gives at {where} is no token with its log-probability")
     score = row[0]

@@ -1,4 +1,4 @@
-"""sglang's own counters: the Prometheus text of a server that runs with --enable-metrics."""
+"""sglang's metrics: the Prometheus text of a server that runs with --enable-metrics."""
 
 import math
 import re
@@ -13,13 +13,13 @@ from orchestrator.engine.responses import MOST_COUNT
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
-# A server whose prometheus_client is 0.22 or younger writes `_` for `:` where OpenMetrics is asked for, as Prometheus
-# does (`escaping=underscores`, seen with 0.26): a regular expression of what it writes, and what stands in the sources.
+# With prometheus_client 0.22 or later a server writes `_` for `:` if the client requests OpenMetrics, as Prometheus
+# does (`escaping=underscores`, seen with 0.26). A regular expression of the escaped name, and the original name.
 ESCAPED: Final = ("sglang_(.+)", "sglang:$1")
 
 
 class Metric(StrEnum):
-    """The counters and gauges that are read here (0.5.14, srt/observability/metrics_collector.py)."""
+    """The counters, gauges and histograms that this tool reads (0.5.14, srt/observability/metrics_collector.py)."""
 
     REQUESTS = liveness.REQUESTS
     PROMPT_TOKENS = "sglang:prompt_tokens_total"
@@ -29,32 +29,32 @@ class Metric(StrEnum):
     RETRACTIONS = "sglang:num_retracted_requests_total"
     QUEUED = "sglang:num_queue_reqs"
     RUNNING = "sglang:num_running_reqs"
-    USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, those that may be evicted not counted
+    USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, without evictable tokens
     ALL_TOKENS = "sglang:max_total_num_tokens"
     TTFT = liveness.FIRST_TOKENS  # a histogram: `_sum` and `_count`
-    ITL = liveness.LATER_TOKENS  # histograms as well
-    E2E = "sglang:e2e_request_latency_seconds"
-    RANK_TOKENS = liveness.RANK_TOKENS  # of each rank, at every chunk of prefill and every step of decode
-    OPEN_REQUESTS = "sglang:http_requests_active"  # until an answer begins (0.5.14, srt/utils/common.py)
+    ITL = liveness.LATER_TOKENS  # a histogram
+    E2E = "sglang:e2e_request_latency_seconds"  # a histogram
+    RANK_TOKENS = liveness.RANK_TOKENS  # per rank, updated after every prefill chunk and decode step
+    OPEN_REQUESTS = "sglang:http_requests_active"  # until the response begins (0.5.14, srt/utils/common.py)
 
 
 _READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))
-Metrics = Mapping[str, float | None]  # None: what stands there is no number to count with, which is legal (NaN, +Inf)
+Metrics = Mapping[str, float | None]  # None: a legal value that cannot be summed (NaN, +Inf)
 
 
 def read_metrics(content: bytes | bytearray) -> Metrics:
-    """The metrics that are named here and exported, each summed over its labels, histograms as `_sum` and `_count`."""
+    """Parse the exported metrics of `Metric`, each summed over its labels; histograms as `_sum` and `_count`."""
     totals: dict[str, float] = {}
     for name, _, value in samples(content, _READ):
         totals[name] = totals.get(name, 0.0) + value
     return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
 
 
-Buckets = Mapping[float, float]  # of a histogram: how many took at most so many seconds; the last end is infinite
+Buckets = Mapping[float, float]  # of a histogram: upper bound in seconds → cumulative count; the last bound is infinite
 
 
 def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
-    """A histogram that is exported, by ascending ends, summed over its labels as `read_metrics` sums; {} for none."""
+    """Parse the buckets of a histogram by ascending upper bounds, summed over its labels; {} if it is not exported."""
     counts: dict[float, float] = {}
     for _, labels, value in samples(content, {f"{metric}_bucket"}):
         if end := _UPPER_END.search(labels):
@@ -65,10 +65,10 @@ def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
 
 
 def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
-    """Seconds within which that share of what was counted between two readings was done.
+    """Return the quantile `share`, in seconds, of the observations between two readings of a histogram.
 
-    It is interpolated in its bucket, as Prometheus does it (promql/quantile.go); of the last one, which has no end, it
-    is where that begins. None where nothing was counted, and where the counts went back.
+    The value is interpolated within its bucket, as in Prometheus (promql/quantile.go); in the last, infinite bucket it
+    is the lower bound. None if there were no observations or if a count decreased.
     """
     counted = [(end, count - before.get(end, 0.0)) for end, count in after.items()]
     total = counted[-1][1] if counted else 0.0

@@ -1,11 +1,11 @@
-"""sglang's options by what they mean: the names for those who set one, and what an option is tied to."""
+"""sglang's options by meaning, and the dependencies of an option's value on model and layout."""
 
 from enum import Enum, StrEnum, auto
 from typing import Final
 
 
 class Meaning(StrEnum):
-    """What a setting of the engine means; as text it is sglang's option for it, without dashes."""
+    """The meaning of a setting; its value is the name of sglang's option, without dashes."""
 
     CONTEXT = "context-length"
     RUNNING_REQUESTS = "max-running-requests"
@@ -25,12 +25,12 @@ class Meaning(StrEnum):
 
 
 def flag_for(meaning: Meaning, value: float | str) -> tuple[str, float | str]:
-    """Return the option and the value that set a meaning."""
+    """Return the option and the value that express a setting."""
     return meaning.value, value
 
 
 class Tie(Enum):
-    """What the value of an option depends on, so that another model or layout cannot take it over."""
+    """A dependency of an option's value, which forbids copying it to another model or layout."""
 
     SIZE = auto()  # of model, layout and GPU
     MODEL = auto()
@@ -52,7 +52,7 @@ _TIED_FAMILIES: Final = {"dsa-": Tie.SPARSE_ATTENTION, "nsa-": Tie.SPARSE_ATTENT
 
 
 def ties(name: str) -> frozenset[Tie]:
-    """Return everything that the value of an option depends on."""
+    """Return all dependencies of an option's value."""
     return frozenset(
         [tie for tie, names in _TIES.items() if name in names]
         + [tie for prefix, tie in _TIED_FAMILIES.items() if name.startswith(prefix)]

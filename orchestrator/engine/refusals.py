@@ -1,7 +1,7 @@
-"""What a version of sglang refuses of options that its parser takes, by the conditions in its table of options.
+"""Rejections of options after parsing: the conditions in the flag table of an sglang version, evaluated.
 
-`profiles/engines/flags/refusals.py` reads them from the version's sources. A condition holds only where everything that
-it depends on is known: options as they are set or by default, unless sglang may change them, and the platform.
+`profiles/engines/flags/refusals.py` extracts the conditions from the version's sources. A condition counts as true only
+if all its inputs are known: the platform, and the set or default values of options that sglang does not change.
 """
 
 import ast
@@ -14,13 +14,13 @@ from typing import Any, Final
 from orchestrator.core.text import parse_json
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
 
-_UNKNOWN: Final = "unknown"  # in a condition
+_UNKNOWN: Final = "unknown"  # the name of an unknown input in a condition
 _OTHERS: Final = frozenset({"is_npu", "is_xpu", "is_hpu", "is_musa", "is_mps"})
 _NVIDIA: Final = frozenset({
     "is_cuda", "is_blackwell", "is_blackwell_supported", "is_sm90", "is_sm90_supported", "is_sm100",
     "is_sm100_supported", "is_sm120", "is_sm120_supported",
 })  # fmt: skip
-# What sglang's own tests of the platform say; the others depend on the GPU, or on what is installed.
+# Results of sglang's platform tests; tests that depend on the GPU or on installed packages are left out.
 _PLATFORMS: Final[Mapping[str, Mapping[str, bool]]] = {
     "rocm": {**dict.fromkeys(_OTHERS | _NVIDIA, False), "is_hip": True},
     "cuda": {**dict.fromkeys(_OTHERS, False), "is_hip": False, "is_cuda": True},
@@ -36,12 +36,12 @@ _READ: Final[Mapping[str | None, Callable[[str], Any]]] = {"int": int, "float": 
 
 
 class _NotKnownError(Exception):
-    """A value depends on what nobody knows before a start."""
+    """A value cannot be known before a start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """What sglang refuses: the option that is set, sglang's message, and the line of its sources that says so."""
+    """A rejection by sglang: the option, sglang's message, and the line of its sources."""
 
     name: str
     message: str
@@ -51,7 +51,7 @@ class Refused:
 def refused(
     table: FlagTable, flags: Mapping[str, FlagValue], decided: Mapping[str, FlagValue], platform: str
 ) -> Iterator[Refused]:
-    """What the version refuses of `flags`, beside what is `decided` apart from them; once for each option."""
+    """Yield the rejections of `flags`, at most one per option; `decided` holds values set outside the flags."""
     settings = _Settings(table, flags, decided, platform)
     said = set()
     for condition, source in table.refusals.items():
@@ -63,23 +63,23 @@ def refused(
 
 
 class _Settings:
-    """The values of options, as far as they are known."""
+    """The known values of options, for evaluating conditions."""
 
     def __init__(
         self, table: FlagTable, flags: Mapping[str, FlagValue], decided: Mapping[str, FlagValue], platform: str
     ) -> None:
         self._table, self._flags, self._decided = table, flags, decided
         self._tests = _PLATFORMS[platform]
-        self._as_written: list[str] = []  # options of which the value before any change is asked
+        self._as_written: list[str] = []  # options whose value before any change by sglang counts
         self.given = {table.first_name(name).replace("-", "_"): name for name in flags}  # by the name in conditions
 
     def holds(self, condition: str, as_written: Sequence[str] = ()) -> bool:
-        """Whether a condition certainly holds, with the values of these options before any change."""
+        """Return whether a condition is certainly true, for the options `as_written` before any change by sglang."""
         self._as_written = [*as_written]
         return self._truth(_parsed(condition)) is True
 
     def _truth(self, node: ast.expr) -> bool | None:
-        """Whether an expression is true; None where that depends on what is not known."""
+        """Return whether an expression is true; None if an unknown value decides."""
         if isinstance(node, ast.BoolOp):
             decides = isinstance(node.op, ast.Or)
             truths = [self._truth(each) for each in node.values]
@@ -139,9 +139,10 @@ class _Settings:
         return known[name]
 
     def _may_change(self, name: str) -> bool:
-        """Whether sglang may give it another value: unless each condition for that is certainly false.
+        """Return whether sglang may change an option: unless every condition for a change is certainly false.
 
-        The first change meets every option as it is written. Where none could be the first, there is none.
+        An option under examination counts as written, because the first change sees every option as written. If no
+        change can be the first, there is none.
         """
         if name in self._as_written:
             return False
@@ -161,7 +162,7 @@ class _Settings:
         try:
             values = [_READ[spec.type](word) for word in words]
         except ValueError:
-            raise _NotKnownError from None  # the parser refuses it
+            raise _NotKnownError from None  # sglang's parser rejects the value itself
         return values if spec.several else values[0]
 
 

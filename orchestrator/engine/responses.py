@@ -1,7 +1,7 @@
-"""What a server answers, read strictly: a form that is not the expected one is an error that says so.
+"""Strict parsing of a server's responses: an unexpected format is an error with a clear message.
 
-One place reads JSON of others (`read_json`), and a handful of accessors take from it what is needed, each in one type:
-no answer, whatever it holds, raises anything but OddAnswerError.
+`read_json` is the only parser of foreign JSON; accessors take single values of one type each from its result. Whatever
+a response contains, parsing raises no other error than UnexpectedResponseError.
 """
 
 import io
@@ -12,52 +12,53 @@ from typing import Any, Final
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
-Json = Mapping[str, Any]  # an answer of the server, of which nothing is known until it is read
-MOST_BYTES: Final = 2 << 20  # of one document; parsed, it takes up to 30 times as much
-MOST_COUNT: Final = 1 << 53  # beyond it a JSON number is no exact one any more (RFC 8259, 6)
+Json = Mapping[str, Any]  # an unchecked JSON object of a response
+MOST_BYTES: Final = 2 << 20  # of one document; the parsed document takes up to 30 times as much
+MOST_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 6)
 _MOST_REPLICAS: Final = 1024
 _MOST_PAGE: Final = 1 << 16  # tokens
 _LARGEST_ID: Final = (1 << 31) - 1
 _SHOWN: Final = 40  # characters of a value in a message
-# `abort`: sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT; `error` as well: vLLM, v1/engine/__init__.py
+# `abort`: sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT; `error`: vLLM, v1/engine/__init__.py
 _GIVEN_UP: Final = frozenset({"abort", "error"})
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
 class NoResponseError(Exception):
-    """No answer came, or not a whole one: the message says why, in words that stay the same while the fault does."""
+    """No complete response arrived; the message names the reason, in the same words as long as the fault lasts."""
 
 
 class UnexpectedResponseError(Exception):
-    """An answer came that cannot be used: its status, its size or its form is not what was expected."""
+    """A response arrived with an unexpected status, size or format."""
 
 
 class UnauthorizedError(UnexpectedResponseError):
-    """The server wants a key, or another one."""
+    """The server requires an API key or rejects the one it got."""
 
 
 class AbortedResponseError(UnexpectedResponseError):
-    """The server says of its answer that it has not finished it."""
+    """The server aborted the generation of its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateResponse:
-    """One answer of sglang's own API. Counts are tokens."""
+    """A response of sglang's own API. Counts are in tokens."""
 
     ids: tuple[int, ...]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     dp_rank: int | None
-    verify_steps: int | None  # how often the target model was asked, with speculation
-    correct_drafts: int | None  # drafts that it agreed with; sglang 0.5.13 and later count them
+    verify_steps: int | None  # verifications by the target model, with speculation
+    correct_drafts: int | None  # accepted draft tokens; counted by sglang 0.5.13 and later
 
     @property
     def accept_length(self) -> float | None:
-        """Tokens that one verification gave, 1.0 where no draft is ever right; None without speculation.
+        """Mean tokens per verification, 1.0 if no draft token is accepted; None without speculation.
 
-        The first token comes from prefill, so that sglang's own `spec_accept_length`, which counts it, is above 1.0
-        where all drafts are wrong: 64 tokens in 63 steps (0.5.16, managers/tokenizer_manager.py:2415).
+        The first token comes from prefill and is not counted here. sglang's `spec_accept_length` counts it, and is
+        therefore above 1.0 even if all drafts are wrong: 64 tokens in 63 steps (0.5.16,
+        managers/tokenizer_manager.py:2415).
         """
         if not self.verify_steps:
             return None
@@ -68,9 +69,9 @@ class GenerateResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatResponse:
-    """One answer to a chat request: its text (reasoning first), and in how many pieces it came. Counts are tokens."""
+    """A response to a chat request. Token counts are in tokens, `pieces` in chunks of the stream with text."""
 
-    text: str
+    text: str  # reasoning first
     content: str  # without the reasoning
     finish_reason: str
     prompt_tokens: int
@@ -80,18 +81,18 @@ class ChatResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerInfo:
-    """What sglang says of its own settings; only what is named here is taken, the rest holds its keys in clear."""
+    """The settings of an sglang server from `/server_info`, reduced to fields that contain no key."""
 
     version: str
     page_size: int  # tokens
     replicas: int  # data-parallel
-    reports_cache: bool  # answers carry `cached_tokens`
+    reports_cache: bool  # responses have `cached_tokens`
     speculative: str | None  # algorithm, steps, top-k, draft tokens
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
-    """A JSON document: UTF-8, no NaN, no half of a surrogate pair, nested 200 deep at most. Raises OddAnswerError."""
-    from pydantic_core import from_json  # noqa: PLC0415 - 20 ms, and few commands read answers
+    """Parse a JSON document: UTF-8, no NaN, no lone surrogate, at most 200 levels. Raises UnexpectedResponseError."""
+    from pydantic_core import from_json  # noqa: PLC0415 - takes 20 ms; few commands parse responses
 
     try:
         return from_json(content, allow_inf_nan=False)
@@ -100,7 +101,7 @@ def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 
 
 
 def read_object(content: bytes | bytearray, *, path: str) -> Json:
-    """A JSON object. Raises OddAnswerError."""
+    """Parse a JSON object. Raises UnexpectedResponseError."""
     data = read_json(content, path=path)
     if not isinstance(data, dict):
         raise UnexpectedResponseError(f"`{path}` does not answer with a JSON object")
@@ -108,7 +109,7 @@ def read_object(content: bytes | bytearray, *, path: str) -> Json:
 
 
 def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
-    """A list of JSON objects. Raises OddAnswerError."""
+    """Parse a list of JSON objects. Raises UnexpectedResponseError."""
     data = read_json(content, path=path)
     if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
         raise UnexpectedResponseError(f"`{path}` does not answer with a list of JSON objects")
@@ -116,20 +117,20 @@ def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
 
 
 def number(data: Json, key: str) -> int:
-    """A count that stands in a JSON object. Raises OddAnswerError."""
+    """Return the count at `key`, from 0 to MOST_COUNT. Raises UnexpectedResponseError."""
     value = data.get(key)
-    if type(value) is not int or not 0 <= value <= MOST_COUNT:  # a bool is an int as well
+    if type(value) is not int or not 0 <= value <= MOST_COUNT:  # not isinstance: a bool is an int
         raise _odd(key, value, "a count")
     return value
 
 
 def optional_number(data: Json, key: str) -> int | None:
-    """A count that may stand in a JSON object; None where it does not. Raises OddAnswerError."""
+    """Return the count at `key`, None if it is missing or null. Raises UnexpectedResponseError."""
     return None if data.get(key) is None else number(data, key)
 
 
 def get_object(data: Json, key: str) -> Json:
-    """The object that stands in a JSON object. Raises OddAnswerError."""
+    """Return the object at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, dict):
         raise _odd(key, value, "an object")
@@ -137,7 +138,7 @@ def get_object(data: Json, key: str) -> Json:
 
 
 def get_objects(data: Json, key: str) -> list[Json]:
-    """The objects that are listed in a JSON object. Raises OddAnswerError."""
+    """Return the list of objects at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise _odd(key, value, "a list of objects")
@@ -145,7 +146,7 @@ def get_objects(data: Json, key: str) -> list[Json]:
 
 
 def text(data: Json, key: str) -> str:
-    """A text that stands in a JSON object. Raises OddAnswerError."""
+    """Return the text at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, str):
         raise _odd(key, value, "a text")
@@ -153,12 +154,12 @@ def text(data: Json, key: str) -> str:
 
 
 def optional_text(data: Json, key: str) -> str | None:
-    """A text that may stand in a JSON object; None where it does not. Raises OddAnswerError."""
+    """Return the text at `key`, None if it is missing or null. Raises UnexpectedResponseError."""
     return None if data.get(key) is None else text(data, key)
 
 
 def name(data: Json, key: str) -> str:
-    """What something is called, in characters that can be shown. Raises OddAnswerError."""
+    """Return the name at `key`, printable and not empty. Raises UnexpectedResponseError."""
     value = text(data, key)
     if not value or not value.isprintable():
         raise _odd(key, value, "a name")
@@ -166,12 +167,15 @@ def name(data: Json, key: str) -> str:
 
 
 def read_models(data: Json) -> dict[str, int | None]:
-    """The models a server serves, the first one first, each with its context length in tokens where it says so."""
+    """Parse the served models, in order, each with its context length in tokens, None if the server reports none.
+
+    Raises UnexpectedResponseError.
+    """
     return {name(model, "id"): optional_number(model, "max_model_len") for model in get_objects(data, "data")}
 
 
 def read_server_info(data: Json) -> ServerInfo | None:
-    """The settings of an sglang server; None for what another engine answers there. Raises OddAnswerError."""
+    """Parse the settings of an sglang server; None for another engine's response. Raises UnexpectedResponseError."""
     if "version" not in data or "page_size" not in data:
         return None
     page, replicas = number(data, "page_size"), optional_number(data, "dp_size") or 1
@@ -192,7 +196,10 @@ def read_server_info(data: Json) -> ServerInfo | None:
 
 
 def read_generated(data: Json) -> GenerateResponse:
-    """An answer of sglang's own API. Raises OddAnswerError."""
+    """Parse a response of sglang's own API. Raises UnexpectedResponseError.
+
+    Raises AbortedResponseError if the server aborted the generation.
+    """
     meta, ids = get_object(data, "meta_info"), data.get("output_ids")
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
@@ -210,12 +217,12 @@ def read_generated(data: Json) -> GenerateResponse:
 
 
 def read_usage_of(data: Json) -> Json:
-    """The `usage` of an answer of the OpenAI API. Raises OddAnswerError."""
+    """Return the `usage` of a response of the OpenAI API. Raises UnexpectedResponseError."""
     return get_object(data, "usage")
 
 
 def read_chat(data: Json) -> ChatResponse:
-    """A chat answer that came in one piece. Raises OddAnswerError."""
+    """Parse a chat response that was not streamed. Raises UnexpectedResponseError."""
     choices = get_objects(data, "choices")
     if not choices:
         raise UnexpectedResponseError(f"`{CHAT_COMPLETIONS}` answers without a choice")
@@ -231,7 +238,7 @@ def read_chat(data: Json) -> ChatResponse:
 
 
 def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
-    """A chat answer put together from its events. Raises OddAnswerError."""
+    """Assemble a chat response from the events of its stream. Raises UnexpectedResponseError."""
     text, content, pieces = io.StringIO(), io.StringIO(), 0
     reason = usage = None
     for event in events:
@@ -261,12 +268,12 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
 
 
 def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
-    """The token ids of a text. Raises OddAnswerError."""
+    """Parse the response of `/tokenize`: the token ids of a text. Raises UnexpectedResponseError."""
     return token_ids(read_object(content, path=TOKENIZE), "tokens")
 
 
 def token_ids(data: Json, key: str) -> tuple[int, ...]:
-    """The token ids that stand in a JSON object. Raises OddAnswerError."""
+    """Return the list of token ids at `key`. Raises UnexpectedResponseError."""
     ids = data.get(key)
     if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
         raise _odd(key, ids, "a list of token ids")
@@ -274,7 +281,10 @@ def token_ids(data: Json, key: str) -> tuple[int, ...]:
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:
-    """The text that one event of a streamed completion brings, and how the answer ended. Raises OddAnswerError."""
+    """Parse an event of a streamed completion: its text, and the finish reason, None while the stream continues.
+
+    Raises UnexpectedResponseError.
+    """
     choices = get_objects(read_object(event, path=COMPLETIONS), "choices")
     reasons = [reason for choice in choices if (reason := _ending(choice))]
     return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
@@ -285,19 +295,19 @@ def _said(message: Json) -> str:
 
 
 def _ending(choice: Json) -> str | None:
-    """How the answer ended, None while it goes on. Raises GivenUpError."""
+    """Return the finish reason of a choice, None while the stream continues. Raises AbortedResponseError."""
     return finished(optional_text(choice, "finish_reason"))
 
 
 def finished(reason: str | None) -> str | None:
-    """The same, by the reason itself."""
+    """Return a finish reason unchanged. Raises AbortedResponseError if the server aborted the generation."""
     if reason in _GIVEN_UP:
         raise AbortedResponseError(f"the server has given the answer up (`finish_reason` is `{reason}`)")
     return reason
 
 
 def setting(value: object) -> str:
-    """A setting as it is shown: a word or a number."""
+    """Return a setting as printable text, at most 40 characters; for a list or an object only its size."""
     return (
         _shown(value)
         if isinstance(value, dict | list)
@@ -312,7 +322,7 @@ def _odd(key: str, value: object, expected: str) -> UnexpectedResponseError:
 
 
 def _shown(value: object) -> str:
-    """A value in a message; what is nested is only named."""
+    """Return a value for a message; for a list or an object only its size."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     shown = excerpt(ascii(value), _SHOWN + 1)

@@ -1,6 +1,6 @@
-"""What an engine's own `ServerArgs` says of command lines.
+"""Questions to an engine's own `ServerArgs` about command lines, and its verdicts.
 
-`images/check_server_args.py`, run by the engine's Python, asks it, and describes the answer.
+`images/check_server_args.py` runs in the engine's Python, constructs `ServerArgs` and prints the verdicts.
 """
 
 import json
@@ -19,9 +19,9 @@ _PARSER: Final = "argparse"
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentQuestion:
-    """Command lines to judge, and the GPUs they are for.
+    """Command lines to check, and the GPUs they are for.
 
-    `files` are the model's texts by name; None: the program looks at the path that the command line names.
+    `files` are the model's text files by name; None makes the program read the model path of the command line.
     """
 
     argv: tuple[tuple[str, ...], ...]
@@ -34,7 +34,7 @@ class ArgumentQuestion:
     files: Mapping[str, str] | None
 
     def to_json(self) -> str:
-        """The question as the program reads it; equal questions give equal texts."""
+        """Return the question as the program reads it; equal questions give equal text."""
         data = asdict(self)
         files = data.pop("files")
         data["model"] = None if files is None else {"name": self.model, "files": files}
@@ -43,7 +43,7 @@ class ArgumentQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentRefusal:
-    """Why the engine refuses a command line. `options` are those without any one of which it does not say so."""
+    """The engine's reason to reject a command line. Without any one of `options` this rejection does not occur."""
 
     kind: str  # `argparse`, or the class of the exception
     message: str
@@ -53,14 +53,14 @@ class ArgumentRefusal:
 
     @property
     def text(self) -> str:
-        """The engine's message; for an assertion without one, what is asserted."""
+        """The engine's message with its location; for an assertion without a message, the asserted expression."""
         if self.kind == _PARSER:
             return self.message
         said = f"`{self.line}`" if self.message == self.kind and self.line else self.message
         return f"{said} ({self.place})" if self.place else said
 
     def named_options(self, given: Collection[str]) -> tuple[str, ...]:
-        """The options, among those that were `given`, that the refusal is about; empty where none can be named."""
+        """Return the options, among those `given`, that the rejection is about; empty if none can be identified."""
         if found := tuple(name for name in self.options if name in given):
             return found
         for text, pattern in ((self.message, _OPTION), (self.message, _NAME), (self.line, _NAME)):
@@ -70,42 +70,42 @@ class ArgumentRefusal:
         return ()
 
     def keys(self, given: Collection[str]) -> tuple[tuple[str, str], ...]:
-        """The keys of a profile that say those options; of several those below `flags`, where there are any."""
+        """Return the paths of the profile keys behind `named_options`; only those below `flags` if there are any."""
         named = self.named_options([name for name in given if name not in PROFILE_KEYS]) or self.named_options(given)
         return tuple(PROFILE_KEYS.get(name, ("flags", name)) for name in named)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentVerdict:
-    """The verdict on one command line: accepted where there is neither a refusal nor a reason for no check."""
+    """The verdict on one command line: accepted, unless it has a rejection or could not be checked."""
 
     refusal: ArgumentRefusal | None = None
-    unchecked: str = ""
-    parsed_only: bool = False  # there was no config.json: only the parser was asked
+    unchecked: str = ""  # the reason why the command line could not be checked
+    parsed_only: bool = False  # without a config.json only the parser was run
 
 
 def first_refusal(printed: str) -> ArgumentRefusal | None:
-    """The first refusal in what the program printed; None where there is none. Raises ValueError for no answer."""
+    """Return the first rejection in the program's output, None if there is none. Raises ValueError without verdicts."""
     return next((verdict.refusal for verdict in read_verdicts(printed) if verdict.refusal is not None), None)
 
 
 def is_server(argv: Sequence[str]) -> bool:
-    """Whether a command line starts a server of sglang."""
+    """Return whether a command line starts an sglang server."""
     return MODULE in argv
 
 
 def server_arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """The arguments of the server in a command line that starts it."""
+    """Return the server's arguments in a command line. Raises ValueError if it starts no sglang server."""
     return tuple(argv[server_module_at(argv) + 1 :])
 
 
 def server_module_at(argv: Sequence[str]) -> int:
-    """Where a command line that starts a server names its module, behind `-m`. Raises ValueError for another one."""
+    """Return the index of sglang's module in a command line. Raises ValueError if it starts no sglang server."""
     return list(argv).index(MODULE)
 
 
 def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:
-    """The verdicts in what the program printed. Raises ValueError where that is no answer of it."""
+    """Parse the verdicts in the program's output. Raises ValueError if there are none."""
     try:
         answer = parse_json(printed.splitlines()[-1])
         return tuple(map(_verdict, answer["verdicts"]))

@@ -1,6 +1,6 @@
-"""What sglang's options mean for everyone else: decided here, once, so that no other package reads an option.
+"""The meaning of sglang's options for all other packages, so that no other package interprets an option.
 
-Sources are sglang's wheel 0.5.14, below `sglang/srt/`, unless they say otherwise.
+Paths are below `sglang/srt/` in sglang's wheel 0.5.14, unless another version is named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from typing import Final
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 
-_BESIDE_DRAFTS: Final = 48  # running requests, where nobody says; arg_groups/speculative_hook.py:271
-_WHOLE_PREFILL: Final = 16384  # tokens of a batch that is not split, where nobody says: `max_prefill_tokens`
-# What is drafted where nobody says: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
-# the same in 0.5.16 and 0.5.23); 5/4/8 for Llama and Grok, which have no MTP layer, is left out.
+_BESIDE_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
+_WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
+# Default steps/top-k/draft tokens: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
+# the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is left out, as these have no MTP layer.
 _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
 _LARGEST: Final = 2**63
-# Second names of the options that are read here; the same in every version that has them.
+# Second names of options used in this module; the same in every version that has them.
 _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
     "speculative-draft-model": "speculative-draft-model-path",
@@ -27,51 +27,51 @@ _ALIASES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """Speculative decoding: steps, branches of a step, and tokens that one step of the target verifies."""
+    """The settings of speculative decoding."""
 
     algorithm: str
     steps: int
-    topk: int
-    tokens: int
+    topk: int  # branches per step
+    tokens: int  # that one step of the target verifies
     tokens_are_set: bool
-    own_model: bool  # a draft model is named; else the checkpoint's MTP layer drafts, or n-grams do
+    own_model: bool  # a separate draft model; otherwise the checkpoint's MTP layer or n-grams draft
     by_ngrams: bool
 
     @property
     def by_checkpoint(self) -> bool:
-        """Whether the checkpoint's own MTP layer is expected to draft."""
+        """Whether the options name no separate draft model."""
         return not self.own_model
 
     @property
     def room(self) -> int:
-        """Tokens of the cache that a running request takes beyond those it has."""
+        """Tokens of the KV cache that a running request reserves for drafts."""
         return max(self.steps * self.topk, self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPort:
-    """A port that an option fixes; None where the value names none."""
+    """A port that an option sets; None if the value contains no port."""
 
-    option: str  # as it is written
+    option: str  # its name as written in the profile
     port: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingFacts:
-    """What a server's options mean. None stands for what the engine decides at its start."""
+    """The meaning of a server's options. None stands for a value that the engine chooses at startup."""
 
     context: int  # tokens
-    running_set: int | None  # requests at once in a replica, as the options limit them
-    prefill_chunk: int | None  # tokens; None also where prefills are not split
+    running_set: int | None  # the limit of concurrent requests in a replica that an option sets
+    prefill_chunk: int | None  # tokens; None also without chunking
     prefill_batch: int | None  # tokens that are prefilled at once, at most
-    cache_tokens: int | None  # that the options let a replica's cache hold
+    cache_tokens: int | None  # the limit of tokens in a replica's KV cache that an option sets
     kv_dtype: str | None
     dtype: str | None
     page: int  # tokens
-    memory_fraction: float | None  # as it is written, even where the engine refuses it
+    memory_fraction: float | None  # as written, even if the engine rejects the value
     graph_batch: int | None  # the largest batch of a CUDA graph; 0 for no graphs
-    window_ratio: float | None  # tokens of sliding windows to those of other layers; None: windows have no pool
-    window_pool_option: str  # why the engine sizes that pool otherwise, in backticks; empty for nothing
+    window_ratio: float | None  # tokens of the window pool relative to other layers; None: no window pool
+    window_pool_option: str  # options, in backticks, that make the engine size that pool differently; "" for none
     sparse_backends: tuple[str | None, str | None]  # for prefill and decode with sparse attention
     drafts: Drafts | None
     prefix_cache: bool
@@ -80,8 +80,8 @@ class ServingFacts:
     grammar: bool  # structured output
     tool_parser: str | None
     expert_fusion: bool | None  # of the shared experts with the routed ones
-    fusion_vetoes: tuple[str, ...]  # options that rule that fusion out where it is not asked for
-    stages: int  # of a pipeline
+    fusion_vetoes: tuple[str, ...]  # options that turn that fusion off unless it is enforced
+    stages: int  # of the pipeline
     first_gpu: int
     gpu_step: int
     ports: tuple[FixedPort, ...]
@@ -89,14 +89,14 @@ class ServingFacts:
 
     @property
     def running(self) -> int | None:
-        """Requests that may run at once in a replica; None where memory alone decides."""
+        """The limit of concurrent requests in a replica; None if only memory limits them."""
         return self.running_set or (_BESIDE_DRAFTS if self.drafts is not None else None)
 
 
 def serving_facts(
     flags: Mapping[str, FlagValue], *, context_length: int, platform: str, sparse_attention: bool
 ) -> ServingFacts:
-    """Decide what `flags` mean for a model on a platform; a value that is none of its kind counts as not set."""
+    """Return the meaning of `flags` for a model on a platform; an invalid value counts as unset."""
     given = _Given(flags)
     chunk, drafts = given.count("chunked-prefill-size"), _drafts(given)
     whole = given.number("chunked-prefill-size") == -1
@@ -120,7 +120,7 @@ def serving_facts(
         prefix_cache=not given.has("disable-radix-cache"),
         cached_tokens_report=given.has("enable-cache-report"),
         metrics=given.has("enable-metrics"),
-        # On a CPU the default backend crashes the scheduler: only a backend that is named counts there.
+        # On a CPU the default backend crashes the scheduler, so only an explicit backend counts.
         grammar=grammar != "none" and (grammar is not None or platform != "cpu"),
         tool_parser=given.text("tool-call-parser"),
         expert_fusion=_expert_fusion(given),
@@ -134,7 +134,7 @@ def serving_facts(
 
 
 def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
-    """Decide the same from the plan that a result holds as data; None where it has no options that can be read."""
+    """Return the meaning of the flags in the plan of a saved result; None if the plan has no list of flags."""
     flags, model, engine = plan.get("flags"), plan.get("model"), plan.get("engine")
     if not isinstance(flags, list | tuple):
         return None
@@ -154,7 +154,7 @@ def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
 
 
 class _Given:
-    """The options by their first names."""
+    """A server's options by their first names."""
 
     def __init__(self, flags: Mapping[str, FlagValue]) -> None:
         self._words = {_ALIASES.get(name, name): flag_words(value) for name, value in flags.items()}
@@ -163,11 +163,11 @@ class _Given:
         return name in self._words
 
     def text(self, name: str) -> str | None:
-        """The first word of an option, empty for a switch."""
+        """Return the first word of an option, "" for a switch, None if it is unset."""
         return next(iter(self._words[name]), "") if name in self._words else None
 
     def number(self, name: str) -> float | None:
-        """The number that an option says; `nan` is none, nor is what does not fit into 64 bits."""
+        """Return the value of a numeric option; None if it is unset, not a number, `nan` or too large for 64 bits."""
         try:
             number = float(self.text(name) or "")
         except ValueError:
@@ -175,7 +175,7 @@ class _Given:
         return number if abs(number) < _LARGEST else None
 
     def count(self, name: str) -> int | None:
-        """The same for an option that counts something."""
+        """Return the value of an option as a count; None if it is below 1 or no number."""
         number = self.number(name)
         return int(number) if number is not None and number >= 1 else None
 
@@ -198,7 +198,7 @@ def _drafts(given: _Given) -> Drafts | None:
 
 
 def _window_ratio(given: _Given) -> float | None:
-    """configs/model_config.py:670."""
+    """Return `ServingFacts.window_ratio` (configs/model_config.py:670)."""
     if given.has("disable-hybrid-swa-memory"):
         return None
     ratio = given.number("swa-full-tokens-ratio")
@@ -220,7 +220,7 @@ def _expert_fusion(given: _Given) -> bool | None:
 
 
 def _fusion_vetoes(given: _Given) -> Iterator[str]:
-    """models/deepseek_v2.py:2650-2715."""
+    """Yield `ServingFacts.fusion_vetoes` (models/deepseek_v2.py:2650-2715)."""
     yield from (f"--{name}" for name in ("enable-two-batch-overlap", "enable-single-batch-overlap") if given.has(name))
     if given.text("moe-a2a-backend") == "deepep":
         yield "--moe-a2a-backend deepep"

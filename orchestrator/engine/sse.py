@@ -1,7 +1,7 @@
-"""Streamed answers: server-sent events, and what one event says of tokens without being parsed.
+"""Streamed responses: a parser of server-sent events, and token counts taken from an event without parsing its JSON.
 
-JSON parsing of every event is most of a load client's CPU time, so an event is only searched for the two things that
-must be known at once: whether it carries tokens, and how many so far.
+Parsing the JSON of every event would take most of a load client's CPU time. Each event is therefore only searched for
+the two facts that are needed at once: whether it carries text, and the number of tokens so far.
 """
 
 import re
@@ -22,46 +22,49 @@ from orchestrator.engine.responses import (
     read_object,
 )
 
-DONE: Final = b"[DONE]"  # the last event of a whole answer
+DONE: Final = b"[DONE]"  # the last event of a complete response
 MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
 _SHOWN: Final = 300  # characters of an error
-_MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; figures are computed from their sums
+_MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of results plausible
 
-# Such a key cannot stand inside a JSON string: there its quotes are escaped.
+# This key cannot occur inside a JSON string, where its quotes would be escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
 _COUNT: Final = re.compile(rb"\s*(\d{1,9})\b")
 _TEXT: Final = re.compile(rb'"text":\s*"[^"]')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
-_ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # beside what else the event may hold
+_ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # the event may have other keys as well
 _ERROR_TYPE: Final = re.compile(rb"event:[ \t]*error[ \t]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The server's own account of one request."""
+    """The token counts of one request that the server reports."""
 
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int | None  # None where the server does not report it
+    cached_tokens: int | None  # None if not reported
     finish_reason: str | None
 
 
 class SseParser:
-    """Server-sent events out of bytes, however they are cut (WHATWG HTML, 9.2.6); only their data is taken."""
+    """A parser of server-sent events in chunks of any size (WHATWG HTML, 9.2.6); returns only the data fields."""
 
     __slots__ = ("_rest",)
 
     def __init__(self) -> None:
-        """Wait for the first event."""
+        """Begin before the first event."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that `data` makes whole. Raises OddAnswerError for one that never ends."""
+        """Return the data of each event that `data` completes.
+
+        Raises UnexpectedResponseError for an error event and for an event of more than MOST_EVENT_BYTES.
+        """
         if b"\r" in data:
             data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
         if self._rest:
-            seen = len(self._rest) - 1  # what came before holds no end: an event in many pieces is searched once
+            seen = len(self._rest) - 1  # earlier bytes contain no end of an event: search each byte only once
             self._rest += data
             if self._rest.find(b"\n\n", max(seen, 0)) < 0:
                 self._require_end()
@@ -87,34 +90,37 @@ def _data_of(event: bytes) -> bytes:
 
 
 def is_error(event: bytes) -> bool:
-    """Whether the server says in its stream that the answer failed."""
+    """Return whether an event reports an error."""
     return b'"error"' in event and _ERROR.search(event) is not None
 
 
 def has_usage(event: bytes) -> bool:
-    """Whether the event counts tokens."""
+    """Return whether an event has a count of tokens."""
     return _COUNT_KEY in event
 
 
 def has_choices(event: bytes) -> bool:
-    """Whether the event belongs to the answer itself; the one that only counts has no choices."""
+    """Return whether an event belongs to the answer; the final event with only counts has empty `choices`."""
     return _NO_CHOICES.search(event) is None
 
 
 def tokens_so_far(event: bytes) -> int | None:
-    """How many tokens the answer has with this event, None where it does not say."""
+    """Return the number of output tokens up to an event, None if the event has no count."""
     at = event.rfind(_COUNT_KEY)
     count = _COUNT.match(event, at + len(_COUNT_KEY)) if at >= 0 else None
     return int(count[1]) if count else None
 
 
 def carries_text(event: bytes) -> bool:
-    """Whether the event brings text."""
+    """Return whether an event carries text."""
     return _TEXT.search(event) is not None
 
 
 def read_usage(counted: bytes, last: bytes) -> Usage:
-    """What the event that `counted` last, and the `last` one of the answer itself, say. Raises OddAnswerError."""
+    """Parse the usage of a request from `counted`, the last event with counts, and `last`, the last with an answer.
+
+    Raises UnexpectedResponseError.
+    """
     data = read_object(counted, path=_END)
     usage = (
         _own_usage(get_object(data, "meta_info"))
@@ -143,7 +149,7 @@ def _own_usage(meta: Json) -> Usage:
 
 
 def _openai_usage(usage: Json, last: bytes) -> Usage:
-    # absent when 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
+    # missing if 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
     details = get_object(usage, "prompt_tokens_details") if usage.get("prompt_tokens_details") is not None else {}
     choices = get_objects(read_object(last, path=_END), "choices") if last else []
     return Usage(
