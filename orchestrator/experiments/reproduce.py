@@ -37,13 +37,13 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Servers
 
 STATE_FILE: Final = "reproduce.json"
-_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
-_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "build")}  # else the stage's own name
+_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # stages that may fail before the first measurement
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "build")}  # default: the name of the stage
 
-_MAX_BYTES: Final = 1 << 20  # of the state
+_MAX_BYTES: Final = 1 << 20  # of the state file
 _ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
-_DRAIN: Final = 30.0  # until the last answer of a rate has come
-_CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
+_DRAIN: Final = 30.0  # seconds until the last response of a rate
+_CLIMB: Final = 2  # estimated number of rates above the listed ones until the knee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Step:
     run: str
     argv: tuple[str, ...]
     about: float
-    output: Path | None = None  # of a measurement, which goes on where it was cut
-    keeps: str = RESULT_FILE  # what a measurement that was begun has left there
+    output: Path | None = None  # directory of a measurement, which can be resumed
+    keeps: str = RESULT_FILE  # file of an unfinished measurement in `output`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +72,15 @@ class ReproducePlan:
 class ReproduceRequest:
     """The request of the user; by default the published runs, from the hub, on this host."""
 
-    named: str  # what the user called the published figures: a name, or a file
+    named: str  # the published measurement: a name or a file
     download_mb_s: float
     overrides: tuple[str, ...] = ()
     host: str | None = None
-    checkpoint: Path | None = None  # where the published checkpoint lies already
+    checkpoint: Path | None = None  # local directory with the published checkpoint
     ablations: tuple[str, ...] = ()
-    prices: tuple[str, ...] = ()  # as `report` takes them
-    dataset: Path | None = None  # a folder of local copies of the questions
-    evals: bool = True  # the suites that runs have of themselves
+    prices: tuple[str, ...] = ()  # values of `--price`
+    dataset: Path | None = None  # directory with local copies of the questions
+    evals: bool = True  # run the suites of the published runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +93,12 @@ class MeasuredServer:
     plan: Plan
     workloads: tuple[str, ...]
     suites: tuple[str, ...]
-    ablation: bool  # something is left out of it
-    baseline: bool  # its scores are what others are set beside
+    ablation: bool  # a server without one of the features
+    baseline: bool  # its scores are the baseline of the other servers
 
 
 def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
-    """Plan the steps: first those that may fail before a measurement, then one server after the other.
+    """Plan the steps: first those that may fail before a measurement, then all steps of each server.
 
     Raises UsageError for an unknown ablation.
     """
@@ -135,7 +135,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
 
 
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
-    own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
+    own_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
     here = request.checkpoint.absolute() if request.checkpoint and not own_model else None
     staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
     overrides = (*request.overrides, *staged, *run.settings)
@@ -284,7 +284,7 @@ class StepLog:
     """The log of finished steps, in a file that is replaced atomically."""
 
     def __init__(self, file: Path, steps: Sequence[Step]) -> None:
-        """Read `file`, or start empty. Raises UsageError if it is unreadable or of other steps."""
+        """Read `file`, or start empty. Raises UsageError if the file is unreadable or has other steps."""
         self._file = file
         self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
         self.done: dict[str, str] = self._read()
@@ -331,7 +331,7 @@ class StepRunner:
     run: Callable[[tuple[str, ...]], int]
     might_exist: Callable[[str], bool]
     now: Callable[[], dt.datetime]
-    host: str | None = None  # where the servers are; None for this machine
+    host: str | None = None  # host of the servers; None for the local one
 
     def take_down(self, server: str) -> int:
         """Stop a server, if it might exist; return the exit code."""
@@ -339,7 +339,7 @@ class StepRunner:
 
 
 def might_exist(servers: Servers, name: str) -> bool:
-    """Whether a server exists, or its runtime is unreachable."""
+    """Return whether a server exists, or its runtime is unreachable."""
     found = servers.find(name)
     plan = read_plan(latest_run(servers.home, name))
     return bool(found) or (plan is not None and plan.runtime in servers.unreachable)

@@ -1,4 +1,4 @@
-"""The recording rules and alerts of a server, from `rules.yaml.j2`, without those that lack a metric."""
+"""The recording rules and alerts of a server, rendered from `rules.yaml.j2` without unsupported rules."""
 
 import re
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ class Rules:
     """The rule groups of a server, without rules for metrics that its version of sglang lacks."""
 
     groups: list[dict[str, Any]]
-    missing_metrics: dict[str, str]  # by series
-    missing_series: dict[str, str]  # by alert
+    missing_metrics: dict[str, str]  # missing metrics by recorded series
+    missing_series: dict[str, str]  # missing series by alert
 
     @property
     def recorded(self) -> frozenset[str]:
@@ -28,7 +28,7 @@ class Rules:
 
 
 def rules_of(server: MonitoredServer) -> Rules:
-    """Render the rules, and remove those without their metrics."""
+    """Render the rules of a server, without those that need a missing metric or series."""
     groups = yaml.safe_load(rendered("rules.yaml.j2", server))["groups"]
     series, alerts = (group["rules"] for group in groups)
     needs: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, by `dashboard.json.j2`."""
+"""The Grafana dashboard of a server, rendered from `dashboard.json.j2`."""
 
 import json
 from typing import Any, Final
@@ -7,7 +7,7 @@ from orchestrator.monitoring.series import RECORDED, MonitoredServer
 from orchestrator.monitoring.templates import rendered
 
 _ACROSS: Final = 3
-_WIDTH: Final = 24 // _ACROSS  # of the 24 columns of a dashboard
+_WIDTH: Final = 24 // _ACROSS  # of 24 grid columns
 _HEIGHT: Final = 8
 
 

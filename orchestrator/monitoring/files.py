@@ -1,4 +1,4 @@
-"""The monitoring files: YAML for Prometheus, JSON for Grafana; reproducible byte for byte."""
+"""The monitoring files: YAML for Prometheus and JSON for Grafana, reproducible byte for byte."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from orchestrator.runtimes.base import PodTargets
 
 
 def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
-    """Return all files sorted by path; the rules start with a list of the skipped ones."""
+    """Return the monitoring files of a server, sorted by path; the rules file starts with a list of skipped rules."""
     name, rules = server.name, rules_of(server)
     texts = {f"{name}.dashboard.json": dashboard(server, rules.recorded)}
     if server.pods is not None:
@@ -35,7 +35,7 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
 def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, Any]]) -> str:
     """Return the objects for the Prometheus operator (0.93.0, PodMonitor and PrometheusRule v1).
 
-    Series carry the name of the server, as the name and address of a pod change with each start.
+    Series are labeled with the name of the server, since the name and address of a pod change with each start.
     """
     objects = [("PodMonitor", pods.called, _monitor(server, SCRAPED, pods.labels, pods.port, pods.replica))]
     if pods.gateway is not None:
@@ -66,14 +66,16 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
 def _monitor(
     server: MonitoredServer, job: str, labels: Mapping[str, str], port: str, replica: str | None
 ) -> dict[str, object]:
-    """What is scraped of pods of the monitor's own namespace, as it names no other one; each is its server's series."""
+    """Return the spec of a PodMonitor, with the labels of the server; it selects pods of its own namespace only."""
     written, name = ESCAPED
     own = {"server": server.name, "profile": server.plan.profile, "job": job, "instance": server.name}
     relabelings: list[dict[str, object]] = [
         {"targetLabel": label, "replacement": value} for label, value in own.items()
     ]
     if replica is not None:
-        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"  # as Prometheus writes it
+        told = (
+            f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"  # spelling of a label in Prometheus
+        )
         relabelings += [{"sourceLabels": [told], "targetLabel": label} for label in ("replica", "instance")]
     endpoint = {
         "port": port,
@@ -88,7 +90,7 @@ def _monitor(
 
 
 def _scrape() -> dict[str, object]:
-    """Return the scrape configuration, which all servers in a directory share."""
+    """Return the Prometheus configuration shared by all servers in a directory."""
     written, name = ESCAPED
     renamed = {"source_labels": ["__name__"], "regex": written, "target_label": "__name__", "replacement": name}
     job = {
@@ -105,7 +107,7 @@ def _scrape() -> dict[str, object]:
 
 
 def _targets(server: MonitoredServer) -> list[dict[str, object]]:
-    """Return the targets: servers (metrics need no API key), their gateway, and the GPU exporter."""
+    """Return the targets: replicas (metrics need no API key), their gateway, and the GPU exporter."""
     labels = {"server": server.name, "profile": server.plan.profile}
     several = server.servers > 1
     found: list[dict[str, object]] = [

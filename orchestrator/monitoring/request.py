@@ -1,4 +1,4 @@
-"""`deploy monitoring`: files for Prometheus and Grafana, with the limits of a server's profile and load."""
+"""`deploy monitoring`: the request, resolved to a server with targets and expected values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from orchestrator.servers.run_history import read_request
 class MonitoringRequest:
     """The server to monitor, and its expected values."""
 
-    name: str | None  # of a server that was started; None: one that `profile` would start
+    name: str | None  # name of a started server; None: a server of `profile`
     profile: str | None
     overrides: tuple[str, ...]
-    workload: str | None  # None: the profile's
+    workload: str | None  # None: the workload of the profile
     expected: tuple[str, ...]  # KEY=VALUE
-    target: str | None  # None: where it listens, as its own machine reaches it
+    target: str | None  # HOST:PORT; None: the address on its own host
     gpu_exporter: str | None
 
 
@@ -72,7 +72,7 @@ def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
 def _reached(
     request: MonitoringRequest, plan: Plan, name: str
 ) -> tuple[PodTargets | None, tuple[str, ...], str | None]:
-    """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
+    """Return the pod labels or the addresses of the replicas, and the address of the gateway. Raises UsageError."""
     kind = runtime_class(plan.runtime)
     pods = kind.monitoring_targets(plan, name)
     if plan.gateway is not None and not kind.is_local and pods is None:
@@ -98,7 +98,7 @@ def _reached(
 
 
 def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[Plan, str | None]:
-    """The plan of a server's last start, and the load that its profile is meant for."""
+    """Return the plan of the last run of a server, and the workload of its profile. Raises UsageError, StartError."""
     name = request.name or ""
     if request.profile or request.overrides:
         raise UsageError("`--profile` and `--set` are only for servers that never started", hint="omit the name")
@@ -112,7 +112,7 @@ def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[
 
 
 def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
-    """The profile that a run was asked for with, as far as it can still be read."""
+    """Return the profile of a run; None, with a note, if the profile is no longer valid."""
     asked = read_request(run)
     try:
         return read_profile(asked.profile, overrides=asked.overrides, catalog=catalog) if asked else None
@@ -122,7 +122,7 @@ def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
 
 
 def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
-    """What a load expects: the limit of a sustained rate, and the share of its prompts that others have too."""
+    """Return the expected values of a workload: the TTFT p95 limit, and the cache hit rate if not 0."""
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)
@@ -136,7 +136,7 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
 
 
 def _given(pairs: Sequence[str]) -> dict[str, Expected]:
-    """What `--expect KEY=VALUE` says. Raises UsageError."""
+    """Parse `--expect KEY=VALUE` options. Raises UsageError for an unknown key or a value out of range."""
     found = {}
     for pair in pairs:
         key, _, text = pair.partition("=")
@@ -154,7 +154,7 @@ def _given(pairs: Sequence[str]) -> dict[str, Expected]:
 
 
 def _address(option: str, text: str | None) -> str | None:
-    """A `host:port`. Raises UsageError for anything else."""
+    """Validate a `host:port`; None stays None. Raises UsageError for anything else."""
     if text is None:
         return None
     try:

@@ -12,10 +12,10 @@ TTFT_P95: Final = "ttft_p95_s"
 CACHE_HIT_RATE: Final = "cache_hit_rate"
 ACCEPT_LENGTH: Final = "accept_length"
 EXPECTED: Final = (TTFT_P95, CACHE_HIT_RATE, ACCEPT_LENGTH)
-SCRAPED: Final = "deploy"  # the job's name
-SCRAPED_GATEWAY: Final = f"{SCRAPED}-gateway"  # that of a gateway's own counters
-RECORDED: Final = re.compile(r"deploy:[\w:]+")  # a series that the rules record, in an expression
-EVERY: Final = "15s"  # scraped, and its rules evaluated
+SCRAPED: Final = "deploy"  # name of the Prometheus job
+SCRAPED_GATEWAY: Final = f"{SCRAPED}-gateway"  # job for the metrics of a gateway
+RECORDED: Final = re.compile(r"deploy:[\w:]+")  # a recorded series in an expression
+EVERY: Final = "15s"  # interval of scrapes and rule evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class MonitoredServer:
 
     name: str
     plan: Plan
-    targets: tuple[str, ...]  # host:port of each server; none: as its cluster finds it
-    gateway_target: str | None  # of the gateway's own counters, where it is scraped
-    pods: PodTargets | None  # of a server that runs in one
-    gpu_target: str | None  # of the exporter of its GPUs
+    targets: tuple[str, ...]  # host:port of each replica; empty if `pods` is used
+    gateway_target: str | None  # host:port of the gateway metrics, if scraped
+    pods: PodTargets | None  # labels of the pods, in a Kubernetes cluster
+    gpu_target: str | None  # host:port of the GPU exporter
     exported: frozenset[str]
-    expected: Mapping[str, Expected]  # by the names of `EXPECTED`
+    expected: Mapping[str, Expected]  # by the keys in `EXPECTED`
 
     @property
     def gateway_is_scraped(self) -> bool:

@@ -1,4 +1,4 @@
-"""The templates of this package, rendered for a server."""
+"""The Jinja templates of this package, rendered for a server."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from orchestrator.monitoring.series import EVERY, EXPECTED, SCRAPED, SCRAPED_GAT
 
 
 def rendered(template: str, server: MonitoredServer) -> str:
-    """A template's text for a server, rendered in Jinja's sandbox; a value becomes text through `tojson`."""
+    """Render a template for a server in Jinja's sandbox; templates insert values with `tojson`."""
     from jinja2 import StrictUndefined  # noqa: PLC0415 - 30 ms, and few commands render a template
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
@@ -23,7 +23,7 @@ def rendered(template: str, server: MonitoredServer) -> str:
         lstrip_blocks=True,
         autoescape=False,
     )
-    jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # YAML takes no halves of a surrogate pair
+    jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # YAML allows no surrogate escapes
     text = (Path(__file__).parent / FileName(template)).read_text(encoding="utf-8")
     fraction = server.plan.serving.memory_fraction
     return jinja.from_string(text).render(

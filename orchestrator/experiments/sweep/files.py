@@ -1,4 +1,4 @@
-"""What a sweep has found, as files in its directory: the report, and the winner as a profile."""
+"""The output files of a sweep: the report, and a profile for each winner."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,16 +32,17 @@ REPORT: Final = "sweep.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A configuration that none was better than, and what it was written as: nothing where it is the profile's own."""
+    """A best trial and the profile written for it; None if it is the original profile."""
 
     trial: SweepTrial
     profile: Path | None
 
 
 def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
-    """The winner, or all of a Pareto front; of equal ones the profile's own, else the one whose users wait least.
+    """Return the best trial, or all trials of the Pareto front.
 
-    None where no trial gave anything: a knee of 0 is a rate that nobody sustains.
+    Among equal trials the original profile wins, else the highest speed per user. Empty if all values are 0, as a knee
+    of 0 means that no rate was sustained.
     """
     if len(sweep.goal.names) > 1:
         return tuple(trial for trial in search.best() if any(trial.values))
@@ -57,7 +58,7 @@ def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
 
 
 def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
-    """Write each winner as a profile, unless it is what the profile says already."""
+    """Write a profile for each winner, except for the original profile."""
     best, winners = best_of(sweep, search), []
     for trial in best:
         path = None
@@ -69,7 +70,7 @@ def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
 
 
 def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...] = (), *, ended: str = "") -> Path:
-    """Write sweep.html, sweep.md and sweep.json, all of them or none; return the path of the first."""
+    """Write sweep.html, sweep.md and sweep.json atomically, and return the path of sweep.html."""
     report = _report(sweep, search, winners, ended)
     folder = sweep.request.output
     texts = {
@@ -157,7 +158,7 @@ def _unreached(result: BenchResult) -> bool:
 
 
 def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> str | None:
-    """The command that measures the kernels that the winner's load missed, those and no others; None where none was."""
+    """Return a sentence with the command that tunes the kernels missing under the load of a winner, or None."""
     misses = (result.run.provenance.kernel_gate or {}).get("misses") if result is not None else None
     if not isinstance(misses, list | tuple) or not misses:
         return None
@@ -175,7 +176,7 @@ def _named(sweep: Sweep, profile: Path) -> str:
 
 
 def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
-    """A trial's result; None where it has none, or it was removed."""
+    """Return the result of a trial; None if there is none, or if it was removed."""
     try:
         return load_result(sweep.request.output / RelativePath(trial.directory)) if trial.directory else None
     except BenchError:

@@ -1,4 +1,4 @@
-"""What the best configuration is: a figure of a measurement, and at which of its points it is read. Pure."""
+"""The objective of a sweep: the metrics to optimize, and the point that provides them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import BenchResult, Point
 
-_ROUGHLY: Final = 1  # digits of the share that was held: a twentieth more or less is noise
+_ROUGHLY: Final = 1  # decimals of the share of a rate; smaller differences are noise
 
 
 class Objective(StrEnum):
-    """What is wanted most."""
+    """The metric to optimize."""
 
     KNEE = "knee"
     TOK_S = "tok-s"
@@ -32,30 +32,30 @@ _FIGURES: Final[Mapping[Objective, tuple[ReportMetric, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """An objective, the rate at which it is read (None: at the knee), and the limit of TTFT p95."""
+    """An objective, the rate (requests/s) at which to read it (None: the knee), and the TTFT p95 limit in seconds."""
 
     objective: Objective
     at_rps: float | None
     ttft_p95_s: float
-    closed: bool = False  # the load is: it has one point, no rates and no knee
+    closed: bool = False  # a closed load, with one point and without rates or knee
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each value is called, with its unit."""
+        """The name of each value, with its unit."""
         if self.objective is Objective.KNEE:
             return ("knee, requests/s",)
         return tuple(figure.title for figure in _FIGURES[self.objective])
 
     @property
     def higher_is_better(self) -> tuple[bool, ...]:
-        """Of each value."""
+        """Whether higher is better, for each value."""
         if self.objective is Objective.KNEE:
             return (True,)
         return tuple(figure.higher_is_better for figure in _FIGURES[self.objective])
 
     @property
     def words(self) -> str:
-        """The whole of it for people."""
+        """The objective as text."""
         what = " and ".join(self.names)
         if self.closed:
             return what
@@ -64,18 +64,18 @@ class Goal:
         return f"{what}{where}, with a TTFT p95 of at most {self.ttft_p95_s:g} s"
 
     def text(self, values: tuple[float, ...]) -> str:
-        """Values for people."""
+        """Format the values of a trial."""
         if self.objective is Objective.KNEE:
             return f"{values[0]:g}"
         return " / ".join(each.text(value) for each, value in zip(_FIGURES[self.objective], values, strict=True))
 
     def point(self, result: BenchResult) -> Point | None:
-        """The point at which the objective is read; None where it was not measured, or there is no knee."""
+        """Return the point that provides the objective; None if it was not measured, or if there is no knee."""
         at = self.at_rps if self.at_rps is not None else result.knee_rps
         return next((point for point in result.points if self.closed or point.offered_rps == at), None)
 
     def values(self, result: BenchResult) -> tuple[float, ...] | None:
-        """What is to be made best; None where a figure of it was not measured."""
+        """Return the values of the objective; None if a metric was not measured."""
         if self.objective is Objective.KNEE:
             return (result.knee_rps or 0.0,)
         point = self.point(result)
@@ -84,7 +84,7 @@ class Goal:
         return known if len(known) == len(found) else None
 
     def missing(self, result: BenchResult) -> str:
-        """Why there are no values."""
+        """Return the reason for missing values."""
         point = self.point(result)
         if point is None:
             return "no rate was sustained" if self.at_rps is None else f"{self.at_rps:g} requests/s was not measured"
@@ -92,17 +92,17 @@ class Goal:
         return f"{of.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
 
     def known_now(self, result: BenchResult) -> bool:
-        """Whether higher rates tell nothing more: the knee has been found."""
+        """Return whether the knee is found, so that higher rates are not needed."""
         return self.at_rps is None and any(point.sustained is False for point in result.points)
 
     def held_rates(self, result: BenchResult) -> float:
-        """How many of the rates it held so far, each as a share, so roughly that noise tells no two apart."""
+        """Return the sum of the held shares of all rates so far, rounded so that noise makes no difference."""
         return round(sum(self.held(point) for point in result.points), _ROUGHLY)
 
     def held(self, point: Point) -> float:
-        """How much of a rate it held, from 0 to 1.
+        """Return the share of a rate that the server held, from 0 to 1, rounded to `_ROUGHLY` decimals.
 
-        The share that was answered, of that the share within the window, and by how much TTFT is over the limit.
+        It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).
         """
         late = point.latency.ttft_from_schedule_s.p95 if point.latency else 0.0
         in_time = min(1.0, self.ttft_p95_s / late) if late > 0 else 1.0

@@ -1,4 +1,4 @@
-"""`deploy sweep --dry-run`: the space, what of it cannot fit, and what the search may take. Nothing is started."""
+"""`deploy sweep --dry-run`: the search space, the points that cannot fit, and the estimated cost."""
 
 import random
 from collections import Counter
@@ -11,12 +11,12 @@ from orchestrator.core.console import format_duration, table
 from orchestrator.experiments.sweep.run import TRIALS, Sweep
 from orchestrator.experiments.sweep.space import SearchSpace
 
-_LOOKED_AT: Final = 500  # points that a dry run plans
+_LOOKED_AT: Final = 500  # maximum number of points that a dry run plans
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceScan:
-    """How many points were planned, of them without a fault and for each reason against them; whether all were."""
+    """The number of planned points, of fitting points, and of refused points by reason; `whole` if all were planned."""
 
     count: int
     fitting: int
@@ -24,12 +24,12 @@ class SpaceScan:
     whole: bool
 
     def left(self, space: SearchSpace) -> int:
-        """How many may be tried, as far as is known."""
+        """Return an upper bound on the number of points to try."""
         return self.fitting if self.whole else space.size
 
 
 def affordable(sweep: Sweep, points: int) -> int:
-    """How many trials of so many points the budget holds, as far as is known before one was made; one is finished."""
+    """Estimate the number of trials within the budget, at most `points` and at least one (the first always runs)."""
     budget, hour = sweep.request.budget, sweep.usd_per_hour
     limits = [points]
     limits += [budget.trials] if budget.trials is not None else []
@@ -39,7 +39,7 @@ def affordable(sweep: Sweep, points: int) -> int:
 
 
 def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
-    """The space, what of it cannot fit, and what the search may take; for people."""
+    """Return the dry run as text."""
     own = sweep.space.shown_own(sweep.base.profile)
     rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
     lines = [sweep.description] if sweep.description else []
@@ -62,7 +62,7 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
 
 
 def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
-    """The same as plain JSON-able data."""
+    """Return the dry run as JSON data."""
     count = affordable(sweep, looked.left(sweep.space))
     return {
         "profile": sweep.plan.profile,
@@ -84,7 +84,7 @@ def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
 
 
 def scan_space(sweep: Sweep) -> SpaceScan:
-    """Plan every point, or in a large space some."""
+    """Plan all points, or a random sample of a large space."""
     whole = sweep.space.size <= _LOOKED_AT
     points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
     reasons = Counter(sweep.refusal(dict(point)) for point in points)
@@ -93,6 +93,6 @@ def scan_space(sweep: Sweep) -> SpaceScan:
 
 
 def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
-    dice = random.Random(seed)  # noqa: S311 - no secret
+    dice = random.Random(seed)  # noqa: S311 - not for security
     for _ in range(_LOOKED_AT):
         yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}

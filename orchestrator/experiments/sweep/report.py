@@ -1,4 +1,4 @@
-"""The report of a sweep: what was tried and what came of it, the Pareto plot, how much each setting decides."""
+"""The report of a sweep: the trials, the Pareto plot and the importance of each setting. Pure."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,38 +17,38 @@ _LEAST: Final = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRow:
-    """One trial, as it is shown."""
+    """One trial in the table of trials."""
 
     trial: SweepTrial
-    settings: tuple[str, ...]  # a value for each knob
+    settings: tuple[str, ...]  # one value per knob
     value: str
-    marks: tuple[str, ...]  # what speaks against comparing its result
+    marks: tuple[str, ...]  # comparability issues of its result
     best: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepReport:
-    """Everything a page says of a sweep."""
+    """The data of a sweep report."""
 
     title: str
     headline: tuple[str, ...]
     knobs: tuple[str, ...]
-    values: str  # what the column of values is called
+    values: str  # header of the column of values
     rows: tuple[SweepRow, ...]
     weights: dict[str, float]
-    points: tuple[tuple[int, float, float], ...]  # trial, tok/s per user, output tok/s: of each rate that was measured
+    points: tuple[tuple[int, float, float], ...]  # (trial, tok/s per user, output tok/s) of each measured rate
     notes: tuple[str, ...]
     command: str
 
 
 def measured_points(trial: SweepTrial, result: BenchResult) -> tuple[tuple[int, float, float], ...]:
-    """A trial's points of the Pareto plot."""
+    """Return the points of a trial in the Pareto plot."""
     found = [(metrics.PER_USER.value_of(point), metrics.OUTPUT.value_of(point)) for point in result.points]
     return tuple((trial.number, user, node) for user, node in found if user is not None and node is not None)
 
 
 def front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, float, float], ...]:
-    """Those that no other one beats in both, by rising interactivity."""
+    """Return the Pareto-optimal points, by increasing speed per user."""
     kept: list[tuple[int, float, float]] = []
     for point in sorted(points, key=lambda each: (-each[1], -each[2])):
         if not kept or point[2] > kept[-1][2]:
@@ -57,7 +57,7 @@ def front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, floa
 
 
 def pareto_chart(report: SweepReport) -> Chart:
-    """Throughput against interactivity: every rate of every trial, the front, the profile as it is, the best."""
+    """Return the plot of throughput against speed per user: all points, the front, the original profile, the best."""
     own = {row.trial.number for row in report.rows if row.trial.own}
     best = {row.trial.number for row in report.rows if row.best}
     series = (
@@ -88,7 +88,7 @@ def pareto_chart(report: SweepReport) -> Chart:
 
 
 def render_sweep_html(report: SweepReport) -> str:
-    """One self-contained page."""
+    """Render a sweep report as one self-contained HTML page."""
     chart = pareto_chart(report)
     bars = tuple(
         Bar(label=key, value=share, text=metrics.share(share), color=0)
@@ -103,19 +103,19 @@ def render_sweep_html(report: SweepReport) -> str:
 
 
 def render_sweep_markdown(report: SweepReport) -> str:
-    """The same as Markdown."""
+    """Render a sweep report as Markdown."""
     telling = [row for row in report.rows if _tells(row)]
     template = environment(markdown=True).get_template("sweep.md.j2")
     return printable(template.render(report=report, front=front(report.points), telling=telling))
 
 
 def render_sweep_json(report: SweepReport) -> str:
-    """The same as JSON."""
+    """Render a sweep report as JSON."""
     return printable_json(json.dumps(asdict(report), indent=2, ensure_ascii=False)) + "\n"
 
 
 def _tells(row: SweepRow) -> bool:
-    """Whether a trial has more to say than its row."""
+    """Return whether a trial needs an explanation below the table."""
     return row.trial.outcome in {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED} and bool(
         row.trial.why
     )

@@ -1,6 +1,6 @@
-"""`deploy sweep`: find a better configuration by measuring; what is sought, what it may cost, and the way there.
+"""`deploy sweep`: the request, the resolved sweep, its budget and its journal.
 
-Every trial is an `up`, a `bench` and a `down`. What was found stands in a journal, from which a later call goes on.
+Each trial is an `up`, a `bench` and a `down`. A journal records all trials, so that a later call resumes the sweep.
 """
 
 import hashlib
@@ -36,17 +36,17 @@ from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import LoadedProfile, is_path, read_profile
 
 JOURNAL: Final = "journal.log"
-CONFIRM: Final = 2  # runs, where nobody says how many: a median of three
-_KEPT: Final = 0.25  # of a budget, at most, for measuring the best again
-TRIALS: Final = 20  # where neither trials, hours nor money are named
-_IN_A_ROW: Final = 1000  # points that cannot fit, after which nothing that fits is expected
-_STREAM_TOK_S: Final = 50.0  # of one stream, before one was measured
+CONFIRM: Final = 2  # default number of repeated runs, for a median of three
+_KEPT: Final = 0.25  # maximum share of the budget reserved for repeated runs
+TRIALS: Final = 20  # default number of trials without any budget
+_IN_A_ROW: Final = 1000  # refused points in a row that end the search
+_STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
 _RAN: Final = (TrialOutcome.MEASURED, TrialOutcome.STOPPED, TrialOutcome.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a sweep may take in all, earlier calls included; None is no limit."""
+    """The limits of a sweep, including earlier calls; None for no limit."""
 
     trials: int | None = None
     hours: float | None = None
@@ -55,13 +55,13 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """What the user asked for; what stands here goes before what the space file says."""
+    """The request of the user, which overrides the space file."""
 
     profile: str
     space: Path | None
     output: Path
     budget: Budget
-    beside: bool = False  # the winner is written there too, and not into the home
+    beside: bool = False  # write the winner to `output` instead of the home
     overrides: tuple[str, ...] = ()
     objective: str | None = None
     at_rps: float | None = None
@@ -75,11 +75,11 @@ class SweepRequest:
     allow_untuned: bool = False
     timeout: float | None = None
     resume: bool = False
-    name: str | None = None  # of the profile that is written
+    name: str | None = None  # name of the new profile
 
     @property
     def again(self) -> str:
-        """The command that goes on with it."""
+        """The command that resumes the sweep."""
         rates = ",".join(f"{rate:g}" for rate in self.request_rates) if self.request_rates else None
         given = {
             "--space": self.space,
@@ -107,51 +107,51 @@ class SweepRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is sought, where, and with what load; nothing is started yet."""
+    """A resolved sweep: space, objective and load."""
 
     request: SweepRequest
     home: Home
     base: LoadedProfile
-    plan: Plan  # of the profile as it is
+    plan: Plan  # plan of the original profile
     space: SearchSpace
     goal: Goal
     workload_named: str
     workload: Workload
     changes: WorkloadChanges
-    repeats: int  # how often the best is measured again
-    description: str = ""  # as the space file has it
+    repeats: int  # number of repeated runs of the best trial
+    description: str = ""  # from the space file
 
     @cached_property
     def own(self) -> dict[str, int] | None:
-        """The profile's own point; None where it is none of the space."""
+        """The point of the original profile; None if it is not in the space."""
         own = self.space.own(self.base.profile)
         return dict(own) if own is not None else None
 
     @property
     def values(self) -> dict[str, list[str]]:
-        """What may vary, and between what; for people."""
+        """The values of each knob as text."""
         return {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in self.space.knobs}
 
     @property
     def server(self) -> str:
-        """The name of its servers, which no other server has: it follows from the directory."""
+        """The name of the servers of this sweep, unique by a digest of the output directory."""
         place = hashlib.sha256(str(self.request.output.absolute()).encode()).hexdigest()[:8]
         return f"{self.plan.profile}-sweep-{place}"
 
     @property
     def about(self) -> float:
-        """Seconds that one trial may take, as far as is known before one was made."""
+        """The estimated duration of one trial in seconds."""
         load = bench_seconds(self.workload, tok_s=_STREAM_TOK_S)
         return startup_seconds(self.plan) + STEP_SECONDS["smoke"] + load + STEP_SECONDS["down"]
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What an hour of the GPUs costs; None where no price was given."""
+        """The price of all GPUs of the server in USD per hour; None without a price."""
         price = self.request.usd_per_gpu_hour
         return price * len(self.plan.gpus) if price is not None else None
 
     def refusal(self, point: dict[str, int]) -> str:
-        """Why a point cannot be started: what its rules refuse, or what does not fit beside the profile's own."""
+        """Return the reason why a point cannot run; "" if it can. Warnings of the original profile do not count."""
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
             base = read_profile(self.request.profile, overrides=overrides, catalog=self.base.catalog)
@@ -165,7 +165,7 @@ class Sweep:
         return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in own)
 
     def begun(self) -> dict[str, object]:
-        """What a journal was begun with, by which it is known again."""
+        """Return the data that identifies the sweep in its journal."""
         return {
             "profile": self.plan.digest_without_port,
             "space": self.values,
@@ -177,12 +177,12 @@ class Sweep:
 
 
 def default_output(profile: str) -> Path:
-    """Where a sweep of a profile is kept, where the user does not say; a name may hold a dot."""
+    """Return the default output directory of a sweep; the name of a profile may contain dots."""
     return Path("results") / FileName(f"sweep-{Path(profile).stem if is_path(profile) else profile}")
 
 
 def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
-    """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
+    """Resolve a sweep. Raises ProfileError with locations in the space file, UsageError for invalid options."""
     catalog = Catalog.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalog=catalog)
     plan = base.decide()
@@ -234,7 +234,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
 
 
 def _read_space(path: Path, table: FlagTable) -> SpaceFile:
-    """The space file. Raises ProfileError with the line of each fault, options that sglang does not know among them."""
+    """Read a space file. Raises ProfileError with the location of each problem, including unknown sglang options."""
     document = read_file(path, str(path))
     file = model_of(document, SpaceFile)
     problems: list[Problem] = []
@@ -257,14 +257,14 @@ def _objective(text: str) -> Objective:
 
 
 def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float | None) -> tuple[float, ...] | None:
-    """The rates to measure, up to the one at which the objective is read; None: the workload's own."""
+    """Return the rates to measure, ending with the rate of the objective; None for those of the workload."""
     if at_rps is None or workload.load == "closed":
         return rates
     return (*(rate for rate in rates or workload.request_rates if rate < at_rps), at_rps)
 
 
 def _require_sensible(sweep: Sweep) -> None:
-    """Raise UsageError for what could not be told after any trial."""
+    """Raise UsageError if no trial could provide the objective or the budget."""
     goal, request = sweep.goal, sweep.request
     for option, value in (("--max-hours", request.budget.hours), ("--max-cost", request.budget.usd)):
         if value is not None and not math.isfinite(value):
@@ -292,9 +292,9 @@ def _require_sensible(sweep: Sweep) -> None:
 
 
 def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0) -> str:
-    """Why no further trial is begun; "" where one fits into the budget, by what trials took so far.
+    """Return the reason to start no further trial; "" if one fits into the budget, by the mean duration so far.
 
-    `confirmed` are the seconds for which trials were measured again; for what of that is to come, some is kept.
+    `confirmed` is the time of repeated runs in seconds; time for future ones is reserved.
     """
     budget = sweep.request.budget
     most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
@@ -305,7 +305,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
 
 
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
-    """Why no further run fits into hours or money, with so many `kept` for later; "" where one does."""
+    """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     ran = sum(trial.outcome in _RAN for trial in trials)
     if not ran:
@@ -324,10 +324,10 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
 
 @contextmanager
 def open_search(sweep: Sweep) -> Iterator[Search]:
-    """The search in the sweep's directory, of which this is then the only one.
+    """Open the search in the directory of the sweep, with an exclusive lock.
 
-    Raises UsageError where there is a sweep and it is not to be resumed, or none and it is; HostError where another
-    command is at it.
+    Raises UsageError if a sweep exists without `--resume`, or none exists with it; HostError if another command holds
+    the lock.
     """
     folder, request = sweep.request.output, sweep.request
     journal = folder / JOURNAL
@@ -347,11 +347,11 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
 
 
 def _mend(journal: Path) -> None:
-    """Cut a last line that was half written when the sweep was killed: Optuna reads whole ones."""
+    """Remove an incomplete last line, left by a killed sweep, which Optuna cannot read."""
     if journal.exists() and (written := journal.read_bytes()) and not written.endswith(b"\n"):
         cut(journal, written.rfind(b"\n") + 1)
 
 
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
-    """Whether nothing that fits is to be expected any more."""
+    """Return whether the last `_IN_A_ROW` points were all refused."""
     return len(trials) >= _IN_A_ROW and all(trial.outcome is TrialOutcome.REFUSED for trial in trials[-_IN_A_ROW:])

@@ -1,6 +1,7 @@
-"""The search: Optuna suggests, prunes, weighs and keeps its journal; here a point is asked for and its outcome told.
+"""The search of a sweep with Optuna, which suggests and prunes trials, and writes the journal.
 
-What was tried already is not tried again, and what cannot fit or did not start is told as bad, so that it is avoided.
+No point is tried twice. Points that cannot fit or did not start are reported as pruned, so that the sampler avoids
+them.
 """
 
 import random
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STUDY: Final = "sweep"
-_TOLD: Final = "outcome"  # attribute of a trial that has one
-_BEGUN: Final = "begun"  # attribute of the study: what was asked for
-_CONFIRMED: Final = "confirmed"  # attribute of the study: what was measured once more
-_FEWEST: Final = 4  # trials before the search follows what it has learned, and before any is stopped for being worse
-_AGAIN: Final = 20  # suggestions of known points before an untried one is drawn
-_LISTED: Final = 10_000  # points of a space of which untried ones are listed
+_TOLD: Final = "outcome"  # trial attribute: how the trial ended
+_BEGUN: Final = "begun"  # study attribute: the data that identifies the sweep
+_CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
+_FEWEST: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
+_AGAIN: Final = 20  # repeated suggestions of known points before an untried one is drawn
+_LISTED: Final = 10_000  # size of the largest space whose untried points are listed
 
 
 class TrialOutcome(StrEnum):
@@ -48,26 +49,26 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """One configuration that was tried, as the journal keeps it."""
+    """One trial, as saved in the journal."""
 
-    number: int  # from 1, in the order in which they ended
+    number: int  # from 1, in order of completion
     point: Mapping[str, int]
     outcome: TrialOutcome
-    values: tuple[float, ...] = ()  # of the objective, of a trial that was measured
-    why: str = ""  # it did not start, was stopped or could not fit
+    values: tuple[float, ...] = ()  # of the objective; empty unless measured
+    why: str = ""  # the reason if there are no values
     diagnosis: str = ""
-    directory: str = ""  # of its result, below the sweep's
-    answers: str = ""  # what the smoke test says of right answers
+    directory: str = ""  # of the result, relative to the directory of the sweep
+    answers: str = ""  # verdict and evidence of the smoke test for correct answers
     seconds: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)  # of these seconds: up, bench, down
-    own: bool = False  # the profile's own point
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds by step: up, bench, smoke, down
+    own: bool = False  # the original profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """A trial's configuration, measured once more; without values where that failed, and then why."""
+    """A repeated run of a trial; if it failed, `values` is empty and `why` has the reason."""
 
-    number: int  # of the trial
+    number: int  # number of the trial
     values: tuple[float, ...] = ()
     why: str = ""
     directory: str = ""
@@ -76,16 +77,16 @@ class Confirmation:
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A point to try; `rungs` are told to it as they are measured. One that is tried again has no trial of its own."""
+    """A point to try; `trial` is None for a repeated run, which is no trial of Optuna."""
 
     point: Point
     own: bool
     trial: "Trial | None"
 
     def worse(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
-        """Whether it has held clearly less up to that rate than the others had, and need not go on.
+        """Return whether to stop the trial, which held clearly less than the others up to this rung.
 
-        What is held adds up: Optuna's median pruner takes the best that a trial has reported so far.
+        `held_rates` is cumulative, since Optuna's median pruner uses the best value reported by a trial so far.
         """
         if self.trial is None:
             return False
@@ -95,9 +96,9 @@ class Suggestion:
 
 
 def _named_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
-    """Optuna's journal in a file, which is named where it cannot be written to."""
+    """Return Optuna's journal in a file; an OSError of a write names the file."""
 
-    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # it is imported late
+    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             with naming(journal):
                 super().append_logs(logs)
@@ -107,12 +108,12 @@ def _named_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa:
 
 
 class Search:
-    """A study in a journal. Its state is the journal's alone: whoever opens it again goes on."""
+    """An Optuna study with all of its state in a journal file, so that it can be resumed."""
 
     def __init__(
         self, journal: Path, space: SearchSpace, goal: Goal, *, seed: int, begun: Mapping[str, object]
     ) -> None:
-        """Open the journal, or begin it with what was asked for. Raises UsageError for another sweep's journal."""
+        """Open or create the journal; `begun` identifies the sweep. Raises UsageError for another sweep's journal."""
         self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
         self._study = self._open(journal)
         asked = dict(begun)
@@ -122,7 +123,7 @@ class Search:
             raise UsageError(f"this sweep was begun with another {', '.join(other)}", where=str(journal), hint=hint)
         self._study.set_user_attr(_BEGUN, asked)
         self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
-        self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - no secret
+        self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
         self._end_unfinished()
 
     def _open(self, journal: Path) -> "Study":
@@ -155,7 +156,7 @@ class Search:
         return chosen
 
     def _end_unfinished(self) -> None:
-        """A trial of a sweep that was killed has no outcome, or one that was not counted yet."""
+        """Finish the trials of a killed sweep: report a saved outcome, else mark the trial as failed."""
         states = self._optuna.trial.TrialState
         for trial in self._study.get_trials(deepcopy=False, states=[states.RUNNING]):
             if _TOLD in trial.user_attrs:
@@ -165,14 +166,14 @@ class Search:
 
     @property
     def trials(self) -> tuple[SweepTrial, ...]:
-        """Every trial that has ended with an outcome, in order. Raises UsageError for a record out of form."""
+        """All trials with an outcome, in order of completion. Raises UsageError for an invalid record."""
         told = [trial for trial in self._study.get_trials(deepcopy=False) if _TOLD in trial.user_attrs]
-        told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - optuna's have no zone
+        told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - Optuna's times have no time zone
         return tuple(map(_outcome, told))
 
     def ask(self, own: Point | None) -> Suggestion | None:
-        """The next point that was not tried, the profile's `own` first; None where all were."""
-        with defer_signals():  # what is written to the journal is written whole
+        """Return an untried point, starting with `own`, that of the original profile; None if all were tried."""
+        with defer_signals():  # a signal must not interrupt a write to the journal
             return self._ask(own)
 
     def _ask(self, own: Point | None) -> Suggestion | None:
@@ -192,7 +193,7 @@ class Search:
         return Suggestion(point=dict(trial.params), own=False, trial=trial)
 
     def _untried(self, done: list[Point]) -> Point | None:
-        """A point by chance that was not tried; None where all were."""
+        """Return a random untried point; None if there is none, or none is found in a large space."""
         if self._space.size <= _LISTED:
             left = [point for point in self._space.points() if point not in done]
             return self._dice.choice(left) if left else None
@@ -201,7 +202,7 @@ class Search:
         return next((point for point in drawn if point not in done), None)
 
     def tell(self, asked: Suggestion, ended: SweepTrial) -> None:
-        """Keep how a trial ended."""
+        """Record the outcome of a trial."""
         if asked.trial is None:
             return
         with defer_signals():
@@ -209,7 +210,7 @@ class Search:
             self._count(asked.trial.number, ended)
 
     def _count(self, number: int, ended: SweepTrial) -> None:
-        """Let the search learn from an outcome."""
+        """Report an outcome to the sampler."""
         states = self._optuna.trial.TrialState
         if ended.outcome is TrialOutcome.MEASURED and ended.values:
             self._study.tell(number, list(ended.values))
@@ -219,16 +220,16 @@ class Search:
 
     @property
     def confirmations(self) -> tuple[Confirmation, ...]:
-        """What was measured once more, in order. Raises UsageError for a record out of form."""
+        """The repeated runs, in order. Raises UsageError for an invalid record."""
         return _read(_CONFIRMATIONS, self._study.user_attrs.get(_CONFIRMED, []))
 
     def confirm(self, ended: Confirmation) -> None:
-        """Keep what a trial's configuration came to once more."""
+        """Record a repeated run of a trial."""
         with defer_signals():
             self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
 
     def best(self) -> tuple[SweepTrial, ...]:
-        """The best one; of several objectives all that no other one beats. Of equal ones all of them."""
+        """Return the best trials, including ties; with several objectives the Pareto-optimal ones."""
         measured = [trial for trial in self.trials if trial.values]
         if not measured:
             return ()
@@ -238,7 +239,7 @@ class Search:
         return tuple(trial for trial in measured if trial.values[0] == best)
 
     def weights(self) -> dict[str, float]:
-        """How much each knob decides of the first objective, from 0 to 1, by PED-ANOVA; empty if unknown."""
+        """Return the importance of each knob for the first objective, from 0 to 1 (PED-ANOVA); empty if unknown."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first: Callable[[FrozenTrial], float] | None = None
@@ -249,7 +250,7 @@ class Search:
                 found: dict[str, float] = importance.get_param_importances(
                     self._study, evaluator=importance.PedAnovaImportanceEvaluator(), target=first
                 )
-            except (ValueError, RuntimeError):  # fewer than two trials, or all alike
+            except (ValueError, RuntimeError):  # fewer than two trials, or all equal
                 return {}
         return {key: float(value) for key, value in found.items()}
 
@@ -263,7 +264,7 @@ _CONFIRMATIONS: Final = TypeAdapter(tuple[Confirmation, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
-    """What was told of a trial. Raises UsageError for a record out of form."""
+    """Return the recorded outcome of a trial. Raises UsageError for an invalid record."""
     return _read(_TRIAL, trial.user_attrs[_TOLD])
 
 
@@ -276,13 +277,13 @@ def _read(kind: TypeAdapter[T], told: object) -> T:
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes
-    """Optuna, imported where signals are held: numpy starts a thread, which must hear none (`core/signals.py`).
+    """Import Optuna with deferred signals, since numpy starts a thread that must not receive any (`core/signals.py`).
 
-    Raises UsageError where it is not installed.
+    Raises UsageError if Optuna is not installed.
     """
     try:
         with defer_signals():
-            import optuna  # noqa: PLC0415 - half a second, which only a sweep pays
+            import optuna  # noqa: PLC0415 - takes 0.5 s, and only a sweep needs it
     except ImportError as error:
         hint = "`pip install 'deploy-sglang[sweep]'` installs it beside this tool"
         what = f"`deploy sweep` searches with Optuna, which is not installed ({error.name})"

@@ -1,4 +1,4 @@
-"""What may vary: the file that says it, and the finite set of configurations that follows from it. Pure."""
+"""The search space of a sweep: its file format, and the finite set of configurations. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from orchestrator.engine.options import Meaning
 from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.profiles.schema import Profile, Scalar
 
-LAYOUT: Final = "layout"  # the knob of whole layouts
-_MOST: Final = 1000  # values of a range
+LAYOUT: Final = "layout"  # key of the knob for layouts
+_MOST: Final = 1000  # maximum number of values of a range
 
 
 class NumberRange(StrictModel):
@@ -43,7 +43,7 @@ class NumberRange(StrictModel):
         return math.floor(min(steps, _MOST) + 1e-9) + 1
 
     def values(self) -> Iterator[int | float]:
-        """Each of them."""
+        """Yield all values of the range."""
         whole = all(isinstance(each, int) for each in (self.from_, self.step or 1, self.times or 1))
         for place in range(self._count()):
             value = self.from_ * self.times**place if self.times else self.from_ + place * (self.step or 1)
@@ -54,7 +54,7 @@ def _form(value: object) -> str:
     return "range" if isinstance(value, dict | NumberRange) else "list"
 
 
-Value: TypeAlias = Scalar | None  # null: as if the profile said nothing of it
+Value: TypeAlias = Scalar | None  # null: as if not set in the profile
 Choices: TypeAlias = Annotated[tuple[Value, ...], Field(min_length=1)]
 Values: TypeAlias = Annotated[
     Annotated[NumberRange, Tag("range")] | Annotated[Choices, Tag("list")], Discriminator(_form)
@@ -70,7 +70,7 @@ class LayoutChoice(StrictModel):
     dp_attention: bool = Field(default=False, description="dp splits the same GPUs")
 
     def __str__(self) -> str:
-        """As the field writes it."""
+        """Return the layout in the usual notation, such as `TP4×DP2`."""
         more = [f"DP{self.dp}"] if self.dp > 1 else []
         more += [f"EP{self.ep}"] if self.ep > 1 else []
         return "×".join([f"TP{self.tp}", *more]) + (" dp-attention" if self.dp_attention else "")
@@ -115,19 +115,19 @@ class SpaceFile(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepParameter:
-    """One thing that varies: `layout`, or the key of a setting; `ordered` where its values are rising numbers."""
+    """One knob: `layout`, or the key of a setting, with its values."""
 
     key: str
     values: tuple[Value | LayoutChoice, ...]
 
     @property
     def ordered(self) -> bool:
-        """Whether a search may think of the values as more and less."""
+        """Whether the values are increasing numbers, which a search may treat as an integer range."""
         numbers = [value for value in self.values if isinstance(value, int | float) and not isinstance(value, bool)]
         return len(numbers) == len(self.values) and numbers == sorted(set(numbers))
 
     def settings(self, index: int) -> Iterator[tuple[tuple[str, str], Value]]:
-        """Section, key and value of what it sets."""
+        """Yield the settings of a value, as ((section, key), value)."""
         value = self.values[index]
         if isinstance(value, LayoutChoice):
             yield from (((LAYOUT, key), said) for key, said in value.model_dump().items())
@@ -136,49 +136,49 @@ class SweepParameter:
             yield (section, key), value
 
     def shown(self, index: int) -> str:
-        """A value for people."""
+        """Format a value for display."""
         return show_value(self.values[index]) or '""'
 
 
-Point: TypeAlias = Mapping[str, int]  # the index of a value, by the key of its knob
+Point: TypeAlias = Mapping[str, int]  # index of a value, by key of the knob
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The configurations to choose from: one value of each knob."""
+    """All configurations: one value of each knob."""
 
     knobs: tuple[SweepParameter, ...]
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of points."""
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def points(self) -> Iterator[Point]:
-        """Each of them."""
+        """Yield all points."""
         keys = [knob.key for knob in self.knobs]
         for chosen in product(*(range(len(knob.values)) for knob in self.knobs)):
             yield dict(zip(keys, chosen, strict=True))
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
-        """What a point sets, by section and key."""
+        """Return the settings of a point by section and key."""
         return dict(pair for knob in self.knobs for pair in knob.settings(point[knob.key]))
 
     def overrides(self, point: Point) -> tuple[str, ...]:
-        """The same as `--set` takes it."""
+        """Return the settings of a point as values of `--set`."""
         found = self.settings(point).items()
         return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in found)
 
     def shown(self, point: Point) -> dict[str, str]:
-        """The same for people, a value for each knob."""
+        """Return the value of each knob at a point, for display."""
         return {knob.key: knob.shown(point[knob.key]) for knob in self.knobs}
 
     def shown_own(self, profile: Profile) -> dict[str, str]:
-        """The profile's own values for people, also where they are none of the space."""
+        """Return the values of a profile for display, including values outside the space."""
         return {knob.key: show_value(_own(profile, knob.key)) or '""' for knob in self.knobs}
 
     def own(self, profile: Profile) -> Point | None:
-        """The profile's own point; None where one of its values is none of the space."""
+        """Return the point of a profile; None if one of its values is not in the space."""
         point = {}
         for knob in self.knobs:
             own = _own(profile, knob.key)
@@ -190,7 +190,7 @@ class SearchSpace:
 
 
 def show_value(value: object) -> str:
-    """A value as a file or `--set` has it."""
+    """Format a value for a YAML file or `--set`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -220,12 +220,12 @@ def _same(value: object, own: object, *, text: bool) -> bool:
 
 
 def _is_left_out(value: object) -> bool:
-    """Whether an option is not given: `false` says it, and so does nothing."""
+    """Return whether an option is unset: `false` and null mean the same."""
     return value is None or value is False
 
 
 def space_of(file: SpaceFile) -> SearchSpace:
-    """The space that a file says."""
+    """Return the search space of a space file."""
     knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, said in (("flags", file.flags), ("env", file.env)):
         knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
@@ -237,10 +237,11 @@ def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
-    """Layouts that use the node's GPUs, and half and twice as many running requests and tokens of a prefill chunk.
+    """Return the default space: layouts with the same number of GPUs, and 0.5, 1 and 2 times two scheduler options.
 
-    `known` are the options of the engine. sglang's guide on tuning names these (docs.sglang.io,
-    advanced_features/hyperparameter_tuning); the memory fraction, which it names too, is computed beforehand.
+    `known` are the options of the engine. The two options, maximum running requests and prefill chunk size, come from
+    the tuning guide of sglang (docs.sglang.io, advanced_features/hyperparameter_tuning). The guide also lists the
+    memory fraction, which `deploy` computes.
     """
     knobs = []
     if choices := _layouts(profile):

@@ -1,4 +1,4 @@
-"""The trials of a sweep, each a full run by the tool's own verbs: up, bench, down. Nothing of one is left running."""
+"""The trials of a sweep: each starts, measures and stops a server, and leaves none running."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,15 +37,15 @@ from orchestrator.servers.start.up import up
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import server_target
 
-# What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
+# Errors caused by a configuration. Any other error comes from the host, and ends the sweep.
 _OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
-_ANSWERS: Final = "correct answers"  # the check of the smoke test that knows what is right
-_LONGEST: Final = 4000  # characters of a diagnosis that are kept
+_ANSWERS: Final = "correct answers"  # the smoke test check with known answers
+_LONGEST: Final = 4000  # maximum number of characters of a diagnosis
 
 
 @dataclass
 class _Clock:
-    """Where the seconds of a trial went."""
+    """The duration of a trial and of its steps, in seconds."""
 
     begun: float = field(default_factory=time.monotonic)
     parts: dict[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Clock:
 
 @dataclass
 class _Ladder:
-    """Looks at each rate as it is measured, and says where the ladder ends."""
+    """A callback that ends the measurement of a trial after a rate, if the knee is found or the trial is worse."""
 
     sweep: Sweep
     asked: Suggestion
@@ -78,23 +78,24 @@ class _Ladder:
         point = result.points[-1]
         last = workload.ramp.max_rps if workload.ramp else (workload.request_rates or (0.0,))[-1]
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
-            return None  # Optuna stops no trial that has several objectives
+            return None  # Optuna cannot prune trials with several objectives
         held_rates = goal.held_rates(result)
         self.stopped = self.asked.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
         return BenchEnding.INTERRUPTED if self.stopped else None
 
 
 def take_down(sweep: Sweep) -> None:
-    """Stop the sweep's own server, where there is one; nobody's requests are waited for, and nothing interrupts it."""
+    """Stop the server of the sweep, if it exists, without a grace period and with deferred signals."""
     with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
         if servers.find(sweep.server) or sweep.plan.runtime in servers.unreachable:
             down(servers, sweep.server, host=sweep.request.host, grace=0)
 
 
 def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
-    """Try points until the budget is spent or all were tried, and say which; `ended` is called after each.
+    """Run trials until the budget is exhausted or all points were tried, and return the reason.
 
-    Raises Interrupted after Ctrl-C, and the DeployError of what no configuration is to blame for, with no server left.
+    `ended` is called after each trial. Raises Interrupted after Ctrl-C, and any DeployError that no configuration
+    caused; in both cases the server is stopped.
     """
     again = "go on with the same command and --resume"
     try:
@@ -114,7 +115,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
         raise
     finally:
-        take_down(sweep)  # an interruption may come between a trial and its end
+        take_down(sweep)  # an interrupt may arrive between a trial and its cleanup
     return "; ".join(filter(None, [why, short]))
 
 
@@ -129,7 +130,7 @@ def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
 
 
 def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
-    """Measure the best again, as often as asked for and as the budget holds; why it was not as often."""
+    """Repeat runs of the best trials within the budget; return the reason for missing runs, or ""."""
     while (trial := to_confirm(sweep, search)) is not None:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} was not measured again as often as asked for: {short}"
@@ -170,9 +171,9 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
 
 
 def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, folder: str) -> SweepTrial:
-    """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
+    """Start, verify, measure and stop one configuration; an error of `_OF_THE_POINT` becomes its outcome."""
     clock, place = _Clock(), RelativePath(f"trials/{folder}")
-    remove_tree(sweep.request.output / place, within=sweep.request.output)  # of a trial that was killed, and never told
+    remove_tree(sweep.request.output / place, within=sweep.request.output)  # left by a killed trial
     watch = _Ladder(sweep, asked)
     found = replace(begun, directory=str(place))
     try:
@@ -202,7 +203,7 @@ def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, 
 
 @contextmanager
 def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
-    """Whatever ends the block, nothing interrupts the taking down."""
+    """Stop the server at the end of the block, with deferred signals."""
     with defer_signals():
         try:
             with allow_signals():
@@ -250,7 +251,10 @@ def _measure(sweep: Sweep, asked: Suggestion, watch: _Ladder, folder: Path) -> B
 
 
 def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial) -> SweepTrial:
-    """What a measurement says of the objective. Raises BenchError where no further trial would tell it either."""
+    """Add the values or the outcome of a measurement to a trial.
+
+    Raises BenchError if the server died, DeployError if no trial can provide the objective.
+    """
     if watch.stopped:
         point = result.points[-1]
         why = f"at {point.label} requests/s it held {sweep.goal.held(point):.0%} of the load, and the others more"
@@ -265,7 +269,7 @@ def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial
 
 
 def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
-    """Whether no trial before was better: then it may win, and is proven once more, after its load."""
+    """Return whether no earlier trial is better; such a trial gets another smoke test after its load."""
     signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
     mine = [sign * value for sign, value in zip(signs, found.values, strict=True)]
     for trial in search.best():
@@ -276,7 +280,7 @@ def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
 
 
 def _answers(started: UpResult) -> str:
-    """What the smoke test says of right answers."""
+    """Return verdict and evidence of the smoke test for correct answers; "" without that check."""
     checks = started.smoke.checks if started.smoke else ()
     return next((f"{check.verdict}: {check.evidence}" for check in checks if check.name == _ANSWERS), "")
 

@@ -1,4 +1,4 @@
-"""The winner of a sweep as a profile that extends the one it was found from, each setting with its evidence."""
+"""The winner of a sweep as a profile that extends the original one, with evidence for each setting."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -23,15 +23,14 @@ from orchestrator.planner.planning import is_path, read_draft
 from orchestrator.profiles.layers import EXTENDS, Override
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
-_MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
+_MARK: Final = "found by `deploy sweep`"  # in the header of a file that a sweep may overwrite
 _MOST: Final = 1 << 20
 
 
 def profile_path(sweep: Sweep, number: int | None = None) -> Path:
-    """Where the winner is written: into the home's catalog, or beside the report; with the trial's `number`.
+    """Return the path of the winner, in the catalog of the home or next to the report; `number` is added to its name.
 
-    Raises UsageError for what cannot be a name, for that of a profile which no sweep has written, and for that of the
-    profile which the winner extends.
+    Raises UsageError for an invalid name, and for the name of the extended profile or of one not written by a sweep.
     """
     name = sweep.request.name or f"{sweep.plan.profile}-swept"
     name = name if number is None else f"{name}-{number}"
@@ -49,19 +48,19 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
 
 
 def home_path(home: Home, name: str) -> Path:
-    """The file of a profile of the home's catalog."""
+    """Return the path of a profile in the catalog of the home."""
     return home.root / EntryKind.PROFILE.file(name)
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
-    """Write the profile. It is planned before: what could not be started is not written."""
+    """Write the profile of a winner, after resolving it to a plan, so that an invalid profile is never written."""
     text = winner_text(sweep, best, search)
     read_draft(text, path, sweep.base.catalog).decide()
     return atomic_write(path, text)
 
 
 def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
-    """The file: what it extends, what the user set for all trials, and what was measured to be better."""
+    """Return the profile as YAML: the extended profile, the overrides of all trials, and the settings of the winner."""
     source, trials = evidence(sweep, best, search), search.trials
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
     lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
@@ -84,7 +83,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
-    """In one line what was measured of the winner, when, and of the profile as it is."""
+    """Return one line with the values of the winner and of the original profile, and the date."""
     own = next((trial for trial in search.trials if trial.own and trial.values), None)
     against = f", {value_text(sweep, own, search)} as `{sweep.plan.profile}` is" if own is not None else ""
     named = ", ".join(sweep.goal.names)
@@ -93,7 +92,7 @@ def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 
 def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
-    """What it came to: the median of its runs, where there are several."""
+    """Format the values of a trial; the median and range if it has several runs."""
     if len(trial.values) > 1 or len(runs := runs_of(search, trial)) == 1:
         return sweep.goal.text(trial.values)
     ends = " to ".join(sweep.goal.text((each,)) for each in (min(runs), max(runs)))
@@ -106,7 +105,7 @@ def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 
 def _day(sweep: Sweep, trial: SweepTrial) -> str:
-    """The day on which it was measured; today's for a result that was removed."""
+    """Return the date of the measurement (UTC); today if the result was removed."""
     try:
         return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
     except BenchError:
@@ -118,7 +117,7 @@ def _base(profile: str) -> str:
 
 
 def _given(overrides: tuple[str, ...]) -> dict[str, Data]:
-    """`--set` options as the keys of a profile."""
+    """Return `--set` options as nested keys of a profile."""
     data: dict[str, Data] = {}
     for override in map(Override.parse, overrides):
         holder = data
