@@ -106,7 +106,7 @@ def test_every_death_is_healed_and_nothing_is_left_behind(deployments: Deploymen
 
     second = deployment.run("watch", deployment.name)
     assert not list(second.faults(6))
-    assert f"another `deploy watch` has `{deployment.name}` (pid {watched.watch.pid})" in second.stderr
+    assert f"another `deploy watch` is watching `{deployment.name}` (pid {watched.watch.pid})" in second.stderr
     assert watched.resident_kib() < MOST_KIB
     assert not list(deployment.run("down", deployment.name).faults(0))
     watched.wait_for("stopped")
