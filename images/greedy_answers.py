@@ -1,14 +1,16 @@
-"""Answer questions by transformers, greedily, token by token: what a server of the same weights has to answer.
+"""Answer questions greedily with transformers: the reference answers for a server with the same weights.
 
 Run with the engine's Python: `python greedy_answers.py DIRECTORY < QUESTIONS`. QUESTIONS is a JSON list of objects with
-`prompt` (what a user says in a chat) and `tokens` (of the answer); what is written is one object for each:
+`prompt` (the user's chat message) and `tokens` (length of the answer). The output is a JSON list with one object for
+each question:
 
-    prompt_ids   the prompt as the checkpoint's own chat template and tokenizer write it
+    prompt_ids   token ids of the prompt, by the checkpoint's own chat template and tokenizer
     ids, text    the answer
-    margin       by how much the best token was ahead of the second best, in logits, where that was closest
-    bf16         whether transformers gives the same tokens where it reckons in bf16, as a server does
+    margin       smallest lead of the best token over the second best in the answer, in logits
+    bf16         whether transformers gives the same tokens when it computes in bf16, as a server does
 
-The tokens are float32's. An answer whose margin is small compared with what bf16 rounds off is no one right answer.
+The answer is computed in float32. If its margin is small compared with the rounding error of bf16, another answer may
+be just as right.
 """
 
 import json
@@ -20,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[list[int], float]:
-    """The best next token, so many times, and the smallest margin by which one was the best."""
+    """Generate `tokens` tokens greedily; return them and the smallest lead of a best token, in logits."""
     answer: list[int] = []
     margins: list[float] = []
     given, past = torch.tensor([prompt]), None
@@ -35,7 +37,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[list
 
 
 def main(directory: Path, questions: list[dict[str, object]]) -> list[dict[str, object]]:
-    """One answer for each question."""
+    """Return one answer for each question."""
     words = AutoTokenizer.from_pretrained(directory)
     exact, rounded = (
         AutoModelForCausalLM.from_pretrained(directory, dtype=kind) for kind in (torch.float32, torch.bfloat16)

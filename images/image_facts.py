@@ -1,7 +1,7 @@
-"""Print what an image would serve with, as JSON: its sglang and its aiter, and what its torch is built for.
+"""Print facts about an image as JSON: its sglang, its aiter, and the platform that its torch is built for.
 
-It runs on the image's own Python (3.10 or newer) with the standard library alone. Packages are looked for where that
-Python would import them from; nothing of them is imported.
+Run with the image's own Python (3.10 or newer) and the standard library only. Packages are located as that Python would
+import them, but are not imported.
 """
 
 import ast
@@ -12,7 +12,7 @@ from apply_patches import describe, installed
 
 
 def platform_of(torch: Path) -> dict[str, str] | None:
-    """What a torch is built for, as its own `version.py` says; None where it does not, or for something else."""
+    """Return the platform in torch's `version.py`, with the evidence; None if it is missing or unknown."""
     file = torch / "version.py"
     if not file.is_file():
         return None

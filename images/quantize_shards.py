@@ -1,9 +1,9 @@
 """Quantize a checkpoint with AMD Quark, shard by shard: python quantize_shards.py FOLDER DEVICE
 
-Run by a Python that has amd-quark. FOLDER/job.json says what to do; several of these share its shards, each of which
-is claimed by one. Quark is given a folder with one shard: it deletes what lies where it writes, at its start and where
-it fails, and cannot go on. What is done lies in FOLDER/checkpoint, and beside it, in FOLDER/made, what Quark said of
-it. Standard input is held open by who started this: when that ends, so does this.
+Run with a Python that has amd-quark. FOLDER/job.json describes the job. Several processes share its shards; each shard
+is claimed by one process. Quark gets a folder with a single shard, because it deletes the content of its output folder
+at startup and after a failure, and cannot resume. Finished shards are in FOLDER/checkpoint; the metadata of each shard
+is in FOLDER/made. The parent process holds standard input open, and this process exits when the parent does.
 """
 
 import json
@@ -20,10 +20,13 @@ PACKAGES = ("amd-quark", "torch", "transformers", "safetensors")
 
 
 def end_with_whoever_started_this() -> None:
-    """Also in a container, which outlives a `docker run` that is killed."""
+    """Exit when standard input is closed.
+
+    This also works in a container, which would otherwise outlive a killed `docker run`.
+    """
 
     def watch() -> None:
-        while os.read(0, 1):  # not by sys.stdin, whose lock the interpreter wants at its end
+        while os.read(0, 1):  # not sys.stdin: the interpreter needs its lock at exit
             pass
         os._exit(1)
 
@@ -31,7 +34,7 @@ def end_with_whoever_started_this() -> None:
 
 
 def claim(folder: Path, shard: str) -> bool:
-    """Whether this shard is left to be done, and nobody else's."""
+    """Claim a shard; return False if it is finished or claimed by another process."""
     if (folder / "checkpoint" / shard).exists():
         return False
     try:
@@ -42,7 +45,7 @@ def claim(folder: Path, shard: str) -> bool:
 
 
 def quantize(folder: Path, job: dict, shard: str, device: str) -> None:
-    """Make one shard; it is in its place whole or not at all."""
+    """Quantize one shard and move it into FOLDER/checkpoint atomically."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
     part, began = folder / "parts" / shard, time.monotonic()
@@ -62,19 +65,19 @@ def quantize(folder: Path, job: dict, shard: str, device: str) -> None:
         "seconds": round(time.monotonic() - began, 1),
     }
     made = part / "out" / shard
-    made.chmod(0o644)  # Quark's have 0600
+    made.chmod(0o644)  # Quark writes files with mode 0600
     with made.open("rb") as file:
         os.fsync(file.fileno())
     note = folder / "made" / f"{shard}.json"
     beside = part / "note.json"
     beside.write_text(json.dumps(said))
     beside.replace(note)
-    made.replace(folder / "checkpoint" / shard)  # the last of all: what lies there is done
+    made.replace(folder / "checkpoint" / shard)  # last, because a shard in this folder counts as finished
     shutil.rmtree(part)
 
 
 def main(folder: Path, device: str) -> None:
-    """Do what is left."""
+    """Quantize every shard that is neither finished nor claimed."""
     end_with_whoever_started_this()
     job = json.loads((folder / "job.json").read_text())
     for shard in job["shards"]:

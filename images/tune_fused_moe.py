@@ -1,20 +1,22 @@
-"""Run sglang's own tuner of fused-MoE Triton configurations in one process, and keep each result as it comes.
+"""Run sglang's own tuner of fused-MoE Triton configurations in one process, and write each result immediately.
 
 Run with the engine's Python: `python tune_fused_moe.py FOLDER SPACE TOKENS … -- ARGUMENTS`. FOLDER holds the tuner's
-two files (benchmark/kernels/fused_moe_triton/ of sglang's repository) and gets `measured.jsonl`, an object a line:
+two files (benchmark/kernels/fused_moe_triton/ of sglang's repository). Results go to FOLDER/measured.jsonl, one object
+per line:
 
-    tokens          how many tokens the configuration is for
-    file            the name under which sglang looks it up
-    triton          the version of Triton
-    shipped         the folder of the configurations that sglang ships
-    config          the fastest of SPACE
-    us, untuned_us  its time, and that of what sglang takes today, in microseconds a call
+    tokens          number of tokens that the configuration is for
+    file            name of the configuration file that sglang reads
+    triton          version of Triton
+    shipped         folder of the configurations that sglang ships
+    config          fastest configuration of SPACE
+    us, untuned_us  its time, and the time of sglang's present configuration, in microseconds per call
 
-SPACE is `shipped`: what sglang ships for this GPU and data type, for other shapes; or `all`: the tuner's own, over a
-thousand, each compiled (hours). Where none is faster than what sglang takes today, that is kept.
+SPACE is `shipped` (the configurations that sglang ships for this GPU and data type, made for other shapes) or `all`
+(the tuner's own space: over a thousand configurations, each compiled, which takes hours). If none is faster than
+sglang's present configuration, the result is the present one.
 
-The tuner spreads over GPUs with ray, which no engine's environment has, and writes at its end alone. In ray's place
-stands one worker in this process.
+The tuner distributes work over GPUs with ray, which no engine environment has, and writes results only at its end.
+Therefore ray is replaced by a single worker in this process.
 """
 
 import json
@@ -31,12 +33,12 @@ from sglang.srt.utils import get_device_name
 
 SCRIPT = "tuning_fused_moe_triton.py"
 SHIPPED = Path(fused_moe_triton_config.__file__).parent / "configs"
-# What Triton takes where a configuration does not say (triton 3.6, backends/nvidia/compiler.py: CUDAOptions).
+# Triton's defaults for missing keys (triton 3.6, backends/nvidia/compiler.py: CUDAOptions).
 TRITONS_OWN = {"num_warps": 4, "num_stages": 3}
 
 
 def shipped_space(dtype: str) -> list[dict[str, int]]:
-    """Every configuration that sglang ships for this GPU and data type, each once."""
+    """Return the distinct configurations that sglang ships for this GPU and data type. Exits if there are none."""
     suffix = "" if dtype == "auto" else f",dtype={dtype}"
     names = f"E=*,device_name={get_device_name().replace(' ', '_')}{suffix}"
     files = {*SHIPPED.glob(f"*/{names}.json")} | ({*SHIPPED.glob(f"*/{names},block_shape=*.json")} if suffix else set())
@@ -48,7 +50,7 @@ def shipped_space(dtype: str) -> list[dict[str, int]]:
 
 
 def ray(keep: Callable[[dict[str, Any]], None]) -> Iterator[ModuleType]:
-    """Modules in ray's place: one worker of one GPU, here; what it finds is given to `keep`."""
+    """Yield modules that replace ray with one worker in this process. `keep` is called with each result."""
     module, bars = ModuleType("ray"), ModuleType("ray.experimental.tqdm_ray")
     module.init = lambda: None
     module.available_resources = lambda: {"GPU": 1}
@@ -86,7 +88,7 @@ def _worker(worker: Any, keep: Callable[[dict[str, Any]], None]) -> SimpleNamesp
 
 
 def main(folder: Path, space: str, tokens: list[str], arguments: list[str]) -> None:
-    """Tune for each count of tokens."""
+    """Tune for each number of `tokens`; `arguments` are the tuner's own."""
     with (folder / "measured.jsonl").open("a", encoding="utf-8") as measured:
 
         def keep(found: dict[str, Any]) -> None:
