@@ -22,7 +22,7 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 
 @dataclass(frozen=True, kw_only=True)
 class EvalForecast:
-    """The forecast of each suite; `left_out` names what does not run, with reasons."""
+    """The forecast of each suite; `left_out` lists skipped suites with reasons."""
 
     parts: tuple[SuiteRun, ...]
     near: Mapping[str, float | None]  # the expected score, by suite
@@ -42,7 +42,7 @@ class EvalForecast:
         return self.pace.tok_s is not None
 
     def told(self) -> Iterator[str]:
-        """Describe the sensitivity of each suite."""
+        """Yield the sensitivity of each suite as text."""
         for part in self.parts:
             near, whole = self.near[part.suite.name], self.seconds(replace(part, limit=None))
             told = describe_sensitivity(part.suite, limit=part.limit, near=near, seeds=part.seeds)

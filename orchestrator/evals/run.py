@@ -182,7 +182,7 @@ def baseline_result(baseline: str, suite: str) -> EvalResult | None:
 
 
 def served_model(target: BenchTarget) -> str:
-    """Return the name of the model of an endpoint. Raises BenchError if there is no response."""
+    """Return the name of the model of an endpoint. Raises BenchError if the request fails or there is no model."""
     try:
         with EngineClient(target.url, key=target.key) as server:
             return next(iter(server.models()))

@@ -14,7 +14,7 @@ from orchestrator.evals.eval_result import EvalResult, QuestionKey, effective_it
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
-_MOST_STEPS: Final = 1 << 18  # of an exact test; beyond, the normal approximation is accurate
+_MOST_STEPS: Final = 1 << 18  # limit of the exact test; beyond it the normal approximation is accurate
 
 
 @dataclass(frozen=True, kw_only=True)

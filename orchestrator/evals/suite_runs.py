@@ -11,8 +11,8 @@ from orchestrator.evals.suites import SUITES, Suite, find_suite
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 
-PUBLISHED: Final = "published"  # the suite of suites
-HARNESS: Final = 60.0  # seconds: 30 to start, 30 to create its venv once
+PUBLISHED: Final = "published"  # selects all published suites
+HARNESS: Final = 60.0  # seconds of overhead: 30 to start, 30 to create its venv once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class SuiteRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPace:
-    """The output tokens/s of a server under load; None if neither measured nor published."""
+    """The output tok/s of a server under load, with its source; None if neither measured nor published."""
 
     tok_s: float | None
     source: str

@@ -14,7 +14,7 @@ class Suite:
     """One suite: a task, its API and sampling, and its dataset."""
 
     name: str
-    task: str  # in lm-eval 0.4.13
+    task: str  # name in lm-eval 0.4.13
     task_file: str  # below lm_eval/tasks/
     metric: str
     filter: str
@@ -23,10 +23,10 @@ class Suite:
     generation: Mapping[str, str]
     loader: str  # loader of the datasets library for local files
     questions: str  # the split with the questions
-    size: int  # questions in that split
+    size: int  # number of questions in the split
     examples: str | None  # the split with the few-shot examples: `<split>.jsonl` next to the questions
     file: str  # file name of the questions in a local dataset
-    max_tokens: int  # of an answer, including reasoning
+    max_tokens: int  # maximum length of an answer, including reasoning
     gated: str | None = None  # dataset on the hub with terms to accept
 
     @property
@@ -43,7 +43,7 @@ class Suite:
         return (None,)
 
 
-FIRST_SEED: Final = 1234  # of sampling, the default of lm-eval; the order of choices has its own, fixed seed
+FIRST_SEED: Final = 1234  # first sampling seed, the default of lm-eval; the order of choices has another, fixed seed
 
 SUITES: Final = {
     suite.name: suite

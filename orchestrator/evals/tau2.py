@@ -27,7 +27,7 @@ TRIALS: Final = 4  # per task, as required by docs/leaderboard-submission.md
 _USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER in config.py
 _CONCURRENCY: Final = 32
 RESULTS: Final = "results.json"
-_MAX_BYTES: Final = 1 << 30  # of one file with all conversations; 40 short ones have 0.4 MB
+_MAX_BYTES: Final = 1 << 30  # limit of one file, which has all conversations; 40 short ones have 0.4 MB
 _NEVER_RAN: Final = "infrastructure_error"  # excluded from tau2's metrics
 _NEARLY: Final = 1e-6  # tolerance of a reward of 1, as in `is_successful`
 

@@ -73,9 +73,8 @@ def _monitor(
         {"targetLabel": label, "replacement": value} for label, value in own.items()
     ]
     if replica is not None:
-        told = (
-            f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"  # spelling of a label in Prometheus
-        )
+        # Prometheus replaces all other characters of a label with `_`.
+        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"
         relabelings += [{"sourceLabels": [told], "targetLabel": label} for label in ("replica", "instance")]
     endpoint = {
         "port": port,

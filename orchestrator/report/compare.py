@@ -131,7 +131,7 @@ class Comparison:
 
 
 def compare(result: BenchResult, published: Published | None, prices: PriceBook) -> Comparison:
-    """Compare a result with `published`, if given; costs use prices from the user, the result, or else `prices`."""
+    """Compare a result with `published`, if given; a price saved in the result overrides published ones in `prices`."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
     price, source = _price(result, prices)

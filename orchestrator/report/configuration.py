@@ -38,7 +38,7 @@ class Fact:
 
 
 def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
-    """Return the differences between the results: plan, workload, host, image and reported endpoint facts."""
+    """Return the differences between the results: plan, workload, host, image and reported endpoint properties."""
     return differences([told(each) for each in comparisons])
 
 

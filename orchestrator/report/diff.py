@@ -32,15 +32,7 @@ _AREAS: Final[Mapping[str, str]] = {
     "workload": "load",
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
-_OBSERVED: Final = (
-    "image",
-    "patched",
-    "weights",
-    "host",
-    "workload",
-    "outcome",
-    "locked",
-)  # groups that are not in a plan
+_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 _SAID: Final = (

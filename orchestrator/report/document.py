@@ -66,9 +66,7 @@ class Details:
     title: str = ""
     directories: tuple[str, ...] = ()  # names of the results without a label
     requests: Mapping[int, tuple[Point, Sequence[RequestTimes]]] = field(default_factory=dict)  # by index of the result
-    evals: tuple[
-        tuple[EvalResult | None, EvalResult], ...
-    ] = ()  # pairs of baseline (None: published score) and candidate
+    evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()  # baseline (None: published score), candidate
     power: NodePower = _UNKNOWN
 
 
@@ -111,7 +109,7 @@ def build_report(
 
 
 def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
-    """Yield one sentence per measured score, for a report without benchmark results."""
+    """Yield one sentence per measured score, in a report without benchmark results."""
     for row in rows:
         if row.measured:
             told = row.judgment.sentence if row.judgment else "not comparable"

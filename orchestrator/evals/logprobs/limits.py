@@ -8,9 +8,9 @@ from orchestrator.evals.logprobs.reference import LogprobReference
 from orchestrator.evals.logprobs.report import ProbeRow
 
 # Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
-# wrong kernels by 4 times or more (docs/verified.md, "Log-probabilities").
+# and the injected errors that were found by 4 times or more (docs/verified.md, "Log-probabilities").
 _FACTOR: Final = 4.0
-# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more noise, and measure it.
+# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more, measured noise.
 _LEAST_BF16: Final = 5e-4
 _LEAST_FP32: Final = 5e-7
 _FP32: Final = frozenset({"float32", "float"})

@@ -148,7 +148,7 @@ class _Asker:
         return self.scores((ids,), what=what, start=start)[0]
 
     def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
-        """Raise UnexpectedResponseError if the tokens after `start` were not all computed."""
+        """Score prompts from position `start` on. Raises UnexpectedResponseError if a score is missing."""
         self.told(what)
         body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
         answers = self.client.post_list(endpoints.GENERATE, body)

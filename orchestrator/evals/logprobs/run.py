@@ -138,9 +138,8 @@ class _Round:
                         yield ProbeFault(whose=whose, message=str(error))
                         continue
                     beside = tuple(self._beside(found, first or found))
-                    yield replace(
-                        found, alone=() if first else found.alone, beside=beside
-                    )  # drop the scores of later ranks: 8 MiB each
+                    # Only the scores of the first rank are needed later: 8 MiB per rank.
+                    yield replace(found, alone=() if first else found.alone, beside=beside)
                     first = first or found
 
     def report(self, found: tuple[RankScores | ProbeFault, ...], *, against: str | None) -> ProbeReport:
@@ -200,7 +199,7 @@ class _Round:
 
 
 def keep(side: ProbeSide, report: ProbeReport) -> None:
-    """Save the report in the run directory of a server; warn if that fails, so that the report is still printed."""
+    """Save the report in the run directory of a server; only warn if that fails, so that the report is printed."""
     if side.run is None:
         return
     try:
@@ -210,7 +209,7 @@ def keep(side: ProbeSide, report: ProbeReport) -> None:
 
 
 def checkpoint_source(plan: Plan) -> str:
-    """Return the location of the plan's checkpoint, with its revision where one is pinned."""
+    """Return the location of the plan's checkpoint, with its revision if pinned."""
     source = plan.model.checkpoint
     return f"{source.path}@{source.revision}" if source.revision else source.path
 

@@ -39,7 +39,7 @@ def affordable(sweep: Sweep, points: int) -> int:
 
 
 def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
-    """Return the dry run as text."""
+    """Return the summary of a dry run as text."""
     own = sweep.space.shown_own(sweep.base.profile)
     rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
     lines = [sweep.description] if sweep.description else []
@@ -62,7 +62,7 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
 
 
 def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
-    """Return the dry run as JSON data."""
+    """Return the summary of a dry run as JSON data."""
     count = affordable(sweep, looked.left(sweep.space))
     return {
         "profile": sweep.plan.profile,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STUDY: Final = "sweep"
-_TOLD: Final = "outcome"  # trial attribute: how the trial ended
+_TOLD: Final = "outcome"  # trial attribute: the outcome
 _BEGUN: Final = "begun"  # study attribute: the data that identifies the sweep
 _CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
 _FEWEST: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
@@ -38,7 +38,7 @@ _LISTED: Final = 10_000  # size of the largest space whose untried points are li
 
 
 class TrialOutcome(StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     MEASURED = "measured"
     STOPPED = "stopped early"

@@ -171,7 +171,7 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
 
 
 def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, folder: str) -> SweepTrial:
-    """Start, verify, measure and stop one configuration; an error of `_OF_THE_POINT` becomes its outcome."""
+    """Start, verify, measure and stop one configuration; the outcome of an error in `_OF_THE_POINT` is FAILED."""
     clock, place = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / place, within=sweep.request.output)  # left by a killed trial
     watch = _Ladder(sweep, asked)
