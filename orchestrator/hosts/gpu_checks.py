@@ -10,7 +10,7 @@ from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.plan.plan import Plan
 
-VRAM_IN_USE = "vram in use"  # a check name; this check can pass later without any action: VRAM drains
+VRAM_IN_USE = "vram in use"  # name of the check that can pass later without any action
 DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
 
 _VRAM_TOLERANCE = 0.97  # share; firmware reserves some: a B200 reports 183359 of 184320 MiB

@@ -147,7 +147,7 @@ def push_image(docker: DockerCli, reference: str) -> str:
 
 
 def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> list[str]:
-    """Return the arguments of the first build, without the program. Raises BuildError if the builder lacks secrets."""
+    """Return the argv of the first build after `docker`. Raises BuildError for secrets with the classic builder."""
     arguments = ["build", "--tag", tag]
     if docker.builder == "buildkit":
         arguments += ["--progress", "plain"]
