@@ -1,1 +1,1 @@
-"""The command line: a module for each command that `commands` lists, and what several of them use."""
+"""The command line: one module for each command in `commands`, and shared code."""

@@ -158,7 +158,7 @@ def _show(result: BenchResult, *, json: bool) -> None:
 
 
 def _tell_ending(result: BenchResult, *, url: str, again: str) -> None:
-    """Raise Interrupted or BenchError if a point was not measured; `again` is the command that continues."""
+    """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
     if result.ending is BenchEnding.INTERRUPTED:
         raise Interrupted("interrupted; finished points are saved", hint=f"continue with `{again}`")
     if result.ending is BenchEnding.ENDPOINT_DIED:

@@ -1,8 +1,8 @@
-"""The table of all commands: what `deploy --help` lists, without importing any of them.
+"""The table of all commands, from which `deploy --help` lists them without importing any.
 
-The command `kernels tune` is the function `command` in `orchestrator/cli/kernels/tune.py`, which is imported when its
-words are given. The text is the first sentence of its docstring; a test compares the two. `kernels` is a group: it has
-no module, and the text is all of its help.
+The command `kernels tune` is the function `command` in `orchestrator/cli/kernels/tune.py`, which is imported when the
+command is run. Its text is the first sentence of the function's docstring; a test compares the two. `kernels` is a
+group: it has no module, and its text is its whole help.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Final
 
 PROGRAM: Final = "deploy"
 
-# By section of the help, in its order.
+# By section of the help, in the order of the sections.
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Common commands": {
         "up": "Start a server from a profile and verify it",
@@ -69,7 +69,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 HIDDEN: Final = frozenset({"schema"})  # neither listed nor completed
 ALIASES: Final[Mapping[str, str]] = {"ps": "status"}
-# The words of a command that was renamed, and its words now.
+# Renamed commands, old name to new name.
 RENAMED: Final[Mapping[str, str]] = {
     "cache": "prune --caches",
     "flags": "add engine VERSION --flags-only",
@@ -82,7 +82,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "probe": "logprobs",
     "quantise": "quantize",
 }
-# By command: an option that was renamed, and its name now.
+# By command: renamed options, old name to new name.
 _ON: Final = {"--on": "--runtime"}
 _UNTUNED: Final = {"--accept-untuned": "--allow-untuned"}
 RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {

@@ -67,9 +67,9 @@ def _is_well(subject: str, home: Home, host: str | None) -> bool:
 
 @contextmanager
 def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterator[str], str]]:
-    """Yield the lines of a file, of stdin, of a server, or of the last run of a name.
+    """Yield the lines of a file, of stdin, of a server, or of the last run of a name; and how the server ended.
 
-    With them how a server has ended that does not run: the log of what was killed says nothing of it.
+    The exit summary is needed because a killed server logs nothing about its end; it is "" for a running server.
     """
     if subject == "-":
         yield Lines(complete_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""

@@ -1,4 +1,4 @@
-"""How a command exits: by a signal, or with the exit code of its error."""
+"""The exit of a command: by a signal, or with the exit code of its error."""
 
 import errno
 import os
@@ -21,12 +21,12 @@ from orchestrator.core.secrets import redact
 from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_signals
 from orchestrator.core.streams import lost_output
 
-# What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
+# Failures of system calls that the user can fix; other failures (a missing file) are bugs of this tool.
 _OF_THE_MACHINE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 )
-# Something else stands where a file or a directory is to be: a link to nowhere, a FIFO.
+# The path of a file or directory is occupied by something else: a dangling link, a FIFO.
 _IN_THE_WAY: Final = frozenset(
     {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
 )
@@ -36,17 +36,17 @@ _SOON: Final = 0.01  # seconds
 
 
 def run_and_exit(command: Callable[[], object]) -> None:
-    """Run a command and exit with its error's own code; nothing it makes may be written to by others.
+    """Run a command and exit with the code of its error. Other users cannot write to the files it creates.
 
-    A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored. Before and after
-    the command a signal just ends the process, see `orchestrator.__main__`.
+    A closed terminal counts as Ctrl-C, but not under `nohup`, which ignores SIGHUP. Before and after the command a
+    signal just ends the process, see `orchestrator.__main__`.
     """
     os.umask(os.umask(0o022) | 0o022)
     try:
         _answer(signal.default_int_handler, _interrupt)
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, TERMINATION_SIGNALS
-        )  # a command that starts others holds them while it does
+        )  # a command that starts other programs holds signals back meanwhile
         sys.unraisablehook = _interrupt_again
         _run(command)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def _run(command: Callable[[], object]) -> None:
         _require_output()
     except DeployError as error:
         _exit_with(error)
-    except UnsafeValueError as error:  # of a record, an index or an answer that nobody expected to be read
+    except UnsafeValueError as error:  # from a record, an index or a response that no caller expected to be invalid
         _exit_with(HostError(str(error), hint="the file or host that contains it is damaged or hostile"))
     except Exception as error:
         if _is_interrupt(error):
@@ -126,11 +126,11 @@ def _of_the_machine(error: OSError) -> HostError:
 
 
 def _variable_for(place: str) -> str:
-    """The variable that moves a file elsewhere; "" for a file that lies where the user has named a directory."""
+    """Return the variable that moves a file elsewhere; "" for a file in a directory that the user named."""
     path = Path(os.path.realpath(place))
     try:
         home, temporary = Home.from_environment().root, tempfile.gettempdir()
-    except (HostError, OSError):  # no home can be used, or no temporary directory
+    except (HostError, OSError):  # no usable home or temporary directory
         return "DEPLOY_HOME"
     if path.is_relative_to(os.path.realpath(home)):
         return "DEPLOY_HOME"
@@ -145,7 +145,7 @@ def _of_this_tool(error: Exception) -> DeployError:
         with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
             file.write(whole)
         hint = f"please report it with `{file.name}`"
-    except OSError as unwritable:  # a full disk, or none that may be written to
+    except OSError as unwritable:  # a full or read-only disk
         hint = f"please report it; all of it would be in a file, but: {unwritable.strerror or unwritable}"
     return DeployError(
         f"a fault of this tool: {type(error).__name__}: {error}",
@@ -159,11 +159,11 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Repeat an interrupt that Python dropped, because it was raised in one of its own callbacks (importlib)."""
+    """Repeat an interrupt that Python dropped because it was raised in one of its own callbacks (importlib)."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # at once it would be dropped here too
+    once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # a signal now would be lost
     while once_more.ident is None:
-        with suppress(KeyboardInterrupt):  # a second one: it would be shown as dropped, and this one is under way
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C would be reported as dropped; the first is being handled
             start_thread_without_signals(once_more)

@@ -1,4 +1,4 @@
-"""Run a command on several hosts, each in its own process; its label precedes each line of output."""
+"""Fan-out: run a command on several hosts, each in its own process. A label precedes each line of output."""
 
 import re
 import signal
@@ -18,14 +18,14 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.signals import defer_signals, start_thread_without_signals
 from orchestrator.core.suggest import closest_match
 
-FROM_FILE: Final = "@"  # before the name of a file that has a machine on each line
+FROM_FILE: Final = "@"  # before the name of a file with one host per line
 _LOOK: Final = 0.05  # seconds
-_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # as the Docker SDK takes them (7.1, docker/utils/utils.py)
+_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # those of the Docker SDK (7.1, docker/utils/utils.py)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One of several hosts. Its servers are called `NAME-label`, to keep them apart in one home."""
+    """One of several hosts. Its servers are named `NAME-label`, to distinguish them in one home."""
 
     url: str
     label: str
@@ -42,14 +42,14 @@ class HostResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it: 128 plus the number of a signal."""
+        """Return the exit code as a shell reports it: 128 plus the number of a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
     """Return the hosts of the `--host` options and of the files they name.
 
-    Raises UsageError for a file that cannot be read or names none, and for two machines of one name.
+    Raises UsageError for a file that is unreadable or empty, and for two hosts with the same label.
     """
     nodes: dict[str, Node] = {}
     for url in (url for word in words for url in _urls(word)):
@@ -94,7 +94,7 @@ def _urls(word: str) -> Iterator[str]:
 
 
 def _label(url: str) -> str:
-    """Return a host's name in a form that fits into the name of a server."""
+    """Return a host's name in a form that is valid in the name of a server."""
     host = urlsplit(url).netloc.rpartition("@")[2].removesuffix(":22") or url
     return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")
 
@@ -118,15 +118,15 @@ class _Running:
 def run_on_hosts(
     nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, parallel: int | None = None
 ) -> tuple[HostResult, ...]:
-    """Run `deploy` with these words on each host, on `parallel` at a time; a failure stops no other.
+    """Run `deploy` with these words on each host, on `parallel` at a time; a failure does not stop the others.
 
-    Ctrl-C interrupts each, and waits until it has cleaned up.
+    Ctrl-C interrupts all of them and waits for their cleanup.
     """
     waiting, running, done = list(nodes), list[_Running](), dict[Node, HostResult]()
     try:
         while waiting or running:
             while waiting and len(running) < (parallel or len(nodes)):
-                with defer_signals():  # one that was started is known to what interrupts it
+                with defer_signals():  # a started program must be registered, so that Ctrl-C reaches it
                     running.append(_start(waiting[0], words(waiting[0])))
                     waiting.pop(0)
             for each in tuple(running):
@@ -145,8 +145,8 @@ def run_on_hosts(
 
 
 def _start(node: Node, words: Sequence[str]) -> _Running:
-    """Start the command with this environment, secrets included; it dies with this process."""
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the program has ended
+    """Start the command with this environment, secrets included; it ends with this process."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - read after the program has ended
     argv = subprocesses.python_module_argv("orchestrator", *words, "--host", node.url)
     program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)
     reader = threading.Thread(target=_say_lines, args=(node, program), daemon=True)

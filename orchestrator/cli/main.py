@@ -1,4 +1,4 @@
-"""The console script: parse, call, print."""
+"""The entry point of the console script."""
 
 from typing import Annotated
 

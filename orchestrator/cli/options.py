@@ -1,4 +1,4 @@
-"""Options of more than one command, and the completion of their values."""
+"""Options shared by several commands, and the completion of their values."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ def image_name(text: str | None) -> str | None:
 
 
 def _words(names: Iterable[str], incomplete: str) -> list[str]:
-    """Return the names with this prefix that a shell would not interpret."""
+    """Return the names with this prefix that need no quoting in a shell."""
     return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
 
 

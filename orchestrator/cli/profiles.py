@@ -47,7 +47,7 @@ def command(
 
 
 def _matrix() -> Iterator[dict[str, object]]:
-    """Return one entry for each profile with an image."""
+    """Yield one entry for each profile with an image."""
     for plan in usable_plans():
         if runtime_class(plan.runtime).in_container:
             yield {

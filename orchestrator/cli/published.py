@@ -1,4 +1,4 @@
-"""Options of the commands that compare results with published figures."""
+"""Options of the commands that compare results with published numbers."""
 
 from typing import Annotated, Any, TypeAlias
 

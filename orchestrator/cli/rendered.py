@@ -1,4 +1,4 @@
-"""How rendered files reach the user: written to a folder, printed, or as JSON."""
+"""Output of rendered files: written to a folder, printed, or as JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from orchestrator.runs.run_dir import write_files
 
 
 def write_rendered(folder: Path, files: Sequence[RenderedFile]) -> None:
-    """Write the files into a folder and name each."""
+    """Write the files into a folder, and print the path of each."""
     write_files(folder, files)
     for file in files:
         say(f"wrote {folder / RelativePath(file.path)}")
@@ -23,7 +23,7 @@ def print_rendered(files: Sequence[RenderedFile]) -> None:
 
 
 def rendered_dicts(files: Sequence[RenderedFile], folder: Path | None) -> list[dict[str, object]]:
-    """Return the files as JSON-able data, with the path in the folder where they were written to one."""
+    """Return the files as plain data for JSON, with their paths if they were written to a folder."""
     return [
         {
             "path": str(folder / RelativePath(file.path)) if folder else file.path,

@@ -142,7 +142,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
 
 
 def _run_step(argv: Sequence[str]) -> int:
-    """Run a step and return its exit code; lost output does not end it, because its GPU time is paid."""
+    """Run a step and return its exit code. A lost terminal does not end it: its GPU time is already paid for."""
     code = run_attached(python_module_argv("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
     return 0 if code == OutputError.exit_code else code
 

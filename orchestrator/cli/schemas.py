@@ -17,7 +17,7 @@ SCHEMAS: Final[Mapping[str, type[BaseModel]]] = {**KINDS, "workload": Workload, 
 
 
 def schema_file(kind: str) -> FileName:
-    """Return the name of a schema's file, as the first line of a profile refers to it."""
+    """Return the file name of a schema, as used in the first line of a profile."""
     return FileName(f"{kind}.schema.json")
 
 

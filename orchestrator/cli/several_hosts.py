@@ -12,12 +12,12 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.streams import ignore_sigpipe
 
 SEVERAL: Final = frozenset({"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"})
-_READING: Final = frozenset({"preflight", "status", "diagnose"})  # of those: they change nothing
+_READING: Final = frozenset({"preflight", "status", "diagnose"})  # those of `SEVERAL` that change nothing
 _HOST: Final = "--host"
 
 
 def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words into the values of `--host` and all others."""
+    """Split the words into the values of `--host` and all other words."""
     hosts, others, words = list[str](), list[str](), iter(args)
     for word in words:
         if word == "--":
@@ -42,7 +42,7 @@ def several_hosts(hosts: Sequence[str]) -> bool:
 
 
 def nodes_of(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
-    """Return the hosts. Raises UsageError, also for a command that accepts one host only."""
+    """Return the hosts. Raises UsageError, also for a command that accepts only one host."""
     nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in SEVERAL:
         known = ", ".join(sorted(SEVERAL))
@@ -55,10 +55,10 @@ def on_each(
 ) -> NoReturn:
     """Run a command for each host, print the output of each, and exit with the highest exit code.
 
-    `place` says which of the words names the server.
+    `place` is the index of the word that names the server.
     """
     if verb not in _READING:
-        ignore_sigpipe()  # what is run on each of them does not say when it begins to change something
+        ignore_sigpipe()  # it is unknown when the command on a host begins to change something
     words = _words(verb, args, params, place)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
     if params.get("json"):

@@ -61,7 +61,7 @@ def command(
 
 
 def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:
-    """Return the summary, with what its workload demands."""
+    """Return the summary, with the limits of its workload."""
     load, slo = loaded.valid.load, ""
     if load is not None:
         limit = load_workload(load.name, catalog=loaded.valid.catalog).slo

@@ -41,7 +41,7 @@ def command(
     )
     if is_url(target):
         plan = load(profile_).plan if profile_ else None
-        ignore_sigpipe()  # its requests are measured and counted by the server
+        ignore_sigpipe()  # the server counts and measures these requests
         report = smoke_url(target, plan=plan, key=api_key(api_key_env))
     else:
         with open_servers(Home.from_environment(), host) as servers:

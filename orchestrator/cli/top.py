@@ -41,5 +41,5 @@ def command(
             show(frame)
             sleep(interval)
             frame = view.look()
-        sleep(interval)  # a rate takes two looks
+        sleep(interval)  # a rate needs two samples
         show(view.look())

@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
     from typer._click.shell_completion import CompletionItem
 
-# A closed pipe ends a command that has changed nothing yet (`core.streams`), but for these: `down` stops a server even
-# if nobody reads what it says, as GPUs are paid for, and `watch` goes on where its terminal or its log is lost.
+# A closed pipe ends a command that has not changed anything yet (`core.streams`), except for these: `down` stops a
+# server even without a reader, since GPUs cost money, and `watch` continues after the loss of its terminal or log.
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
-_NODES: Final = "deploy.nodes"  # in a context: several machines
-_MARK: Final = "\0"  # a word that nobody can give
-_TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
+_NODES: Final = "deploy.nodes"  # key of a context: several hosts
+_MARK: Final = "\0"  # a word that no user can type
+_TYPE: Final = re.compile(r" <.*>$")  # the type after the name of an argument
 
 
 class ProfileCommand(TyperCommand):
-    """A command whose argument PROFILE can also be given as `--profile NAME` or `-p NAME`."""
+    """A command that also accepts its argument PROFILE as `--profile NAME` or `-p NAME`."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """As click does."""
+        """Parse as click does, with `--profile` moved to its argument."""
         taken = {parameter.name for parameter in self.params}
         if "profile" in taken:
             args = list(_by_place(args))
@@ -80,7 +80,7 @@ class ProfileCommand(TyperCommand):
         return super().invoke(ctx)
 
     def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
-        """Return the index of the word that is this argument and not the value of an option."""
+        """Return the index of the word that is this argument, not the value of an option."""
         arguments = {each.name for each in self.params if each.param_type_name == "argument"}
         for place, word in enumerate(args):
             if word == name:
@@ -90,11 +90,11 @@ class ProfileCommand(TyperCommand):
         raise ValueError(f"no argument is `{name}`")
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:
-        """Arguments as `NAME`."""
+        """Return arguments as `NAME`."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Arguments without their type, then options."""
+        """Write arguments without their type, then options."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             records = (each.get_help_record(ctx) for each in self.get_params(ctx) if each.param_type_name == kind)
             if rows := [(_TYPE.sub("", record[0]), record[1]) for record in records if record]:
@@ -103,7 +103,7 @@ class ProfileCommand(TyperCommand):
 
 
 def takes_host(root: "Command", words: str) -> bool:
-    """Return whether the command that these words begin with has `--host`."""
+    """Return whether the command at the start of these words has `--host`."""
     command: Command | None = root
     for word in words.split():
         if isinstance(command, TyperGroup):
@@ -112,7 +112,7 @@ def takes_host(root: "Command", words: str) -> bool:
 
 
 class LazyCommands(Mapping[str, "Command"]):
-    """The commands of a group, as the table lists them; each is imported when it is used."""
+    """The commands of a group in the order of the table; each is imported at its first use."""
 
     def __init__(self, group: str) -> None:
         self._words = {word: f"{group} {word}".lstrip() for _, word, _ in commands_below(group)}
@@ -129,7 +129,7 @@ class LazyCommands(Mapping[str, "Command"]):
 
 
 def load_command(words: str) -> "Command":
-    """Import a command of the table, or make a group of it."""
+    """Import a command of the table, or create a group."""
     if (text := group_text(words)) is not None:
         group = typer.Typer(name=words, cls=Group, no_args_is_help=True, rich_markup_mode=None, help=f"{text}.")
         return get_group(group)
@@ -148,16 +148,16 @@ class Group(TyperGroup):
         self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # nothing adds to it
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
-        """Return the parameters as click does, without `--install-completion`, which would edit files of the shell."""
+        """Return the parameters without `--install-completion`, which would edit files of the shell."""
         return [each for each in super().get_params(ctx) if each.name != "install_completion"]
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """As click does."""
+        """Parse as click does, with a hint in each error."""
         with _in_our_words(ctx):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """Resolve a command as click does, and its aliases; for a renamed command name the new one."""
+        """Resolve a command or an alias; for a renamed command, raise an error with the new name."""
         words = f"{self._words} {args[0]}".lstrip()
         if not ctx.resilient_parsing and (now := RENAMED.get(words)):
             raise UsageError(f"no such command `{args[0]}`", hint=f"did you mean `{PROGRAM} {now}`?")
@@ -166,14 +166,14 @@ class Group(TyperGroup):
             return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: "Context", incomplete: str) -> "list[CompletionItem]":  # noqa: ARG002
-        """As click does, from the table."""
+        """Complete commands from the table, without importing them."""
         listed = TyperGroup(name=self.name, params=self.params)
         for _, word, text in listed_below(self._words):
             listed.add_command(TyperCommand(word, help=text))
         return listed.shell_complete(listed.make_context(self.name, [], resilient_parsing=True), incomplete)
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
-        """As click does, but by section."""
+        """Write the commands by section."""
         for section, commands in groupby(listed_below(self._words), key=lambda each: each[0]):
             with formatter.section(section):
                 formatter.write_dl([(word, text) for _, word, text in commands])
@@ -205,7 +205,7 @@ def _begun_small(text: str) -> str:
 
 
 def _by_place(args: Sequence[str]) -> Iterator[str]:
-    """Return the words without `--profile`; its value becomes the argument."""
+    """Yield the words without `--profile`; its value becomes the argument."""
     words = iter(args)
     for word in words:
         if word == "--":

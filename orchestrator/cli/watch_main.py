@@ -1,7 +1,7 @@
 """The process of `deploy watch`. It replaces the command line, which has imported 20 MB that the watcher does not need.
 
-`python -m orchestrator.cli.watch_main REQUEST`, with what was asked for as JSON; a webhook's URL, which may be a
-secret, stands in DEPLOY_WEBHOOK alone.
+`python -m orchestrator.cli.watch_main REQUEST` takes the request as JSON. A webhook's URL may be a secret and is only
+in the variable DEPLOY_WEBHOOK.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -14,7 +14,7 @@ def main() -> None:
     from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams
 
     take_streams()
-    ignore_sigpipe()  # a lost terminal or log is no reason to stop looking after a server
+    ignore_sigpipe()  # a lost terminal or log must not end the watcher
     drop_when_stalled()
     from orchestrator.cli.exit_codes import run_and_exit
 
@@ -34,7 +34,7 @@ def _watch() -> None:
 
     request = json.loads(sys.argv[1])
     receivers = [Receiver.command(request["exec"])] if request["exec"] else []
-    if url := os.environ.pop("DEPLOY_WEBHOOK", ""):  # no child of ours inherits it
+    if url := os.environ.pop("DEPLOY_WEBHOOK", ""):  # so that no child process inherits it
         receivers.append(Receiver.webhook(url))
     watch(
         request["names"],

@@ -1,4 +1,4 @@
-"""The ledger of patches: read from patches/, and handed to images/apply_patches.py as a manifest."""
+"""The ledger of patches: read from patches/, and passed to images/apply_patches.py as a manifest."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from orchestrator.core.validation import model_of, read_file
 from orchestrator.core.yaml_document import Document
 from orchestrator.patches.schema import Diff, Patch
 
-_MOST_BYTES: Final = 4 << 20  # of a diff
+_MOST_BYTES: Final = 4 << 20  # maximum size of a diff
 
 
 def read_ledger(catalog: Catalog | None = None) -> tuple[Patch, ...]:
-    """Every patch of the catalog, sorted by id; by default the user's own and those that are shipped.
+    """Return every patch of the catalog, sorted by id; by default the user's own and the shipped patches.
 
-    Raises ProfileError with all that is wrong in any patch.yaml, each at its line.
+    Raises ProfileError with the location of every problem in any patch.yaml.
     """
     return _read(catalog or Catalog.from_environment())
 
 
 @cache
 def _read(catalog: Catalog) -> tuple[Patch, ...]:
-    """Once a process: the plan, its image and the checkpoint's overlay all ask for it."""
+    """Read the ledger, once per process: the plan, its image and the checkpoint's overlay all need it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}
@@ -48,7 +48,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
 
 
 def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[str, str]:
-    """The texts of the diffs among these patches, by patch id. Raises ProfileError for one that cannot be read."""
+    """Return the texts of the diffs among these patches, by patch id. Raises ProfileError for an unreadable diff."""
     catalog = catalog or Catalog.from_environment()
     diffs = [(patch.id, patch.apply) for patch in ledger if isinstance(patch.apply, Diff)]
     return {name: _diff(diff, catalog.path(EntryKind.PATCH, name)) for name, diff in diffs}
@@ -64,9 +64,9 @@ def _diff(diff: Diff, beside: Path) -> str:
 
 
 def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: Collection[str] = ()) -> str:
-    """The manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text.
+    """Return the manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text.
 
-    Sources that a patch does not fit stop a build, unless it is one of `unexpected`.
+    A patch that does not fit the sources fails the build, unless it is in `unexpected`.
     """
     entries = [
         {**_entry(patch, diffs), "digest": patch_digest(patch, diffs), "expected": patch.id not in unexpected}
@@ -76,13 +76,16 @@ def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: 
 
 
 def patch_digest(patch: Patch, diffs: Mapping[str, str]) -> str:
-    """sha256 over how a patch is told and what it does, hex: what a receipt has to name for it to be this very one."""
+    """Return the sha256 (hex) of a patch's conditions and effects. A receipt names it to identify the patch."""
     acts = {key: value for key, value in _entry(patch, diffs).items() if key not in {"title", "upstream"}}
     return sha256(json.dumps(acts, sort_keys=True).encode()).hexdigest()
 
 
 def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
-    """What is read inside. Prose stays out, so that a better wording of a symptom does not rebuild every image."""
+    """Return the manifest entry of a patch.
+
+    It has no prose, so that a reworded symptom does not rebuild every image.
+    """
     entry: dict[str, object] = {
         "id": patch.id,
         "title": patch.title,
@@ -96,7 +99,7 @@ def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
 
 
 def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], folder: Path) -> Iterator[Problem]:
-    """What the schema cannot see: another patch of that id, the folder's name, the diff beside the file."""
+    """Yield problems outside the schema: a duplicate id, a folder with another name, a missing diff."""
     place = document.place(("id",))
     if patch.id in places:
         yield Problem(f"patch `{patch.id}` is given twice: here and at {places[patch.id]}", place, "rename one")

@@ -1,4 +1,4 @@
-"""What one folder under patches/ says. Read strictly: an unknown key is an error."""
+"""The schema of a folder under patches/. Validation is strict: an unknown key is an error."""
 
 import re
 from typing import Annotated, Final, Literal, TypeAlias
@@ -40,7 +40,7 @@ def _prose(text: str) -> str:
     return text
 
 
-Prose: TypeAlias = Annotated[str, AfterValidator(_prose)]  # may have several lines: it is read, and rendered nowhere
+Prose: TypeAlias = Annotated[str, AfterValidator(_prose)]  # may have several lines, since it is not rendered
 
 
 def _below(text: str) -> str:
@@ -160,7 +160,7 @@ class EnvironmentPatch(StrictModel):
     env: tuple[Variable, ...]
 
 
-MOE_TABLE: Final = "moe-table"  # the input of patches/aiter-fp4-moe-table, which a plan's own table is given as
+MOE_TABLE: Final = "moe-table"  # the input of patches/aiter-fp4-moe-table, for a plan's own table
 
 
 class AddedFile(StrictModel):
@@ -190,12 +190,12 @@ class Patch(StrictModel):
 
     @model_validator(mode="after")
     def _is_told_when_applied(self) -> "Patch":
-        """Applied to a base image that is ours already, a diff without such a probe would be a conflict."""
+        """Require a probe for the applied diff: without one, a base image that has it already would be a conflict."""
         if isinstance(self.apply, Diff) and not self.detect.present:
             raise ValueError("a diff needs a probe under `detect.present`, which tells that it is applied")
         return self
 
     @property
     def sources(self) -> Literal["sglang", "aiter"]:
-        """Whose sources `detect` and `verify` look into."""
+        """Return the package that `detect` and `verify` search."""
         return "aiter" if self.target == "aiter" else "sglang"

@@ -1,13 +1,13 @@
-"""Transforms of a checkpoint's config.json, by name. A further one is a function, and a line in `TRANSFORMS`.
+"""Transforms of a checkpoint's config.json, by name. A new one is a function and a line in `TRANSFORMS`.
 
-`mtp-exclude`: the exclude list and the schemes of layers of a Quark checkpoint, under the names sglang gives to the
-MTP layer; patterns of the shell and `re:` among them.
+`mtp-exclude`: repeats the exclude list and the layer schemes of a Quark checkpoint under sglang's names of the MTP
+layer, including shell patterns and `re:` patterns.
 
-The checkpoint calls its MTP layer `model.layers.<num_hidden_layers>`; sglang builds it as `model` and `model.decoder`
-and asks the exclude list under those names. The mapping is the one sglang does itself from 0.5.16 on
-(srt/models/glm4_moe.py, `GlmMoeDsaForCausalLMNextN`, sgl-project/sglang#30265), with one difference: whether the routed
-experts of that layer are left unquantized is read from the checkpoint's tensors. Copying every entry under
-`model.decoder.` alone does not load: `eh_proj` is asked for as `model.eh_proj`.
+The checkpoint names its MTP layer `model.layers.<num_hidden_layers>`. sglang builds it as `model` and `model.decoder`
+and looks up the exclude list under those names. sglang does the same mapping itself from 0.5.16 on
+(srt/models/glm4_moe.py, `GlmMoeDsaForCausalLMNextN`, sgl-project/sglang#30265), with one difference: here the
+checkpoint's tensors show whether the routed experts of that layer are unquantized. Copying every entry only under
+`model.decoder.` would not load: `eh_proj` is looked up as `model.eh_proj`.
 """
 
 import re
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Final, TypeAlias, cast
 
-_OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # held by the draft model, not by its decoder
+_OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # belong to the draft model, not to its decoder
 _EXPERTS: Final = "model.decoder.mlp.experts"  # the fused module; entries of single experts do not match it
-_UNQUANTIZED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes as safetensors headers write them
+_UNQUANTIZED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes in safetensors headers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed:
-    """What a transform made of a config."""
+    """The result of a transform."""
 
-    config: Mapping[str, object]  # the config given where there was nothing to do
+    config: Mapping[str, object]  # the given config if no change was needed
     reason: str
 
 
 def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> Transformed:
-    """A copy of `config` (a parsed config.json) whose exclude list and schemes also have the runtime names; idempotent.
+    """Return a copy of `config` (a parsed config.json) with runtime names in its exclude list and schemes. Idempotent.
 
-    `dtypes` maps tensor names to dtypes as the safetensors headers give them; those of the MTP layer are enough.
+    `dtypes` maps tensor names to dtypes from the safetensors headers; those of the MTP layer suffice.
     """
     quantization = cast("Mapping[str, object]", config.get("quantization_config") or {})
     if quantization.get("quant_method") != "quark":
@@ -62,12 +62,12 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
 
 
 def _of_layer(number: int) -> re.Pattern[str]:
-    """What names that layer in an entry: exact, in a pattern of the shell, or in one that begins with `re:`."""
+    """Return a pattern for the layer in an entry: exact, in a shell pattern, or in one that begins with `re:`."""
     return re.compile(rf"(?:model(?:\\?\.))?\blayers\\?\.{number}(?!\d)")
 
 
 def _runtime_names(entry: str, number: int) -> Iterator[str]:
-    """An entry under the names of the draft model: of its decoder, and of the modules that are its own."""
+    """Yield the runtime names of an entry: in the draft model's decoder, and of the draft model's own modules."""
     layer, of_layer = f"model.layers.{number}", _of_layer(number)
     matching = [name for name in _OWN_NAMES if _matches(entry, f"{layer}.{name}")]
     exact = entry.startswith(f"{layer}.") and not _is_pattern(entry)
@@ -97,9 +97,9 @@ def _experts_unquantized(dtypes: Mapping[str, str], layer: str) -> bool:
 
 
 def _expand_schemes(schemes: Mapping[str, object], number: int) -> dict[str, object]:
-    """`layer_quant_config` (pattern -> scheme) with the same renaming; of keys that match a module the first counts.
+    """Return `layer_quant_config` (pattern -> scheme) with runtime names; the first key that matches a module counts.
 
-    So each new key stands where the one that it repeats does.
+    So each new key has the position of the key that it repeats.
     """
     expanded: dict[str, object] = {}
     for key, scheme in schemes.items():
@@ -108,6 +108,6 @@ def _expand_schemes(schemes: Mapping[str, object], number: int) -> dict[str, obj
     return expanded
 
 
-# A config.json as parsed, and the dtypes of its tensors as the safetensors headers give them, by name.
+# Takes a parsed config.json, and the dtypes of its tensors by name, from the safetensors headers.
 Transform: TypeAlias = Callable[[Mapping[str, object], Mapping[str, str]], Transformed]
 TRANSFORMS: Final[Mapping[str, Transform]] = {"mtp-exclude": expand_exclude}

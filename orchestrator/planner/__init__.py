@@ -1,1 +1,1 @@
-"""From a profile's name to a plan."""
+"""Planning: from the name of a profile to a plan."""

@@ -19,20 +19,20 @@ from orchestrator.render.cloud.launchers import LAUNCHERS
 from orchestrator.render.cloud.task import CloudTask
 from orchestrator.render.dockerfile import base_reference
 
-KEY: Final = "DEPLOY_API_KEY"  # holds the server's key, where the profile names no variable
+KEY: Final = "DEPLOY_API_KEY"  # variable of the server's key if the profile names none
 _TOOL: Final = f"deploy-sglang=={__version__}"
-_BROUGHT: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine that is nobody else's
+_BROUGHT: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine without other users
 _HOME_THERE: Final = "~/.local/share/deploy"
-_PARTS: Final = ("hardware", "model", "engine", "workload")  # that a profile names, or holds
+_PARTS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
 
 
 def rental_files(
     broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None = None
 ) -> tuple[Plan, tuple[RenderedFile, ...]]:
-    """The plan of the server on its rented machine, and the broker's files. Raises ProfileError and UsageError.
+    """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError and UsageError.
 
-    It listens beyond its container, behind a key, and runs from the engine's own image, or from an environment where
-    the engine has a list of packages.
+    The server listens on all addresses, with an API key. It runs from the engine's own image, or from a virtual
+    environment if the engine has a requirements file.
     """
     for named in (profile, *_part_files(overrides)):
         if is_path(named):
@@ -60,7 +60,7 @@ def rental_files(
 
 
 def _there(plan: Plan) -> Iterator[str]:
-    """What is another one on a rented machine, as `--set` has it."""
+    """Yield the settings for the rented machine, as `--set` values."""
     yield "runtime=process"
     if plan.engine.requirements is None and plan.engine.python is None:
         yield "engine.python=python3"
@@ -98,15 +98,15 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
 
 
 def _own_files(home: Home) -> Mapping[str, str]:
-    """The folders of the user's own profiles, patches and templates, by their path over there."""
+    """Return the folders of the user's profiles, patches and templates, by their path on the rented machine."""
     own = Catalog((home.root,))
-    said = ".json"  # what registries said of images stands beside the user's templates
+    said = ".json"  # answers of registries are cached beside the user's templates
     kinds = [kind for kind in EntryKind if any(not name.endswith(said) for name in own.names(kind))]
     folders = sorted({kind.value.partition("/")[0] for kind in kinds})
     return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 
 def _own_tool(tool: str | None) -> Mapping[str, str]:
-    """A checkout of this tool, or a wheel of it, that lies here."""
+    """Return the local checkout or wheel of this tool, by its path on the rented machine."""
     here = Path(tool or "")
     return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())} if tool and here.exists() else {}

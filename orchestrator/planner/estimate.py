@@ -21,7 +21,7 @@ from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
-# Estimated seconds of a step on a node of eight GPUs, without downloads. `down` waits until VRAM is released.
+# Estimated seconds of a step on a node with eight GPUs, without downloads. `down` waits for the release of VRAM.
 STEP_SECONDS: Final[Mapping[str, float]] = {
     "preflight": 5.0,
     "stage": 5.0,
@@ -30,13 +30,13 @@ STEP_SECONDS: Final[Mapping[str, float]] = {
     "copy": 5.0,
     "smoke": 60.0,
     "report": 5.0,
-    "eval": 600.0,  # 200 questions of about 200 tokens in few streams, and the environment of the harness
+    "eval": 600.0,  # 200 questions of about 200 tokens at low concurrency, and the harness's environment
     "down": 120.0,
 }
-PULL: Final = 900.0  # seconds, of an engine's image
-DOWNLOAD_MB_S: Final = 400.0  # default rate of a checkpoint
-_GPUS, _CPU = 420.0, 20.0  # seconds to compile kernels and capture graphs; a CPU has none
-_LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
+PULL: Final = 900.0  # seconds to pull an engine's image
+DOWNLOAD_MB_S: Final = 400.0  # default download rate of a checkpoint
+_GPUS, _CPU = 420.0, 20.0  # seconds to compile kernels and capture graphs; neither on a CPU
+_LOAD: Final = 0.56e9  # bytes/s: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 
 
 def startup_seconds(plan: Plan) -> float:

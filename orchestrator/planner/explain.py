@@ -11,8 +11,8 @@ from orchestrator.planner.planning import ResolvedProfile
 from orchestrator.profiles.layers import PARTS, is_setting
 
 _QUESTIONS = ("model", "questions")
-_WIDEST = 64  # characters of a value in the table
-_PARAGRAPH = 100  # columns of a paragraph, at most
+_WIDEST = 64  # maximum width of a value in the table, in characters
+_PARAGRAPH = 100  # maximum columns of a paragraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,10 @@ class Explained:
 
     key: str
     value: str
-    origin: str  # empty for plain facts
+    origin: str  # empty for facts, which have none
     source: str
     place: str
-    help: str = ""  # of a flag, from the engine's parser
+    help: str = ""  # meaning of a flag, from the engine's parser
 
     def to_dict(self) -> dict[str, str]:
         """Return plain data for JSON."""

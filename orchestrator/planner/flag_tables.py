@@ -19,17 +19,16 @@ from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.images.patch_check import fetch_wheel
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
-_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
+_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # the dependencies of every version's parser
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
 
 
 def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, python: Path | None = None) -> Path:
-    """Write the table of one version into the home's catalog, whole or not at all, and return its path.
+    """Write the table of one version atomically into the home's catalog; return its path.
 
-    `wheel` is that version's, by default downloaded. `python` is an interpreter with torch and sglang's pure
-    dependencies; by default the engine's CPU environment, which is built where it is missing. Raises UsageError for a
-    version that the package index does not have or a file that is no wheel, and BuildError where the parser cannot be
-    asked.
+    `wheel` is the wheel of that version, downloaded by default. `python` is an interpreter with torch and sglang's pure
+    dependencies; by default the engine's CPU environment, built if missing. Raises UsageError for a version that the
+    package index does not have or a file that is no wheel, and BuildError if the parser fails.
     """
     if not is_version(version):
         raise UsageError(f"`{version}` is not a version of sglang", hint="such as 0.5.17 or 0.5.15.post1")
@@ -51,7 +50,7 @@ def table_path(version: str, home: Home) -> Path:
 
 
 def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
-    """The table of the package `sglang` in `folder`, as text. Raises BuildError where its parser cannot be asked."""
+    """Return the flag table of the package `sglang` in `folder`, as text. Raises BuildError if its parser fails."""
     done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
@@ -64,12 +63,12 @@ def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = 
 
 
 def unpack_package(wheel: Path, folder: Path) -> None:
-    """Unpack the package of a wheel. Raises UsageError for a file that is none."""
+    """Unpack the package of a wheel. Raises UsageError for a file that is no wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             unpack(archive, [name for name in archive.namelist() if name.startswith("sglang/")], folder)
     except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of where it is unpacked
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # no space in the target folder, not a bad wheel
             raise
         raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
 

@@ -53,15 +53,13 @@ def known_config(image: str, home: Home) -> ImageConfig | None:
 
 
 def asked_config(image: str, home: Home, registry: Registry, host: str | None = None) -> ImageConfig:
-    """The configuration of an image, of the docker host or its registry, kept for whoever asks later.
+    """Return the configuration of an image from the Docker host or its registry, and cache it.
 
-    `host` is another docker host than this machine's.
-
-    Raises BuildError where neither can tell.
+    `host` is another Docker host than this one. Raises BuildError if neither has the image.
     """
     try:
         found = docker_config(find_docker(host), image)
-    except HostError:  # no docker here: the registry is asked all the same
+    except HostError:  # no Docker here: query the registry anyway
         found = None
     found = found or registry.config(image)
     keep_config(found, home)

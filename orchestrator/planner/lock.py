@@ -38,8 +38,8 @@ from orchestrator.runs.run_dir import load_lock, write_files
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ExternalImage
 
-_MAX_BYTES: Final = 1 << 20  # of a list, a template, a generator
-_INPUTS: Final = "inputs"  # in a run directory: files of the catalog that it was made from
+_MAX_BYTES: Final = 1 << 20  # maximum size of a requirements file, a template, a generator
+_INPUTS: Final = "inputs"  # in a run directory: copies of the run's catalog files
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
@@ -178,7 +178,7 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
 
 
 def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
-    """Copies of them for a run directory, by which it can be repeated when they are others."""
+    """Return copies of these files for a run directory, so that the run can be repeated after they change."""
     found = _made_from(plan, home).items()
     paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
     return tuple(RenderedFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
@@ -294,7 +294,7 @@ def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> It
     directory = checkpoint_directory(plan.model, home)
     receipt = read_receipt(directory)
     if not lock.checkpoint or receipt is None:
-        return  # the download of this checkpoint is not complete
+        return  # the download of this checkpoint is incomplete
     commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
         yield from drift(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})

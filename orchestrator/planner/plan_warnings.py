@@ -8,9 +8,9 @@ from orchestrator.planner.image_env import image_warnings
 
 
 def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | None = None) -> tuple[PlanWarning, ...]:
-    """Return what a user should know before a server of that name starts, by default the profile's name.
+    """Return the warnings before a start of a server of that name, by default the profile's name.
 
-    First comes a server that needs no key. Known issues that match the plan follow, then those that only match with
+    A server without an API key comes first. Known issues that match the plan follow, then those that match only with
     the variables of its `image`.
     """
     warnings = image_warnings(plan, image) if image is not None else ()
@@ -20,7 +20,7 @@ def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | N
 def report_warnings(
     plan: Plan, *, name: str | None = None, image: ImageConfig | None = None, before: Plan | None = None
 ) -> None:
-    """Print the warnings of a plan and the flag that was inferred for it; what was printed of `before` is left out."""
+    """Print the warnings of a plan and its inferred flag, without those already printed for the plan `before`."""
     flag = inferred_fusion_flag(plan)
     if flag is not None and (before is None or flag not in before.flags):
         note(f"`{flag.name}` is set: {flag.source}")

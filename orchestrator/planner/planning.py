@@ -49,23 +49,23 @@ class LoadedProfile:
 
     @cached_property
     def table(self) -> FlagTable:
-        """The options of its engine. Raises ProfileError if the version has no table."""
+        """Return the flags of its engine. Raises ProfileError if the version has no table."""
         return read_flags(self.profile.engine.version, self.catalog, place=self.composed.place(("engine", "version")))
 
     @cached_property
     def load(self) -> Load | None:
-        """The lengths of its workload. Raises ProfileError if the workload does not exist."""
+        """Return the lengths of its workload. Raises ProfileError if the workload does not exist."""
         name = self.profile.workload
         return _read_load(name, self.catalog, self.composed.place(("workload",))) if name else None
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of each replica."""
+        """Return the capacity of each replica."""
         return capacity_of(self.profile, profile_serving(self.profile), self.load)
 
     @cached_property
     def knowledge(self) -> PlanningContext:
-        """The inputs of a plan from the catalog, read once. Raises ProfileError."""
+        """Return the inputs of a plan from the catalog, read once. Raises ProfileError."""
         kinds = {name: runtime_class(name) for name in REGISTRY}
         return PlanningContext(
             table=self.table,
@@ -98,12 +98,12 @@ class ResolvedProfile:
 
     @property
     def composed(self) -> MergedProfile:
-        """The merged layers."""
+        """Return the merged layers."""
         return self.valid.composed
 
     @property
     def profile(self) -> Profile:
-        """The validated profile."""
+        """Return the validated profile."""
         return self.valid.profile
 
 

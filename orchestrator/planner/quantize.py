@@ -1,4 +1,4 @@
-"""`deploy quantize`: a BF16 checkpoint becomes one that AMD Quark has quantized, verified and with a model's file."""
+"""`deploy quantize`: quantize a BF16 checkpoint with AMD Quark, verify it, and write a model's catalog entry."""
 
 import math
 import os
@@ -38,32 +38,32 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.add.file import CatalogFile, free_name
 from orchestrator.planner.add.model import add_model
 
-REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
+REQUIREMENTS: Final = "quark-0.13.txt"  # below images/: the environment of Quark
 PROGRAM: Final = "quantize_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
-_OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see docs/how-to/quantize.md
-_ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
+_OF_A_SHARD: Final = 2.3  # factor on the largest shard; 1.6 was measured, see docs/how-to/quantize.md
+_ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # the `--set` in the hint for a missing fact
 _SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
-# Core-seconds for a GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, by matrices that were measured.
+# Core-seconds per GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, from measured matrices.
 _CORE_SECONDS: Final = (24, 36)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationRequest:
-    """What the user asks for. Without a target nothing is made; with a plan its image and GPUs are used."""
+    """The input of `deploy quantize`. A plan provides image and GPUs; without a target nothing is created."""
 
     source: Path
     target: Path
     recipe: str
-    name: str | None = None  # of the model's file; by default the target's
+    name: str | None = None  # of the catalog entry; the target's name by default
     workers: int | None = None
     plan: Plan | None = None
-    image: str | None = None  # in place of the plan's
+    image: str | None = None  # replaces the plan's image
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedCheckpoint:
-    """What came of it; sizes are bytes. `model` is None where its file could not be written."""
+    """The new checkpoint; sizes are bytes. `model` is None if the catalog entry could not be written."""
 
     target: Path
     shards: int
@@ -73,9 +73,9 @@ class QuantizedCheckpoint:
 
 
 def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
-    """What each recipe for this kind of model makes of it: its name, GB, how much is left as it is, what it says.
+    """Yield name, size, number of excluded modules and description for each recipe of this model type.
 
-    Raises as `forecast`, UsageError where there is no recipe for it.
+    Raises the errors of `forecast`, and UsageError if there is no recipe.
     """
     kind = source.summary.config.model_type
     recipes = recipes_for(kind, Catalog.of(home))
@@ -91,7 +91,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
 
 
 def cost(source: Source) -> str:
-    """What it takes, for people."""
+    """Return the estimated time and memory as text."""
     low, high = (source.size / 1e9 * each / 3600 for each in _CORE_SECONDS)
     return (
         f"{_size(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
@@ -100,15 +100,15 @@ def cost(source: Source) -> str:
 
 
 def worker_memory(source: Source) -> int:
-    """Bytes of memory that one worker takes at most, as far as can be told."""
+    """Estimate the maximum memory of one worker, in bytes."""
     return int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values()))
 
 
 def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
-    """Quantize, verify, and write the model's file. What is done is kept, however it ends, and gone on with.
+    """Quantize and verify a checkpoint, and write its catalog entry. A later call resumes from the finished shards.
 
-    Raises UsageError for a target or a name that is taken, HostError where disk, memory or Quark is lacking, BuildError
-    where Quark fails, FactsError and WeightsError for a checkpoint, before or after, that is not right.
+    Raises UsageError for a target or a name in use, HostError if disk, memory or Quark is missing, BuildError if Quark
+    fails, CheckpointMismatchError and CheckpointError for an invalid checkpoint, source or result.
     """
     _require_new(request.target)
     source = read_source(request.source)
@@ -121,7 +121,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     _require_room(request.target, foreseen, copied_size(request.source), folder)
     progress = Progress()
     with folder.lock(progress):
-        _require_new(request.target)  # another command may have made it while this one waited
+        _require_new(request.target)  # another command may have created it while this one waited
         folder.begin(_job(request, source, recipe))
         _make(request, source, foreseen, folder, home)
         note(f"verifying {len(foreseen.shards)} shards")
@@ -138,7 +138,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
 
 
 def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
-    """Let workers do what is left, and say what is kept where they do not come to its end."""
+    """Run workers for the remaining shards; note the kept ones if the workers do not finish."""
     done = folder.resume(foreseen)
     if done:
         note(f"{len(done)} of {len(foreseen.shards)} shards are done already")
@@ -157,7 +157,7 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
 
 @contextmanager
 def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantizationProgress], None]]:
-    """A function that shows how far it is; what is kept is said where the block is left by an exception."""
+    """Yield a function that shows the progress; if the block raises, note the kept shards."""
     progress = Progress()
 
     def show(seen: QuantizationProgress) -> None:
@@ -193,7 +193,7 @@ def _job(request: QuantizationRequest, source: Source, recipe: Recipe) -> Quanti
 
 
 def _image(request: QuantizationRequest) -> str:
-    """The image that the workers run in; empty for none."""
+    """Return the image of the workers; "" for none."""
     if request.plan is None:
         return ""
     image = request.image or request.plan.engine.image
@@ -203,7 +203,7 @@ def _image(request: QuantizationRequest) -> str:
 
 
 def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: Home, *, left: int) -> WorkerPool:
-    """The workers for so many shards. Raises HostError where the machine cannot have them, BuildError."""
+    """Return the workers for `left` shards. Raises HostError if this host cannot run them, or BuildError."""
     program = Catalog.of(home).path(EntryKind.IMAGE_FILE, PROGRAM)
     if request.plan is not None:
         needs, image = request.plan.hardware.container, _image(request)
@@ -223,7 +223,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
 
 
 def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: int) -> int:
-    """How many workers: what the user says, else one a core, as far as the memory goes. Raises HostError."""
+    """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
     one, free = worker_memory(source), available_memory()
     fit = math.inf if free is None else free // one
     said = f"a worker takes about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
@@ -237,7 +237,7 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
 
 
 def _require_free(name: str, home: Home) -> None:
-    """Raise UsageError for a name that the model's file cannot have."""
+    """Raise UsageError for an invalid or used name of the catalog entry."""
     try:
         free_name(EntryKind.MODEL, name, home, replace=False)
     except UsageError as error:
@@ -246,7 +246,7 @@ def _require_free(name: str, home: Home) -> None:
 
 
 def _require_apart(source: Source, target: Path) -> None:
-    """Raise UsageError for a target inside the source, which would be copied into it."""
+    """Raise UsageError for a target inside the source: the source's other files are copied into the target."""
     if target.resolve().is_relative_to(source.directory.resolve()):
         raise UsageError("the target lies in the source", where=str(target), hint="name a directory beside it")
 
@@ -266,7 +266,7 @@ def _hint_of_what_exists(target: Path) -> str:
 
 
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
-    """Raise HostError where the disk does not hold what is to come."""
+    """Raise HostError if the disk has no room for the result."""
     done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
     missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
     if missing > free:
@@ -278,7 +278,7 @@ def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir
 
 
 def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:
-    """The model's file; what hinders it does not make the checkpoint worse."""
+    """Return the catalog entry of the new checkpoint. An error is only reported: the checkpoint is valid without it."""
     try:
         return add_model(str(target), home, name=name)
     except DeployError as error:

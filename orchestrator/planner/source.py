@@ -24,7 +24,7 @@ from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan, require_version
 from orchestrator.runtimes import REGISTRY, runtime_class
 
-_MAX_BYTES: Final = 64 << 20  # of an input file of a patch; a table has a few MB
+_MAX_BYTES: Final = 64 << 20  # maximum size of an input file of a patch; a table has a few MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +39,23 @@ class ProfileSource:
 
     @property
     def runtime(self) -> str:
-        """The runtime of the profile."""
+        """Return the runtime of the profile."""
         return _known_runtime(self.valid)
 
     @property
     def model(self) -> Model:
-        """The profile's model."""
+        """Return the profile's model."""
         return planned_model(self.valid.profile, self.valid.composed)
 
     @property
     def may_fuse(self) -> bool:
-        """Whether there is a shared expert and a GPU; the flags are checked when the plan is built."""
+        """Return whether the model has a shared expert to fuse and runs on GPUs; planning checks the flags."""
         moe = self.valid.profile.model.moe
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
 
     @property
     def image_on_node(self) -> bool:
-        """Whether the nodes of a cluster already have the image."""
+        """Return whether the nodes of a cluster already have the image."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
         return cluster is not None and cluster.image_pull_policy == "Never"
 
@@ -105,22 +105,22 @@ class RunSource:
     plan: Plan
     home: Home
     inputs: Mapping[str, bytes]
-    image: ClassVar[None] = None  # its plan names it
+    image: ClassVar[None] = None  # the plan names it
     decided: ClassVar[bool] = True
 
     @property
     def runtime(self) -> str:
-        """The runtime of the run."""
+        """Return the runtime of the run."""
         return self.plan.runtime
 
     @property
     def model(self) -> Model:
-        """The model of the run."""
+        """Return the model of the run."""
         return self.plan.model
 
     @property
     def may_fuse(self) -> bool:
-        """Whether its server fuses its shared expert, unless its checkpoint prevents it."""
+        """Return whether the server fuses its shared expert, unless its checkpoint prevents it."""
         return might_fuse(self.plan)
 
     def files(self) -> dict[str, bytes]:
@@ -174,7 +174,7 @@ def run_source(run: RunDir, home: Home) -> RunSource:
 def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
     """Yield the inputs of a plan that no longer exist; put the others into `inputs`."""
     if plan.prebuilt_image is not None:
-        return  # all of it is in the image
+        return  # the image contains all inputs
     carried = {patch.id: patch for patch in carried_patches(plan)}
     for use in plan.patches:
         patch = carried.get(use.id)

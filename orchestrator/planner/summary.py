@@ -15,8 +15,8 @@ from orchestrator.planner.plan_warnings import plan_warnings
 
 WIDTH: Final = 80  # columns
 _LABEL: Final = 12  # columns of a row's name
-_DIGEST: Final = 12  # characters that are shown of a digest or a commit
-_HEX: Final = 40  # of a commit in full
+_DIGEST: Final = 12  # characters shown of a digest or a commit
+_HEX: Final = 40  # length of a full commit
 
 
 def plan_summary(
@@ -30,8 +30,8 @@ def plan_summary(
 ) -> str:
     """Return the summary of a plan, folded at `width` columns, at most 80.
 
-    `load` are the lengths of its workload and `slo` what that workload demands, `image` is what is known of the image
-    here. Sizes are in MB and GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
+    `load` has the lengths of its workload, `slo` the limits of that workload, and `image` the known configuration of
+    the image. Sizes are in MB and GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
     """
     columns = max(min(width or WIDTH, WIDTH), 2 * _LABEL)
     rows = (
@@ -169,6 +169,6 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
 
 
 def _short(digest: str) -> str:
-    """Return the first characters of a digest or a commit, and a name as it is."""
+    """Return the first characters of a digest or a commit, and any other name unchanged."""
     kind, colon, text = digest.rpartition(":")
     return f"{kind}{colon}{text[:_DIGEST]}" if len(text) >= _HEX else digest

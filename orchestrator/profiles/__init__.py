@@ -1,1 +1,1 @@
-"""Profiles as a person writes them: schema, layers, JSON Schema, writing YAML."""
+"""Profiles as written by the user: schema, layers, JSON Schema, YAML output."""

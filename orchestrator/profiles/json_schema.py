@@ -1,4 +1,4 @@
-"""The JSON Schema of a profile and of its parts, for editors; generated from the pydantic models."""
+"""The JSON Schema of profiles and catalog entries, for editors; generated from the pydantic models."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,9 @@ KINDS: Final[Mapping[str, type[BaseModel]]] = {
 
 
 def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
-    """The schema of one kind of file as text, with a newline at the end: one of `KINDS`, or of the `model` given."""
+    """Return the schema of one of `KINDS`, or of `model`, as text with a final newline."""
     schema = (model or KINDS[kind]).model_json_schema()
-    if kind == "profile":  # a profile names its parts, or says something over them
+    if kind == "profile":  # a profile names catalog entries, or overrides their keys
         for part in PARTS:
             schema["properties"][part] = _part(part, schema["$defs"])
         extends = {
@@ -35,9 +35,9 @@ def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
 
 
 def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A part of a profile: the name or path of its file, or its keys; those of a file's mapping need not all be said.
+    """Return the schema of a catalog entry inside a profile: the name or path of a file, or keys.
 
-    Nothing is required of keys here: what a file says is laid under them.
+    No key is required here: a file may provide the others.
     """
     own = KINDS[part].model_json_schema()
     for name, definition in own.pop("$defs").items():
@@ -60,7 +60,10 @@ def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sections(said: Mapping[str, Any]) -> Iterator[str]:
-    """The definitions of mappings that a key holds; those in a list are replaced with it, and stay whole."""
+    """Yield the definitions of mappings under a key.
+
+    Mappings in a list are excluded: the list is replaced as a whole.
+    """
     nested = said.get("additionalProperties")
     for each in (said, *said.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
         if "$ref" in each:
@@ -68,7 +71,7 @@ def _sections(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _used(schema: Mapping[str, object]) -> dict[str, object]:
-    """The definitions that are still referred to."""
+    """Return the definitions that are still referenced."""
     definitions = schema.get("$defs")
     known = definitions if isinstance(definitions, dict) else {}
     waiting = [value for key, value in schema.items() if key != "$defs"]

@@ -1,7 +1,7 @@
-"""The section of a profile for a Kubernetes cluster: where its pods run, what they are given, who may reach them.
+"""The `kubernetes` section of a profile: placement, resources and access of the server's pods.
 
-Labels and taints are written as kubectl takes them, `key=value` and `key=value:NoSchedule`, so that `--set` can say
-them too: `--set kubernetes.node_selector=[amd.com/gpu.device-id=75a3]`.
+Labels and taints have kubectl's form, `key=value` and `key=value:NoSchedule`, so that `--set` can set them too: `--set
+kubernetes.node_selector=[amd.com/gpu.device-id=75a3]`.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from orchestrator.core.validation import AbsolutePath, StrictModel, Word
 from orchestrator.profiles.sizes import Size
 
-# Names and labels as the API server takes them (apimachinery, pkg/util/validation/validation.go).
+# Valid names and labels of the API server (apimachinery, pkg/util/validation/validation.go).
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _KEY: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _VALUE: Final = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"

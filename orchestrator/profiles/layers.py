@@ -1,10 +1,10 @@
-"""Layers become one document: hardware, model, engine, profile, `--set`; nothing else has precedence.
+"""The merge of layers into one document: hardware, model, engine, profile, `--set`, lowest precedence first.
 
-Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env`,
-`layout` or `gateway`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of
-it `--set` names, it is the user's from then on. Every key remembers the file and line it came from.
+Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env`, `layout`
+or `gateway`) is replaced as a whole, so a value never keeps the origin of the value it replaced. If `--set` changes any
+part of a setting, its origin is the user. Every key keeps the file and line it came from.
 
-A profile names a part by the name or the path of its file, says single values over one (`use:`), or holds it inline.
+A profile names a catalog entry by name or path, overrides single values of one (`use:`), or contains it inline.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,33 +16,33 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import MAX_DEPTH, Data, Document, KeyPath, read_scalar
 
-EXTENDS: Final = "extends"  # in a profile: the name or path of another, of which it says what differs
+EXTENDS: Final = "extends"  # in a profile: the name or path of the profile that it overrides
 PARTS: Final = ("hardware", "model", "engine")
-USE: Final = "use"  # in a part that stands in a profile: the file over which it says something
-SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
-SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys whose entries are settings
+USE: Final = "use"  # in an entry inside a profile: the file that it overrides
+SHARED: Final = ("flags", "env")  # keys of an entry that belong to the whole profile
+SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys with settings as entries
 _OPTION: Final = "--set "
 _SOURCE: Final = "source"
 _IMAGE: Final = ("engine", "image")
-_OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine, true of its image alone
+_OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine that describe its image
 
 
 def is_setting(path: KeyPath) -> bool:
-    """Whether a key path is that of a value with an origin of its own."""
+    """Return whether a key path is that of a value with its own origin."""
     return len(path) == 2 and path[0] in SETTINGS
 
 
 @dataclass(frozen=True)
 class MergedProfile:
-    """The one document, `file:line` for each key path, and the names of the parts it was put together from."""
+    """The merged document, the location of each key path, and the names of its catalog entries."""
 
     data: dict[str, Data]
     places: Mapping[KeyPath, str]
     names: Mapping[str, str]
-    overlaid: Mapping[KeyPath, str]  # facts that a profile says over a part's file, and the source it names for them
+    overlaid: Mapping[KeyPath, str]  # facts of an entry that a profile overrides, with its source for them
 
     def place(self, path: KeyPath) -> str:
-        """Where a key path, the nearest thing that holds it, or else a thing within it was written."""
+        """Return the location of a key path, of its nearest parent, or else of a key inside it."""
         asked = path
         while path and path not in self.places:
             path = path[:-1]
@@ -51,7 +51,7 @@ class MergedProfile:
         return next((place for known, place in self.places.items() if known[: len(asked)] == asked), "")
 
     def given(self, path: KeyPath) -> bool:
-        """Whether an option of the command line says so, and no file."""
+        """Return whether a command-line option, not a file, sets the key path."""
         return self.place(path).startswith(_OPTION)
 
 
@@ -64,7 +64,7 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> "Override":
-        """Read `key.path=value`, a list as `key=[a,b]`. Raises UsageError with the form that was expected."""
+        """Parse `key.path=value`, a list as `key=[a,b]`. Raises UsageError with the expected form."""
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
@@ -78,9 +78,9 @@ class Override:
 
 @dataclass(frozen=True)
 class EntryChoice:
-    """Where one part comes from: the file that is named, and the profiles that say something over it, or in its place.
+    """The file of one catalog entry, and the profiles that override it or replace it inline.
 
-    `by` is the profile that names the file, None where an option of the command line does.
+    `by` is the profile that names the file, None for a command-line option.
     """
 
     file: str | None
@@ -89,9 +89,9 @@ class EntryChoice:
 
 
 def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, EntryChoice]:
-    """How the profile chooses its hardware, model and engine: itself, the one it extends, or a `--set`.
+    """Return the choice of hardware, model and engine: by the profile, the one it extends, or a `--set`.
 
-    `profiles` are the layers of the profile, its own last. Raises ProfileError with every part that is missing or
+    `profiles` are the layers of the profile, its own last. Raises ProfileError with every entry that is missing or
     neither a name nor a mapping.
     """
     choices: dict[str, EntryChoice] = {}
@@ -122,7 +122,7 @@ def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Overrid
 
 
 def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
-    """The choice after one more layer: a name starts anew, a mapping is laid over what lower layers say."""
+    """Return the choice after one more layer: a name replaces it, a mapping overrides the lower layers."""
     said = profile.data[part]
     if not isinstance(said, dict):
         return EntryChoice(_file(part, said, profile.place((part,))), profile, ())
@@ -146,9 +146,9 @@ def merge_layers(
     profiles: Sequence[Document],
     overrides: Sequence[Override],
 ) -> MergedProfile:
-    """Put the layers together. `choices` and `names` hold an entry for each part, `parts` the files that are named.
+    """Merge the layers. `choices` and `names` cover each catalog entry, `parts` the documents of named files.
 
-    `profiles` are the layers of the profile itself, the one that is extended before the one that extends it.
+    `profiles` are the layers of the profile itself, base first.
     """
     data: dict[str, Data] = {}
     places: dict[KeyPath, str] = {}
@@ -175,9 +175,9 @@ def merge_layers(
 
 @contextmanager
 def _image_replaced(data: dict[str, Data], places: dict[KeyPath, str], names: dict[str, str]) -> Iterator[None]:
-    """Where the block names another image than its engine did, the engine keeps nothing that was said of that one.
+    """Remove the engine's name and the facts about its image if the block replaces the image.
 
-    Neither its name nor what is true of that image alone, unless the block says it anew.
+    Facts that the block sets again are kept.
     """
     paths = [(_IMAGE[0], key) for key in _OF_AN_IMAGE]
     before, said = _value(data, _IMAGE), {path: places.get(path) for path in paths}
@@ -197,7 +197,7 @@ def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
 
 
 def _naming(part: str, profiles: Sequence[Document]) -> Document:
-    """The last layer that names a part, or the profile's own."""
+    """Return the last layer that names a catalog entry, or the profile itself."""
     return next((profile for profile in reversed(profiles) if part in profile.data), profiles[-1])
 
 
@@ -205,12 +205,12 @@ Entry = tuple[KeyPath, Data, Document, KeyPath]
 
 
 def _as_layer(part: str, document: Document) -> list[Entry]:
-    """The entries of one part file: its facts go below the part's name, what it shares goes to the top."""
+    """Return the items of a catalog entry: facts go below the entry's key, shared keys to the top level."""
     return [((key,) if key in SHARED else (part, key), value, document, (key,)) for key, value in document.data.items()]
 
 
 def _over(part: str, profile: Document, *, whole: bool) -> list[Entry]:
-    """The entries of a part that stands in a profile; what it says over a file has a source of its own."""
+    """Return the items of an entry inside a profile; over a file, its own `source` is left out."""
     said = _mapping(part, profile)
     kept = {key: value for key, value in said.items() if key != USE and (whole or key != _SOURCE)}
     return [((key,) if key in SHARED else (part, key), value, profile, (part, key)) for key, value in kept.items()]
@@ -290,7 +290,7 @@ def _remember(places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_P
 
 
 def _forget(places: dict[KeyPath, str], path: KeyPath, value: Data) -> None:
-    """Drop the places of `value`, which stood at `path`, and of all it held."""
+    """Remove the locations of `value` at `path` and of everything inside it."""
     places.pop(path, None)
     for step, item in _items(value):
         _forget(places, (*path, step), item)
@@ -305,7 +305,7 @@ def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
 def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
     path: KeyPath = override.path
     if path[0] in PARTS and path[1:] in {(), (USE,)}:
-        return  # it chose the file, see choose_parts
+        return  # the override selected the file, see `select_entries`
     place = f"{_OPTION}{'.'.join(override.path)}"
     if path[0] in PARTS and path[1:] == (_SOURCE,):
         hint = "what `--set` says is yours, and is shown as yours"
@@ -318,7 +318,7 @@ def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override:
 
 
 def _of_user(data: Mapping[str, Data], override: Override) -> Data:
-    """The setting that an override names or reaches into, as the user's own: nobody else stands behind it any more."""
+    """Return the setting that an override names or reaches into, with the user as its only origin."""
     section, key, *leaf = override.path
     holder = data.get(section)
     old = holder.get(key) if isinstance(holder, dict) else None

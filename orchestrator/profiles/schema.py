@@ -1,8 +1,8 @@
-"""The schema of the composed document. Every field says what it means; the reference is generated from here.
+"""The schema of a merged profile. Every field has a description; the reference is generated from them.
 
-Sizes are written as people write them (`288GiB`, `438033728823`); settings (`flags`, `env`, `layout`) say where their
-value comes from: `published`, somebody's `recipe`, `measured`, or our `inferred`, the others with a source. A bare
-value is the author's own, with the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
+Sizes have units (`288GiB`) or are bytes (`438033728823`). Settings (`flags`, `env`, `layout`) have an origin:
+`published`, a `recipe`, `measured`, or `inferred` by this project; the others need a source. A bare value has the
+origin `user`. Texts are single lines: they end up in scripts, labels and comments.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -22,12 +22,12 @@ _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
 _GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
-FILLER: Final = "{filler}"  # stands in a question where its filler goes
-MAX_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
+FILLER: Final = "{filler}"  # in a question: replaced with its filler
+MAX_FILLER: Final = 1 << 17  # words; the largest prefill chunk in a recipe for sglang has as many tokens
 
 
 def _scalar_or_list(value: object) -> object:
-    """Refuse what is neither: the members of the union would each say so in their own words."""
+    """Raise ValueError for other values, with one message: each member of the union would add its own."""
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, bool | int | float | str) for item in items):
         raise ValueError("expected a value or a list of values")
@@ -36,7 +36,7 @@ def _scalar_or_list(value: object) -> object:
 
 def _one_scalar(value: object) -> object:
     if not isinstance(value, bool | int | float | str):
-        raise ValueError("expected one value")  # noqa: TRY004 - pydantic takes no TypeError
+        raise ValueError("expected one value")  # noqa: TRY004 - pydantic expects ValueError
     return value
 
 
@@ -84,7 +84,7 @@ class SwitchSetting(Setting):
     value: bool = Field(description="true or false")
 
 
-# A bare value may stand in the place of a setting; `null` takes away what a lower layer says.
+# A bare value may replace a setting; `null` removes the value of a lower layer.
 FlagField: TypeAlias = Annotated[Setting, BeforeValidator(_setting, Setting | Scalar | list[Scalar] | None)]
 EnvField: TypeAlias = Annotated[EnvSetting, BeforeValidator(_setting, EnvSetting | Scalar | None)]
 CountField: TypeAlias = Annotated[CountSetting, BeforeValidator(_setting, CountSetting | int)]

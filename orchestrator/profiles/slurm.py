@@ -1,4 +1,4 @@
-"""What a profile says of the job that its server runs in."""
+"""The `slurm` section of a profile: the job of the server."""
 
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from orchestrator.core.validation import StrictModel, Text, Word
 
 _WEEK: Final = 7 * 86_400  # seconds
-# As sbatch(1) writes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+# The time formats of sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 _JOB_TIME: Final = r"^([0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2})$"
 _JOB_OPTION: Final = r"^--[a-z][a-z-]*(=\S+)?$"
 

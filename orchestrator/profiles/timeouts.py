@@ -1,4 +1,4 @@
-"""What a profile says of waiting: when a start has failed, and when `deploy watch` restarts a server."""
+"""Timeouts and restart policy of a profile: when a start fails, and when `deploy watch` restarts a server."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ class RestartPolicySection(StrictModel):
     """What `deploy watch` does for a server that no longer serves."""
 
     unhealthy_after: int = (
-        Field(  # as long as sglang's own watchdog waits (0.5.14, `watchdog_timeout`): kernels compile
+        Field(  # the timeout of sglang's own watchdog (0.5.14, `watchdog_timeout`): kernels compile
             default=300,
             ge=1,
             le=_WEEK,

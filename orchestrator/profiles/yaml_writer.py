@@ -1,4 +1,4 @@
-"""Texts of files that this tool writes for a person to go on with: YAML as the shipped files have it, with comments."""
+"""YAML output for files that the user continues to edit, in the form of the shipped files, with comments."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _WIDTH: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class YamlLine:
-    """One key of a file by its path, its value, and what stands behind it."""
+    """One key of a file by its path, its value, and the comment after it."""
 
     path: tuple[str, ...]
     value: Data
@@ -22,7 +22,7 @@ class YamlLine:
 
 
 def yaml_text(head: Sequence[str], lines: Sequence[YamlLine]) -> str:
-    """A file: `head` as comments, then each line in its place; keys with a path stand together in their section."""
+    """Return a file: `head` as comments, then each line; keys of a section are kept together."""
     return "\n".join([*(f"# {text}" for text in head), *_sections(lines)]) + "\n"
 
 
@@ -43,7 +43,7 @@ def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
 
 
 def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
-    """Where the section of a line begins, so that none begins twice."""
+    """Return the index at which the section of a line begins, so that no section begins twice."""
     return next(at for at, each in enumerate(lines) if each.path[:1] == line.path[:1])
 
 
@@ -52,7 +52,7 @@ def _key(text: str) -> str:
 
 
 def flow(value: Data) -> str:
-    """A value on one line, as this tool's strict reader reads it back."""
+    """Return a value on one line, in a form that this tool's strict reader accepts."""
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
         return value if plain else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""From shards that are done to a checkpoint: its config, index, other files and card; verified, then in its place."""
+"""Assembly of a checkpoint from quantized shards: config, index, other files and model card; then verification."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ _CARD: Final = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationInputs:
-    """What a checkpoint was made of, for its card."""
+    """The inputs of a quantization, for the model card."""
 
     source: Source
     recipe_name: str
@@ -35,29 +35,29 @@ class QuantizationInputs:
 
 
 def assemble(folder: WorkDir, target: Path, inputs: QuantizationInputs) -> CheckpointReceipt:
-    """Make the target of shards that are all there. It appears whole, with its receipt beside it.
+    """Create the target from the complete shards. It appears atomically, with its receipt beside it.
 
-    Raises BuildError where Quark's own words of the shards do not agree, WeightsError where what was made is not whole,
-    FactsError where it is not what its config says.
+    Raises BuildError if Quark's results for the shards disagree, CheckpointError if the new checkpoint is incomplete,
+    CheckpointMismatchError if it does not match its config.
     """
     notes = {shard: folder.result(shard) for shard in inputs.forecast.shards}
     config = _config(notes, inputs.forecast)
     _copy_others(inputs.source.directory, folder.checkpoint)
-    # As Quark itself writes them (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
+    # The format of Quark's own files (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
     atomic_write(folder.checkpoint / CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
     atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, inputs.forecast), ensure_ascii=False, indent=4))
     atomic_write(folder.checkpoint / _CARD, card(inputs, notes, size=_size(folder, inputs.forecast)))
     layer = inputs.source.layers if inputs.source.drafts else None
     receipt = verify_created(folder.checkpoint, target, layer=layer)
     with defer_signals():
-        write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
+        write_receipt(target, receipt)  # first: a target without a receipt, as after a kill, could not be resumed
         move(folder.checkpoint, target)
         folder.remove()
     return receipt
 
 
 def _config(notes: Mapping[CheckpointFile, ShardResult], foreseen: Forecast) -> dict[str, Any]:
-    """What Quark wrote for each shard alone, their lists of excluded modules as one."""
+    """Return the config that Quark wrote for each shard, with the union of their excluded modules."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
         raise BuildError("Quark wrote different configs for different shards", where="made/")
@@ -85,13 +85,13 @@ def _size(folder: WorkDir, foreseen: Forecast) -> int:
 
 
 def copied_size(source: Path) -> int:
-    """Bytes of what is copied as it is."""
+    """Return the bytes of the files that are copied unchanged."""
     files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _others(source: Path) -> Iterator[Path]:
-    """Tokenizer, generation config, code: all but weights, their index, cards, and a download's own records."""
+    """Yield tokenizer, generation config and code: all but weights, index, cards, and a download's own records."""
     for entry in sorted(source.iterdir()):
         own = entry.name in {CONFIG, INDEX} or entry.name.startswith(".")
         if not (own or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme")):
@@ -107,7 +107,7 @@ def _copy_others(source: Path, made: Path) -> None:
 
 
 def card(inputs: QuantizationInputs, notes: Mapping[CheckpointFile, ShardResult], *, size: int) -> str:
-    """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
+    """Return the checkpoint's README.md: source, tools and content. `size` is the bytes of its shards."""
     return "\n".join(_card_lines(inputs, notes, size)) + "\n"
 
 

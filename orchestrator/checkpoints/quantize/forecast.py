@@ -1,9 +1,9 @@
-"""What Quark will write, told from headers before it runs: each tensor's dtype and shape, and so the bytes.
+"""The forecast of Quark's output, from headers before it runs: dtype and shape of each tensor, and so the size.
 
 The rules are Quark 0.13's (quark/torch/quantization/file2file_quantization.py: `_is_linear_weight_tensor`,
-`_get_layer_quant_config_by_tensor_name`): a matrix called `weight` is quantized unless its module's name ends with
-`norm`, holds `embed`, or matches an excluded pattern. Of MXFP4 two values lie in a byte, with a byte of scale for each
-32; FP8 has a float for each row. Each shard that Quark has written is held against this.
+`_get_layer_quant_config_by_tensor_name`): a matrix named `weight` is quantized unless its module's name ends with
+`norm`, contains `embed`, or matches an excluded pattern. MXFP4 stores two values per byte, with a scale byte for each
+32 values; FP8 has a float scale for each row. Each shard that Quark writes is compared with the forecast.
 """
 
 import re
@@ -25,7 +25,7 @@ from orchestrator.core.safe_paths import CheckpointFile
 _GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
 _MXFP4: Final = "mxfp4"
 _MAX_SHOWN: Final = 3
-# As Quark writes a scheme into config.json, as far as it says how tensors are stored.
+# Quark's form of a scheme in config.json, as far as it determines how tensors are stored.
 _QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
     "mxfp4": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": _GROUP}},
     "ptpc_fp8": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}},
@@ -34,26 +34,26 @@ _QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a recipe makes of a checkpoint: the tensors of each file, and the modules that are left as they are."""
+    """The result of a recipe for a checkpoint: the tensors of each file, and the excluded modules."""
 
     shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
     exclude: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors, without the headers of their files."""
+        """Return the bytes of all tensors, without the headers of their files."""
         return sum(map(self.size_of, self.shards))
 
     def size_of(self, shard: CheckpointFile) -> int:
-        """Bytes of a file's tensors."""
+        """Return the bytes of a file's tensors."""
         return sum(tensor.size for tensor in self.shards[shard].values())
 
 
 def forecast(source: Source, recipe: Recipe) -> Forecast:
-    """What the recipe makes of it.
+    """Predict the result of a recipe.
 
-    Raises UsageError where it is for other models or a matrix cannot be packed, FactsError where sglang would not load
-    what comes of it.
+    Raises UsageError if the recipe is for other models or a matrix cannot be packed, CheckpointMismatchError if sglang
+    would not load the result.
     """
     kind = source.summary.config.model_type
     if kind not in recipe.model_types:
@@ -86,7 +86,7 @@ def _is_linear(name: str, tensor: StoredTensor) -> bool:
 
 
 class _Schemes:
-    """The scheme of a module by its name; None where it is excluded."""
+    """The scheme of a module by its name; None for an excluded module."""
 
     def __init__(self, recipe: Recipe, layers: int) -> None:
         self._excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
@@ -100,7 +100,7 @@ class _Schemes:
 
 
 def _stored(name: str, tensor: StoredTensor, scheme: str) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor as Quark stores it, and its scale."""
+    """Yield a tensor as Quark stores it, and its scale."""
     *rows, columns = tensor.shape or (0,)
     if scheme == _MXFP4:
         yield name, _bytes("U8", (*rows, columns // 2), 1)
@@ -117,7 +117,7 @@ def _bytes(dtype: str, shape: tuple[int, ...], each: int) -> StoredTensor:
 
 
 def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
-    """Raise UsageError for matrices whose rows are not whole groups."""
+    """Raise UsageError for matrices with rows that are not a multiple of the group size."""
     odd = [
         f"`{name}` has {tensor.shape[-1]} columns"
         for shard, tensors in source.shards.items()
@@ -134,7 +134,7 @@ def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, S
 
 
 def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
-    """Raise FactsError with what no version of sglang would load of it, or load wrongly without a word."""
+    """Raise CheckpointMismatchError for parts that no sglang loads, or that it loads wrongly without error."""
     given = {
         "quant_method": "quark",
         "global_quant_config": _QUARK_CONFIG[recipe.scheme],

@@ -1,4 +1,4 @@
-"""Recipes: which modules are quantized, and how. Data files under profiles/recipes/, read strictly."""
+"""Recipes: which modules are quantized, and how. Data files under profiles/recipes/, validated strictly."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -10,7 +10,7 @@ from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, Word, read_model
 
-MTP: Final = "{mtp}"  # stands in a pattern for the number of the MTP layer, which is that of the model's layers
+MTP: Final = "{mtp}"  # in a pattern: the index of the MTP layer, which equals the model's number of layers
 _FILES: Final = (".yaml", ".yml")
 
 
@@ -29,18 +29,18 @@ class Recipe(StrictModel):
     )
 
     def excluded(self, layers: int) -> list[str]:
-        """The patterns for a model of so many layers."""
+        """Return the excluded patterns for a model with `layers` layers."""
         return [pattern.replace(MTP, str(layers)) for pattern in self.exclude]
 
     def schemes(self, layers: int) -> dict[str, str]:
-        """Other schemes by pattern, the first that matches counts."""
+        """Return other schemes by pattern; the first match counts."""
         return {pattern.replace(MTP, str(layers)): scheme for pattern, scheme in self.layers.items()}
 
 
 def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
-    """The recipe of that name in the catalog, or in a file.
+    """Return the recipe of that name in the catalog, or in a file.
 
-    Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
+    Raises UsageError for an unknown name or a missing file, ProfileError with the location of every problem in it.
     """
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.RECIPE, name_or_file)
     if path is None or not path.is_file():
@@ -51,6 +51,6 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
 
 
 def recipes_for(model_type: str, catalog: Catalog) -> dict[str, Recipe]:
-    """The recipes for models of a type, by name."""
+    """Return the recipes for a model type, by name."""
     found = {name: load_recipe(name, catalog) for name in catalog.names(EntryKind.RECIPE)}
     return {name: recipe for name, recipe in found.items() if model_type in recipe.model_types}

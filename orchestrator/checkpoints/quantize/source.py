@@ -1,4 +1,4 @@
-"""The checkpoint that is quantized: its headers by file, and whether Quark can read it here."""
+"""The checkpoint to quantize: its headers by file, and whether Quark can read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the files' bytes."""
+    """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the bytes of each file."""
 
     directory: Path
     summary: CheckpointSummary
@@ -28,31 +28,31 @@ class Source:
 
     @property
     def layers(self) -> int:
-        """Layers of the model, those that draft not counted; they are numbered behind these."""
+        """Return the number of layers, without draft layers, which are numbered after them."""
         found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @property
     def drafts(self) -> bool:
-        """Whether it has layers that draft."""
+        """Return whether the checkpoint has draft layers."""
         return bool(self.summary.config.mtp_layers)
 
     @property
     def size(self) -> int:
-        """Bytes of its shards."""
+        """Return the bytes of the shards."""
         return sum(self.sizes.values())
 
     @cached_property
     def commit(self) -> str:
-        """The hub's commit that its config is of, where a download has noted it; else empty."""
+        """Return the hub commit of the checkpoint if its download recorded one, else ""."""
         return known_commit(self.directory) or ""
 
 
 def read_source(directory: Path) -> Source:
     """Read config and headers.
 
-    Raises NoWeightsError where there is no checkpoint, WeightsError for one that is not whole, UsageError for one that
-    is quantized already.
+    Raises CheckpointNotFoundError if there is no checkpoint, CheckpointError for an incomplete one, UsageError for one
+    that is already quantized.
     """
     checkpoint = Checkpoint.local(directory)
     outline = summarize(checkpoint)

@@ -1,11 +1,11 @@
-"""The folder that a quantization works in, beside its target: what is done there outlives whatever ends the command.
+"""The working directory of a quantization, beside its target. Finished shards outlive the command.
 
 ::
 
-    TARGET.quantizing/job.json        what is being done; the workers read it
-    TARGET.quantizing/checkpoint/     shards that are done; in the end it becomes TARGET
-    TARGET.quantizing/made/           what Quark said of each of them
-    TARGET.quantizing/parts/, claims/ of the workers that run
+    TARGET.quantizing/job.json        the job; the workers read it
+    TARGET.quantizing/checkpoint/     finished shards; at the end it becomes TARGET
+    TARGET.quantizing/made/           Quark's result for each shard
+    TARGET.quantizing/parts/, claims/ of the running workers
     TARGET.quantizing/worker-0.log
 """
 
@@ -32,7 +32,7 @@ _LOCK: Final = "quantization.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationJob:
-    """What is being done; another one does not go on with its shards."""
+    """The inputs of a quantization; a command with other inputs does not resume its shards."""
 
     source: str
     files: Mapping[str, Sequence[int]]  # of the source: size in bytes and mtime in ns
@@ -41,14 +41,14 @@ class QuantizationJob:
     scheme: str
     exclude: Sequence[str]
     layers: Mapping[str, str]
-    made_by: str  # the list of packages, or the image
+    made_by: str  # the requirements file, or the image
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardResult:
-    """What Quark said of a shard: the config.json of it alone, versions of packages, seconds of one worker."""
+    """Quark's result for a shard: its config.json, package versions, and the seconds of one worker."""
 
-    config: Mapping[str, Any]  # with the modules that were left as they are, `quantization_config.exclude`
+    config: Mapping[str, Any]  # with the excluded modules, `quantization_config.exclude`
     versions: Mapping[str, str]
     device: str
     seconds: float
@@ -56,29 +56,29 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class WorkDir:
-    """See above."""
+    """The working directory of a quantization; the layout is in the module's docstring."""
 
     target: Path
 
     @property
     def root(self) -> Path:
-        """Where it lies: beside the target."""
+        """Return the path, beside the target."""
         return self.target.with_name(f"{self.target.name}.quantizing")
 
     @property
     def checkpoint(self) -> Path:
-        """Where shards that are done lie."""
+        """Return the directory of finished shards."""
         return self.root / "checkpoint"
 
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
-        """Be the only command that works here, waiting for another one and saying so."""
-        self._require_owned()  # before a lock is laid into it
+        """Hold the lock on the directory; wait for another command, with a message."""
+        self._require_owned()  # before a lock file is written into it
         with file_lock(self.root / _LOCK, progress):
             yield
 
     def begin(self, job: QuantizationJob) -> None:
-        """Make it ready for workers. Raises UsageError where what lies here is of another job."""
+        """Prepare the directory for workers. Raises UsageError if it belongs to another job."""
         path = self.root / _JOB
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
         self._require_owned()
@@ -90,18 +90,18 @@ class WorkDir:
                     hint=f"quantize into another target, or start again: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text)  # the first of all: it says whose the folder is
+        atomic_write(path, text)  # first: it marks the owner of the folder
         for name in map(FileName, ("parts", "claims")):
             remove_tree(self.root / name, within=self.root)
         for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def in_progress(self) -> bool:
-        """Whether a quantization works here, or did when it was killed."""
+        """Return whether a quantization is running here, or was killed."""
         return (self.root / _JOB).is_file()
 
     def _require_owned(self) -> None:
-        """Raise UsageError for a folder that somebody else has made, or that is a link: it is emptied in the end."""
+        """Raise UsageError for a link, or a folder that this tool did not create: the folder is removed at the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
         left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
         if self.root.is_symlink() or (left and _JOB not in names):
@@ -112,7 +112,7 @@ class WorkDir:
             )
 
     def resume(self, foreseen: Forecast) -> set[CheckpointFile]:
-        """The shards that are done; one that is not what was foreseen is removed, and made again."""
+        """Return the finished shards; remove each shard that differs from the forecast."""
         done = set()
         for shard, tensors in foreseen.shards.items():
             if self._fault(shard, tensors):
@@ -122,18 +122,18 @@ class WorkDir:
         return done
 
     def finished(self, shards: Sequence[CheckpointFile]) -> list[CheckpointFile]:
-        """The shards that lie here, by their names alone."""
+        """Return the shards with an existing file, without reading them."""
         return [shard for shard in shards if (self.checkpoint / shard).exists()]
 
     def require_complete(self, foreseen: Forecast) -> None:
-        """Raise BuildError with every shard that is not what was foreseen."""
+        """Raise BuildError with every shard that differs from the forecast."""
         faults = {shard: self._fault(shard, tensors) for shard, tensors in foreseen.shards.items()}
         problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
         if problems:
             raise BuildError("the output of Quark does not match the recipe", problems=problems)
 
     def result(self, shard: CheckpointFile) -> ShardResult:
-        """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
+        """Return Quark's result for a shard. Raises OSError, ValueError, TypeError."""
         match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
                 "config": {"quantization_config": {"exclude": [*names]}},
@@ -145,7 +145,7 @@ class WorkDir:
         raise ValueError("not what Quark says of a shard")
 
     def _fault(self, shard: CheckpointFile, wanted: Mapping[str, StoredTensor]) -> str:
-        """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""
+        """Return the problem of a shard, as the rest of a sentence; "" if it is valid."""
         try:
             found = stored_tensors(self.checkpoint / shard)
             self.result(shard)
@@ -157,13 +157,13 @@ class WorkDir:
         return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
 
     def remove(self) -> None:
-        """Remove the folder. Raises UsageError where this tool did not make it."""
+        """Remove the folder. Raises UsageError if this tool did not create it."""
         self._require_owned()
         remove_tree(self.root, within=self.target.parent)
 
 
 def _differences(before: str, now: str) -> str | None:
-    """In what two jobs differ, in words; None where they are the same."""
+    """Return the difference between two jobs as text; None if they are equal."""
     if before == now:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Workers: processes that share the shards of a quantization, here or in containers of an image, watched to their end.
+"""Workers: processes that share the shards of a quantization, on this host or in containers of an image.
 
-Whatever ends this process ends them: the kernel where they are programs of this machine, the end of their standard
-input where they are in a container.
+They end with this process, whatever ends it: local programs by the kernel, those in containers at the end of their
+standard input.
 """
 
 import errno
@@ -26,14 +26,14 @@ from orchestrator.render.artifacts import needs_options
 
 _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
-_LOG_TAIL_BYTES: Final = 64 << 10  # bytes at the end of a worker's log
-_DOCKER_ERRORS: Final = (124, 125, 127)  # the exit codes of a daemon that fails, and of no docker or no end
+_LOG_TAIL_BYTES: Final = 64 << 10  # bytes read from the end of a worker's log
+_DOCKER_ERRORS: Final = (124, 125, 127)  # the exit codes if the daemon fails, docker is missing, or it did not end
 _PROGRAM: Final = "/quantize_shards.py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationProgress:
-    """How far it is: shards, bytes of the source, and seconds to go at the pace of this run (None: unknown)."""
+    """Progress of a quantization: shards, bytes of the source, and remaining seconds (None: unknown)."""
 
     shards: int
     total_shards: int
@@ -44,7 +44,7 @@ class QuantizationProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPool:
-    """One command a worker, their environment, and the containers that are theirs."""
+    """One command per worker, the environment, and their containers."""
 
     commands: tuple[tuple[str, ...], ...]
     env: Mapping[str, str | None]
@@ -52,7 +52,7 @@ class WorkerPool:
 
 
 def local_command(python: Path, program: Path, folder: WorkDir, *, workers: int, cores: int) -> WorkerPool:
-    """Workers on this machine's CPU, which share its cores."""
+    """Return workers on this host's CPU, which share its cores."""
     argv = (str(python), "-P", str(program), str(folder.root), "cpu")
     env = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "HF_HUB_OFFLINE": "1"}
     return WorkerPool(commands=(argv,) * workers, env=env)
@@ -62,11 +62,11 @@ def container_command(
     image: str, program: Path, folder: WorkDir, *, source: Path, needs: ContainerRequirements, workers: int,
     group: Callable[[str], str | None],
 ) -> WorkerPool:  # fmt: skip
-    """Workers in containers of an image, each on a GPU of its own; torch calls AMD's `cuda` as well.
+    """Return workers in containers of an image, each on its own GPU; torch calls AMD GPUs `cuda` too.
 
-    They are given what a server on that hardware is, and write as this user; `group` as of `needs_options`.
+    The containers have the options of a server on that hardware, and write as this user; `group` as in `needs_options`.
     """
-    start = secrets.token_hex(4)  # a pid is one for each namespace of them, and a daemon serves several
+    start = secrets.token_hex(4)  # pids are not unique: a daemon serves several pid namespaces
     names = tuple(f"deploy-quantize-{os.getpid()}-{start}-{number}" for number in range(workers))
     options = [word for pair in needs_options(needs, group) for word in pair]
     options += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1"]
@@ -81,7 +81,7 @@ def container_command(
 
 
 def quark_version(image: str) -> str:
-    """The version of amd-quark in an image. Raises HostError without docker, without the image, and without Quark."""
+    """Return the version of amd-quark in an image. Raises HostError without docker, the image or Quark."""
     told = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
     argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", told]
     done = subprocesses.run_or_127(argv, timeout=600)
@@ -98,7 +98,7 @@ def quark_version(image: str) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that a program can be given without swapping; None where the kernel does not say."""
+    """Return the bytes of memory available without swapping; None if the kernel does not report them."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
@@ -112,10 +112,10 @@ def run_workers(
     sizes: Mapping[CheckpointFile, int],
     progress: Callable[[QuantizationProgress], None],
 ) -> None:
-    """Let the workers do what is left of the shards, whose sizes in the source are given in bytes.
+    """Run the workers until all shards are finished; `sizes` are the bytes of each shard in the source.
 
-    Raises BuildError with the last lines of a worker that failed, OSError for a full disk; what is done stays. However
-    this is left, no worker is left running.
+    Raises BuildError with the last lines of a failed worker's log, OSError for a full disk; finished shards are kept.
+    No worker runs after the call, whatever ends it.
     """
     before, began = set(folder.finished([*sizes])), time.monotonic()
     with ExitStack() as held:
@@ -145,7 +145,7 @@ def _progress(
 
 
 def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:
-    """The error of a worker; on a full disk it may have logged nothing. `shard` is the size of the largest one."""
+    """Return the error of a worker; on a full disk its log may be empty. `shard` is the size of the largest shard."""
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
         message = "a worker was killed, probably because memory ran out"

@@ -1,4 +1,4 @@
-"""Options that several commands of `deploy add` take."""
+"""Options shared by commands of `deploy add`."""
 
 from typing import Annotated, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Options that several commands of `deploy kernels` take."""
+"""Options shared by commands of `deploy kernels`."""
 
 from pathlib import Path
 from typing import Annotated, TypeAlias

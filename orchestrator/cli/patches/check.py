@@ -49,7 +49,7 @@ def command(
 
 
 def _rows(found: PatchState) -> Iterator[list[str]]:
-    """Yield one row for each line of evidence; the name stands in the first."""
+    """Yield one row for each line of evidence; only the first has the name."""
     first, *others = "\n".join(found.evidence).splitlines()
     yield [found.id, found.state, first]
     yield from (["", "", line] for line in others)

@@ -1,7 +1,7 @@
-"""`deploy add engine`: a release of sglang, or an image of it, becomes an engine's file with all that goes with it.
+"""`deploy add engine`: a catalog entry for an engine, from a release of sglang or an image.
 
-The options are asked of the engine's own parser, patches are told from its sources, and of an image its platform, its
-aiter and the tables of tuned kernels are read. What neither says is asked for by key.
+The engine's own parser gives the flag table, and its sources the state of each patch. An image also gives its platform,
+its aiter and its tables of tuned kernels. The error for a missing value names its key.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ _RUNS_IN: Final = ("image", "requirements", "python")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTable:
-    """The options of the engine's version: how many, and where their table lies; `made` of the engine's own sources."""
+    """The flag table of the engine's version: size and path. `made`: created now, from the engine's own sources."""
 
     count: int
     path: str
@@ -44,7 +44,7 @@ class OptionTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedTables:
-    """The tables of tuned MoE kernels that an image ships: files, rows, and the GPUs that these are for."""
+    """The tables of tuned MoE kernels in an image: files, rows, and the GPUs of the rows."""
 
     files: int
     rows: int
@@ -54,7 +54,7 @@ class ShippedTables:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedEngine:
-    """An engine's file, and what was found beside it."""
+    """A catalog entry of an engine, with the findings about its flags, patches and tables."""
 
     file: CatalogFile
     options: OptionTable
@@ -62,7 +62,7 @@ class AddedEngine:
     tables: ShippedTables | None
 
     def rows(self) -> Iterator[list[str]]:
-        """For people: key, value, what says so."""
+        """Yield key, value and source of each fact, as table rows."""
         yield from self.file.rows()
         how = "asked of its own parser" if self.options.made else "known already"
         yield [_TABLE, f"{self.options.count:,}", f"{how}: {self.options.path}"]
@@ -74,7 +74,7 @@ class AddedEngine:
             yield [f"patch {patch.id}", patch.state, "\n".join(patch.evidence).partition("\n")[0]]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return plain data for JSON."""
         return {
             **self.file.to_dict(),
             _TABLE: asdict(self.options),
@@ -84,11 +84,11 @@ class AddedEngine:
 
 
 def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
-    """Write an engine's file, the table of its options where there is none yet, and the rows of kernels that it ships.
+    """Write an engine's catalog entry, its flag table if there is none yet, and the rows of its tuned kernels.
 
-    Raises UsageError for a name that is taken or cannot be one and for what is no wheel, BuildError for an image that
-    is not there or holds no sglang and for a parser that cannot be asked, ProfileError with every fact that could not
-    be read and how to give it. Nothing is written then, nor with `dry_run`.
+    Raises UsageError for a name that is in use or invalid and for a file that is no wheel; BuildError for an image that
+    is missing or has no sglang, and for a parser that fails; ProfileError with every missing fact and the option that
+    sets it. An error leaves nothing written, and neither does `dry_run`.
     """
     given = [Override.parse(text) for text in request.overrides]
     source = engine_source(request, home)
@@ -127,7 +127,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
 
 
 def next_command(found: AddedEngine, home: Home) -> str:
-    """The command that shows the first profile of the catalog which the engine suits; empty for none."""
+    """Return the command that shows the catalog's first profile for which the engine can be planned; "" for none."""
     catalog = Catalog.of(home)
     for profile in catalog.names(EntryKind.PROFILE):
         choice = f"engine={found.file.name}"
@@ -140,23 +140,23 @@ def next_command(found: AddedEngine, home: Home) -> str:
 
 
 def _instead(key: str) -> tuple[str, ...]:
-    """The keys of which one is enough."""
+    """Return the keys that can replace a missing key."""
     return _RUNS_IN if key in _RUNS_IN else ()
 
 
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
-    """The lines, and the template that follows from the platform, where nobody says another."""
+    """Return the lines with the Dockerfile template of the platform, unless a line sets one."""
     platform = next((line.value for line in lines if line.path == ("platform",)), None)
     if any(line.path == ("dockerfile",) for line in lines):
         return [*lines]
     template = YamlLine(
         path=("dockerfile",), value=f"sglang-{platform}", comment="that of its platform"
-    )  # which is asked for
+    )  # a missing platform is an error anyway
     return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
 
 def _contradiction(facts: Mapping[str, Data], where: str) -> Mapping[str, Problem]:
-    """The image is named after another release: no profile could be planned with both."""
+    """Return the problem of an image named after another release: no profile could be planned with both."""
     image, version = str(facts.get("image", "")), facts.get("version")
     if (named := sglang_version_in_tag(image)) in {None, version} or version is None:
         return {}
@@ -165,7 +165,7 @@ def _contradiction(facts: Mapping[str, Data], where: str) -> Mapping[str, Proble
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:
-    """The image as a plan of this engine names it (`base_reference`)."""
+    """Return the image as a plan of this engine names it (`base_reference`)."""
     image, digest = facts.get("image"), facts.get("image_digest")
     if image is None:
         return None
@@ -173,7 +173,7 @@ def _reference(facts: Mapping[str, Data]) -> str | None:
 
 
 def _options(version: str, source: EngineSource, request: EngineRequest, home: Home) -> tuple[OptionTable, str]:
-    """The table of that version's options; its text where it has to be written, made from the engine's own sources."""
+    """Return the flag table of the version, and its text if it has to be written."""
     catalog = Catalog.of(home)
     if (path := catalog.find(EntryKind.FLAGS, version)) is not None:
         count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
@@ -186,7 +186,7 @@ def _options(version: str, source: EngineSource, request: EngineRequest, home: H
 
 
 def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]:
-    """The tables that come with the engine; a note where its aiter has none that can be read."""
+    """Return the engine's own tables, and a note if its aiter has no readable tables."""
     try:
         return source.tables(), ()
     except KernelsError as error:

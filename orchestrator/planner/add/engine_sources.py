@@ -1,4 +1,4 @@
-"""What an engine is read from: a release of sglang on the package index, or an image on the docker host."""
+"""The sources of an engine's facts: a release of sglang on the package index, or an image on the Docker host."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,42 +21,42 @@ from orchestrator.profiles.yaml_writer import YamlLine
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """What the user asks for: a version of sglang or an image, and what they say themselves."""
+    """The input of `deploy add engine`: a version of sglang or an image, and the user's own facts."""
 
-    what: str  # a version without the `v` before it, or an image
+    what: str  # a version without the leading `v`, or an image
     name: str | None = None
     overrides: Sequence[str] = ()
-    wheel: Path | None = None  # of that version; by default downloaded
-    python: Path | None = None  # with sglang's dependencies; by default our own environment
-    host: str | None = None  # the docker host that the image is on
+    wheel: Path | None = None  # of that version; downloaded by default
+    python: Path | None = None  # with sglang's dependencies; a managed environment by default
+    host: str | None = None  # the Docker host of the image
     replace: bool = False
     dry_run: bool = False
 
 
 class EngineSource(Protocol):
-    """What an engine is read from."""
+    """The source of the facts of an engine."""
 
-    read: str  # what was read, in words
+    read: str  # a description of the source
     name: str  # in messages
 
     def lines(self) -> Iterator[YamlLine]:
-        """The facts that it says, each with what says so."""
+        """Yield the known facts, each with its source."""
 
     def asked(self) -> Mapping[str, Problem]:
-        """What it does not say, and how to give it; by key."""
+        """Return the missing facts by key, each with the option that sets it."""
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
-        """The state of each patch in its sources."""
+        """Return the state of each patch in the sources."""
 
     def unpack(self, folder: Path) -> None:
-        """Put the package `sglang` into a folder."""
+        """Write the package `sglang` into a folder."""
 
     def tables(self) -> ImageTables | None:
-        """The tables of tuned kernels that it ships, None where it has none."""
+        """Return the tables of tuned kernels, None if there are none."""
 
 
 def engine_source(request: EngineRequest, home: Home) -> EngineSource:
-    """What the request names. Nothing is read yet. Raises UsageError for what is said of the other kind of source."""
+    """Return the requested source; nothing is read yet. Raises UsageError for options of the other kind of source."""
     version = request.what.removeprefix("v")
     if not is_version(version):
         if request.wheel is not None:
@@ -74,7 +74,7 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
 
 @dataclass
 class _Release:
-    """A release of sglang on the package index. It does not say what it runs on: the wheel is the same everywhere."""
+    """A release of sglang on the package index. Its platform is unknown, since the wheel is the same for all."""
 
     request: EngineRequest
     home: Home
@@ -94,7 +94,7 @@ class _Release:
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
-        found = wheel_version(self.wheel)  # first: of a version that is not there nothing else is asked
+        found = wheel_version(self.wheel)  # first: a missing version makes other queries pointless
         yield YamlLine(path=("source",), value=f"sglang wheel {found}")
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
@@ -125,7 +125,7 @@ class _Release:
 
 @dataclass
 class _Image:
-    """An image on the docker host."""
+    """An image on the Docker host."""
 
     request: EngineRequest
     read: str = "the image"
@@ -151,12 +151,12 @@ class _Image:
 
     @property
     def image(self) -> str:
-        """Its name, without the digest that may stand behind it."""
+        """Return the name of the image without a digest."""
         return self.name.partition("@")[0]
 
     @property
     def version(self) -> str | None:
-        """The release that its sources are, None for a state between two and for sources that do not say."""
+        """Return the release of the sources, None between two releases or if the sources do not tell."""
         found = self.facts.sglang.version
         return found if found is not None and is_version(found) else None
 

@@ -1,4 +1,4 @@
-"""What `add model` and `add engine` share: a part's file, what a user says over it, and what it lacks."""
+"""Shared code of `add model` and `add engine`: a catalog entry, the user's own values, and missing values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _GIVEN: Final = "--set"
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogFile:
-    """The file of a part: its lines, and what is worth saying of it."""
+    """A new catalog entry: its lines, and notes for the user."""
 
     kind: EntryKind
     name: str
@@ -30,25 +30,25 @@ class CatalogFile:
     notes: tuple[str, ...]
 
     def rows(self) -> Iterator[list[str]]:
-        """For people: key, value, what says so."""
+        """Yield key, value and source of each line, as table rows."""
         for line in self.lines:
             yield [".".join(line.path), _shown(line.value), line.comment or _source(line.value)]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return plain data for JSON."""
         facts = [{"key": ".".join(line.path), "value": line.value, "from": line.comment} for line in self.lines]
         return {self.kind.name.lower(): self.name, "path": str(self.path), "facts": facts, "notes": list(self.notes)}
 
 
 def write_part(found: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:
-    """Write the file, whole; `head` are comments that stand before its lines."""
+    """Write the catalog entry atomically, with the comments `head` before its lines."""
     text = yaml_text([f"yaml-language-server: $schema=../{found.kind.name.lower()}.schema.json", *head], found.lines)
-    model_of(read_document(text, str(found.path)), model)  # what it says is what was checked
+    model_of(read_document(text, str(found.path)), model)  # the text must read back as a valid entry
     atomic_write(found.path, text)
 
 
 def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
-    """Raises UsageError for a name that cannot be one, and for one that is taken unless `replace`."""
+    """Raise UsageError for an invalid name, and for one in use unless `replace`."""
     if not is_valid_name(name) or "/" in name:
         hint = "give one: `--name NAME`, of letters, digits, `.`, `_`, `+` and `-`"
         raise UsageError(f"`{name}` cannot be the name of {_a(kind)}", hint=hint)
@@ -57,7 +57,7 @@ def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
 
 
 def require_free(kind: EntryKind, name: str, home: Home) -> None:
-    """Raises UsageError where there is a file of that kind and name, here or among those that ship."""
+    """Raise UsageError if the catalog has an entry of that kind and name, the user's own or a shipped one."""
     catalog = Catalog.of(home)
     if (path := catalog.find(kind, name)) is not None:
         ours = path.is_relative_to(home.root)
@@ -77,7 +77,7 @@ def _a(kind: EntryKind) -> str:
 def part_lines(
     lines: Mapping[tuple[str, ...], YamlLine], given: Sequence[Override], model: type[BaseModel]
 ) -> list[YamlLine]:
-    """The lines of the file in the order of its schema: what was read, and over it what the user says."""
+    """Return the lines in the order of the schema; the user's values replace those that were read."""
     for override in given:
         lines = {path: line for path, line in lines.items() if path[: len(override.path)] != override.path}
         if override.value is not None:
@@ -89,7 +89,7 @@ def part_lines(
 def require_whole(
     lines: Sequence[YamlLine], missing: Mapping[str, Problem], where: str, model: type[BaseModel]
 ) -> None:
-    """Raise ProfileError with what is missing, and what the user's `--set` may not say."""
+    """Raise ProfileError with the missing values, and with invalid values of the user's `--set`."""
     data: dict[str, Data] = {}
     for line in lines:
         holder = data
@@ -114,7 +114,7 @@ def require_whole(
 
 
 def _is_asked(problem: Problem, missing: Mapping[str, Problem]) -> bool:
-    """Whether it is said already: a key that is asked for is missing, or its section is not whole without it."""
+    """Return whether a missing key explains a problem already, by itself or in the same section."""
     named = problem.message.partition("`")[2].partition("`")[0]
     return any(key == named or key.startswith(f"{named}.") for key in missing)
 

@@ -1,4 +1,4 @@
-"""`deploy add model`: a checkpoint's own files become a model's file, each fact with what says so."""
+"""`deploy add model`: a catalog entry for a model from the files of a checkpoint, each fact with its source."""
 
 import os
 import re
@@ -33,12 +33,13 @@ def add_model(
     replace: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> CatalogFile:
-    """Write a model's file from the checkpoint in a directory, or of a repository on the hub.
+    """Write a model's catalog entry from the checkpoint in a directory, or from a repository on the hub.
 
-    In what the tensors of a directory differ from their config is told; of a repository too few headers are read.
+    A note lists how the tensors of a directory differ from their config; of a repository, too few headers are read.
 
-    Raises UsageError for a name that is taken or cannot be one, WeightsError for a checkpoint that is not whole or
-    contradicts itself, ProfileError with every fact that could not be read and how to give it; nothing is written then.
+    Raises UsageError for a name that is in use or invalid, CheckpointError for a checkpoint that is incomplete or
+    contradicts itself, ProfileError with every missing fact and the option that sets it. An error leaves nothing
+    written.
     """
     directory = _directory(where)
     if directory is not None and revision is not None:
@@ -66,7 +67,7 @@ def add_model(
 
 
 def _directory(where: str) -> Path | None:
-    """The checkpoint's directory; None for a repository of the hub."""
+    """Return the checkpoint's directory; None for a repository on the hub."""
     path = Path(where).expanduser()
     if path.is_dir():
         return path.absolute()
@@ -79,7 +80,7 @@ def _directory(where: str) -> Path | None:
 def _lines(
     name: str, checkpoint: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
 ) -> list[YamlLine]:
-    """The lines of the file in the order of its schema: what was read, and over it what the user says."""
+    """Return the lines in the order of the schema; the user's values replace those that were read."""
     lines: dict[tuple[str, ...], YamlLine] = {
         ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
         ("checkpoint",): YamlLine(path=("checkpoint",), value=dict(checkpoint)),

@@ -1,4 +1,4 @@
-"""`deploy add profile`: a model on a machine becomes a profile that fits, each of its settings with its reason."""
+"""`deploy add profile`: a profile for a model on a node that fits, each setting with its reason."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ _MEASURED: Final = {
     Meaning.CACHED_TOKENS_REPORT: "the smoke test and bench read cached tokens",
 }
 _PARTS: Final = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
-_SECTIONS: Final = ("layout", "flags", "env")  # as they stand in a profile
+_SECTIONS: Final = ("layout", "flags", "env")  # in the order of a profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """What the user asks for: parts by name, another profile to go by, the longest request in tokens."""
+    """The input of `deploy add profile`: catalog entries by name, a base profile, the longest request in tokens."""
 
     model: str
     hardware: str
@@ -57,7 +57,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One key of the profile, or what was left out of it, and why."""
+    """A key of the profile, or an omitted setting, with the reason."""
 
     key: str
     value: str
@@ -66,7 +66,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A profile that plans cleanly, as it would be written, and what was decided on the way."""
+    """A proposed profile that plans without errors, and the decisions behind it."""
 
     name: str
     text: str
@@ -74,18 +74,18 @@ class Proposal:
     valid: LoadedProfile
 
     def rows(self) -> Iterator[list[str]]:
-        """For people."""
+        """Yield key, value and reason of each decision, as table rows."""
         yield from ([each.key, each.value, each.why] for each in self.decisions)
 
     def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
+        """Return plain data for JSON."""
         decisions = [{"key": each.key, "value": each.value, "why": each.why} for each in self.decisions]
         return {"profile": self.name, "decisions": decisions, "capacity": self.valid.capacity.to_dict()}
 
 
 @dataclass
 class _Draft:
-    """A profile in the making: its keys, its settings with the reason of each, and what was decided beside them."""
+    """A profile under construction: its keys, its settings with their reasons, and further decisions."""
 
     name: str
     path: Path
@@ -98,7 +98,7 @@ class _Draft:
         self.settings[section, key] = value, why
 
     def ordered(self) -> list[tuple[tuple[str, str], tuple[Data, str]]]:
-        """The settings, section by section."""
+        """Return the settings, section by section."""
         return sorted(self.settings.items(), key=lambda each: _SECTIONS.index(each[0][0]))
 
     def copy(self) -> "_Draft":
@@ -127,10 +127,10 @@ def write_proposal(proposal: Proposal, home: Home) -> Path:
 
 
 def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, replace_it: bool = False) -> Proposal:
-    """The profile with the smallest `tp` that holds what is asked of it, and as many replicas as the node has room for.
+    """Propose the profile with the smallest sufficient `tp`, and with as many replicas as fit on the node.
 
-    Raises UsageError for a name that is taken or cannot be one, ProfileError for parts that are not there and for a
-    model that does not fit, with the figures of each layout.
+    Raises UsageError for a name that is in use or invalid; ProfileError for a missing catalog entry, and for a model
+    that does not fit, with the numbers of each layout.
     """
     catalog = Catalog.of(home)
     for part in ("model", "hardware"):
@@ -153,9 +153,9 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
 
 
 def next_command(model: str, home: Home) -> str:
-    """The command that proposes a profile of a model on the first node that holds it; empty for none.
+    """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
 
-    AMD's nodes come first, and those with the most memory.
+    AMD nodes come first, and among them those with the most memory.
     """
     catalog = Catalog.of(home)
     nodes = {name: _node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
@@ -187,12 +187,12 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace
 
 
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
-    """Parts, runtime and workload: as asked for, as the other profile has them, or what suits the hardware."""
+    """Set catalog entries, runtime and workload: as requested, from the base profile, or suitable for the hardware."""
     like = read_profile(request.base, catalog=draft.catalog) if request.base else None
     engine, why = _engine(request, like, _node(draft.catalog, request.hardware), draft.catalog)
     requirements = _part(draft.catalog, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
-    draft.keys["description"] = ""  # its place is here, its words follow from the layout
+    draft.keys["description"] = ""  # set here for its position; the text depends on the layout
     if like is not None and kept:
         draft.keys["runtime"] = like.profile.runtime
     elif requirements:
@@ -221,9 +221,9 @@ def _part(catalog: Catalog, part: str, name: str) -> Mapping[str, Data]:
 def _engine(
     request: ProfileRequest, like: LoadedProfile | None, node: HardwareFile, catalog: Catalog
 ) -> tuple[str, str]:
-    """The engine that is asked for, that of the other profile, or the newest for such GPUs.
+    """Return the requested engine, that of the base profile, or the newest for such GPUs.
 
-    An image goes before wheels; of one version's images the first by name, which is the usual line of ROCm.
+    Images come before wheels; among images of a version, the first by name is the usual ROCm line.
     """
     if request.engine:
         catalog.path(EntryKind.ENGINE, request.engine)
@@ -259,7 +259,7 @@ def _node(catalog: Catalog, name: str) -> HardwareFile:
 
 
 def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
-    """The options and variables of the other profile that suit this model; those that tests need; the context."""
+    """Set the base profile's flags and variables that suit this model, those of smoke tests, and the context."""
     if request.base:
         like = read_profile(request.base, catalog=draft.catalog)
         table = draft.copy()
@@ -282,7 +282,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
-    """Whether the profile itself says so, and none of its parts."""
+    """Return whether the profile itself sets this key, not one of its catalog entries."""
     place = like.composed.place((section, name)).rpartition(":")[0]
     catalog = like.catalog
     parts = [catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
@@ -290,7 +290,7 @@ def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
-    """The draft with this many GPUs a replica, its memory shared out, and what comes of it."""
+    """Set `tp`, replicas and memory flags for this many GPUs per replica; return the draft and the result."""
     dp = max(profile.hardware.gpus // tp, 1)
     draft.set("layout", "tp", tp, "the fewest GPUs that hold it")
     if dp > 1:

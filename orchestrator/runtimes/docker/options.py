@@ -23,9 +23,8 @@ from orchestrator.runtimes.docker.container import (
     container_env,
 )
 
-GroupId = Callable[
-    [str], str | None
-]  # the id of a group on the Docker host by its name, None if there is no such group
+# The id of a group on the Docker host by its name, None if there is no such group.
+GroupId = Callable[[str], str | None]
 
 CACHE_LABEL: Final = "deploy.cache"  # holds the image that filled a volume
 ARCH_LABEL: Final = "deploy.arch"
