@@ -26,13 +26,11 @@ class TimeoutsSection(StrictModel):
 class RestartPolicySection(StrictModel):
     """What `deploy watch` does for a server that no longer serves."""
 
-    unhealthy_after: int = (
-        Field(  # the timeout of sglang's own watchdog (0.5.14, `watchdog_timeout`): kernels compile
-            default=300,
-            ge=1,
-            le=_WEEK,
-            description="seconds without an answer or progress after which a rank counts as hung",
-        )
+    unhealthy_after: int = Field(  # the timeout of sglang's own watchdog (0.5.14, `watchdog_timeout`): kernels compile
+        default=300,
+        ge=1,
+        le=_WEEK,
+        description="seconds without an answer or progress after which a rank counts as hung",
     )
     max_attempts: int = Field(default=3, ge=0, le=1000, description="maximum restarts within the window")
     window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which restarts are counted")
