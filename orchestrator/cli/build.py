@@ -60,7 +60,7 @@ def command(
     secret: SecretOption = None,
     metadata_file: MetadataOption = None,
     host: HostOption = None,
-    parallel: ParallelOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    parallel: ParallelOption = 2,  # noqa: ARG001 - read by the fan-out over hosts
     json: Json = False,
 ) -> None:
     """Build a patched image. Prints the name of the image, which `up` starts.

@@ -9,7 +9,7 @@ from orchestrator.core.console import warn
 from orchestrator.report.document import Report
 
 
-def published_option(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
+def published_option(default: str) -> Any:  # noqa: ANN401 - as typer declares its options
     """Return the option `--published` with its default."""
     help_text = f"published results to compare with; default: {default}"
     names = complete_names("PUBLISHED")

@@ -30,7 +30,7 @@ def command(
     ] = False,
     revision: RevisionOption = None,
     host: HostOption = None,
-    parallel: ParallelOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
+    parallel: ParallelOption = 2,  # noqa: ARG001 - read by the fan-out over hosts
     set_: SetOption = None,
     json: Json = False,
 ) -> None:

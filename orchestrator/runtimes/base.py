@@ -126,7 +126,7 @@ def lines_since(
 
 
 class PartialResultError(HostError):
-    """Some of the hosts or clusters that were searched for servers did not answer;
+    """An incomplete search for servers: some hosts or clusters did not answer.
 
     `found` has the units of the others.
     """
@@ -188,7 +188,7 @@ class PreparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalImage:
-    """An image that a runtime uses as it is, without pinning it."""
+    """An image that a runtime uses without pinning it."""
 
     key: str  # the profile key that names it
     scheme: str  # the prefix of the name in its registry
@@ -302,7 +302,7 @@ class Runtime(ABC):
 
     @classmethod
     def restart_owner(cls, _plan: Plan) -> str | None:
-        """Return what restarts a dead or hung server in place of `deploy watch`; None for this tool."""
+        """Return the component that restarts a dead or hung server; None if only `deploy watch` does."""
         return None
 
     @classmethod
@@ -363,7 +363,7 @@ class Runtime(ABC):
     def stop(self, unit: Unit, *, grace: float) -> None:
         """Stop the unit and all its processes within `grace` seconds and a short margin. Idempotent."""
 
-    def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - `stop` asks as well
+    def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - optional: `stop` asks as well
         """Ask a unit to finish its requests and exit; does not wait for it."""
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:

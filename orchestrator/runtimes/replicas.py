@@ -41,7 +41,7 @@ def replica_number(replica: str) -> int:
 
 
 def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
-    """Return units sorted for a list, with the gateway role set for those that have replicas of the same name."""
+    """Return units sorted for a list. A unit in the run directory itself is the gateway if its name has replicas."""
     known = sorted(
         units, key=lambda unit: (unit.name, bool(replica_name(Path(unit.run_dir))), unit.number, unit.run_dir)
     )
@@ -55,7 +55,7 @@ def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
 
 
 def may_coexist(run_dir: Path, others: Iterable[Unit]) -> bool:
-    """Return whether a unit may start beside those of its name: replicas and their gateway may."""
+    """Return whether a unit may start beside others of its name: in the same run, or as their gateway's replica."""
     top, others = run_root(run_dir), list(others)
     apart = [other for other in others if run_root(Path(other.run_dir)) != top]
     behind = run_dir != top and any(other.role is Role.GATEWAY for other in others)

@@ -324,7 +324,7 @@ def _many(profile: Profile, tp: int, dp: int) -> str:
 
 
 def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, capacity: Capacity | None) -> None:
-    """Say why the chosen layout is the smallest."""
+    """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
         why = "one process; what fits into this machine's memory is told by its start alone"

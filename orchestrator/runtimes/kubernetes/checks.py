@@ -1,4 +1,4 @@
-"""Preflight checks of a cluster, whose nodes this tool cannot survey: kubectl, permissions, nodes, claims, Secrets."""
+"""Preflight checks of a cluster without a survey of its nodes: kubectl, permissions, nodes, claims, Secrets."""
 
 from collections.abc import Iterator
 

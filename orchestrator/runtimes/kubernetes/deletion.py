@@ -70,12 +70,14 @@ class Removal:
         return deployments, [each for each in items if each["kind"] == "Pod"]
 
     def _parts(self, deployments: Collection[Mapping[str, Any]]) -> set[str]:
-        """Return the parts that this start still owns. "" selects all objects of the name, so it needs all of them."""
+        """Return the parts that this start still owns.
+
+        The part "" selects all objects of the name: it is omitted if another start owns any of them."""
         others = {replica_of(each) for each in deployments if each["metadata"]["uid"] not in self._meant}
         return {part for part in self._meant.values() if part not in others and (part or not others)}
 
     def _running(self) -> list[Mapping[str, Any]]:
-        """Return the own pods that may be running. A Deployment may still create a pod while it is being deleted."""
+        """Return the pods of this start that may be running. A Deployment may still create one during its deletion."""
         deployments, pods = self._seen()
         parts = self._parts(deployments)
         ours = [pod for pod in pods if replica_of(pod) in parts or _named(pod) in self._told]

@@ -302,7 +302,7 @@ def _newest(runs: Sequence[_RecordedRun]) -> list[_RecordedRun]:
 
 @dataclasses.dataclass(frozen=True)
 class _RecordedRun:
-    """The records of one start: of a server, or of replicas and their gateway, whose record comes first."""
+    """The records of one run: of a server, or of replicas and their gateway, which comes first."""
 
     run_dir: Path
     records: tuple[tuple[Record, Path], ...]
@@ -317,12 +317,12 @@ class _RecordedRun:
 
     @property
     def has_gateway(self) -> bool:
-        """Return whether the start has a gateway."""
+        """Return whether the run has a gateway."""
         return len(self.records) > 1 and self.records[0][1] == self.run_dir
 
     @property
     def lacks_gateway(self) -> bool:
-        """Return whether the start has replicas but no gateway: it was killed between them."""
+        """Return whether the run has replicas but no gateway: its start was killed between them."""
         return all(place != self.run_dir for _, place in self.records)
 
     @property

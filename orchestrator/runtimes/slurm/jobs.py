@@ -60,8 +60,8 @@ class Job:
 def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """Submit a script; return the id of its job. Raises StartError with Slurm's reason.
 
-    Slurm stores the environment of a job on the controller's disk, so variables are removed if their name or value
-    marks a secret.
+    Slurm stores the environment of a job on the controller's disk, so variables with a secret name or value are
+    removed from it.
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:

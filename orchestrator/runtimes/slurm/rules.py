@@ -50,9 +50,9 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
 
 
 def address_is_routable(context: RuleContext) -> Iterator[Problem]:
-    """Require that the server listens on all addresses of its node, which is unknown until the job has it.
+    """Forbid a specific address, since the node is unknown before the job runs.
 
-    So the server needs an API key, or an explicit exception.
+    The server listens on all addresses of its node, so it needs an API key, or an explicit exception.
     """
     server = context.profile.server
     try:

@@ -284,7 +284,7 @@ class SlurmRuntime(Runtime):
         )
 
     def _listed(self, comment: JobComment, job: Job) -> Unit:
-        """Return a unit with its state; a job that Slurm has forgotten counts as None there."""
+        """Return a unit with its state. A job that Slurm has forgotten has no state of its own."""
         known = job if job.state else None
         return dataclasses.replace(self._unit(comment, job), state=state_of(Path(comment.run), lambda: known))
 

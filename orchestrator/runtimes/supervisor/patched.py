@@ -135,7 +135,7 @@ def _require_sglang(sources: SourcePatches) -> None:
 
 
 def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
-    """Raise PatchError if an input file of a patch is not in use by its package."""
+    """Raise PatchError if the package of a patch does not read its input file."""
     for patch in sources.patches:
         given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
         if given and (state := receipt.state(patch.id)) not in _APPLIED:

@@ -160,7 +160,7 @@ def commanded(
 ) -> Artifacts:
     """Return the artifacts with final commands: the server's, or those of each replica and the gateway.
 
-    Raises BuildError for a gateway with a virtual environment that may not be made.
+    Raises BuildError if the gateway's virtual environment cannot be made.
     """
     plan = artifacts.plan
     if plan.gateway is None:

@@ -95,8 +95,8 @@ def mark_stopped(run_dir: Path, record: Record) -> None:
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     """Return the record of a run directory, None if nothing was started there.
 
-    Raises HostError for a record that is unreadable or written by another user: a server may be running that nothing
-    else knows of.
+    Raises HostError for a record that is unreadable or written by another user: it may be the only trace of a running
+    server.
     """
     path = run_dir / FileName(file)
     try:
