@@ -1,1 +1,1 @@
-"""Errors, console, files, YAML with locations, subprocesses, polling and secrets."""
+"""Basic services for all packages: errors, console, files, YAML with locations, subprocesses, polling, secrets."""

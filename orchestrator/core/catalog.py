@@ -1,7 +1,7 @@
-"""Where profiles and all they name are looked for: in the user's own folder, then in what ships with the tool.
+"""The catalog of profiles and the entries they name: the user's own files first, then the shipped ones.
 
-The user's folder is the tool's home, with the same folders as the repository: `$DEPLOY_HOME/profiles`, `patches`,
-`images`. A file there takes the place of a shipped one of the same name, and says so.
+The user's files are in the tool's home, in the same folders as in the repository: `$DEPLOY_HOME/profiles`, `patches`,
+`images`. A file there replaces the shipped file of the same name; a note tells the user so.
 """
 
 import filecmp
@@ -32,11 +32,11 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_LONGEST: Final = 400  # characters of a name with its folders
+_LONGEST: Final = 400  # characters of a name, including its folders
 
 
 class EntryKind(Enum):
-    """What can be looked for, by the path of its file; `*` stands for its name."""
+    """The kinds of catalog entries, with the path of their files; `*` stands for the name."""
 
     PROFILE = "profiles/*.yaml"
     HARDWARE = "profiles/hardware/*.yaml"
@@ -53,40 +53,40 @@ class EntryKind(Enum):
     IMAGE_FILE = "images/*"
 
     def file(self, name: str) -> RelativePath:
-        """The path of an entry's file below the folders of a catalog. Raises UnsafeValueError."""
+        """Return the path of an entry's file, relative to a root of the catalog. Raises UnsafeValueError."""
         return RelativePath(self.value.replace("*", name))
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a part may be called so: its name stands in paths and in messages."""
+    """Return whether a catalog entry may have this name, which appears in paths and messages."""
     return len(name) <= _LONGEST and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The folders that hold `profiles`, `patches` and `images`; what stands in an earlier one goes first."""
+    """The directories that contain `profiles`, `patches` and `images`; earlier ones take precedence."""
 
     roots: tuple[Path, ...]
 
     @classmethod
     def of(cls, home: Home) -> "Catalog":
-        """The user's own folder, then what ships with the tool; before both what is kept of a start to be repeated."""
+        """Return the catalog of a home and the shipped files, preceded by the saved inputs of a run, if any."""
         return cls((*([home.inputs] if home.inputs else []), home.root, data_root()))
 
     @classmethod
     def shipped(cls) -> "Catalog":
-        """What ships with the tool, alone."""
+        """Return the catalog of the shipped files only."""
         return cls((data_root(),))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Catalog":
-        """As `of`, for the home that the environment names."""
+        """Return the catalog `of` the home that the environment names. Raises HostError as `Home.from_environment`."""
         return cls.of(Home.from_environment(environ))
 
     def find(self, kind: EntryKind, name: str) -> Path | None:
-        """The file of that name, None where there is none. Raises ProfileError for an entry that is no small file.
+        """Return the file of an entry, None if there is none. Raises ProfileError if it is no file, or is too large.
 
-        An entry of the user's that cannot be read is an error: the shipped one is not what was asked for.
+        An unusable entry in the user's home is an error, rather than a reason to use the shipped one.
         """
         if not is_valid_name(name):
             return None
@@ -96,28 +96,28 @@ class Catalog:
         return found[0] if found else None
 
     def path(self, kind: EntryKind, name: str) -> Path:
-        """As `find`. Raises ProfileError where there is none, with the nearest name."""
+        """Return the file of an entry, as `find`. Raises ProfileError, with the nearest name, if there is none."""
         if found := self.find(kind, name):
             return found
         what = kind.name.lower().replace("_", " ")
         raise ProfileError(f"there is no {what} `{name}`", hint=did_you_mean(name, self.names(kind)))
 
     def names(self, kind: EntryKind) -> tuple[str, ...]:
-        """The names that `find` knows, sorted."""
+        """Return the names of all entries of a kind, sorted."""
         return tuple(sorted({name for root in self.roots for name in _names(root, kind)}))
 
     def all(self, kind: EntryKind) -> tuple[Path, ...]:
-        """The files of a kind, in the order of their names."""
+        """Return the files of all entries of a kind, sorted by name."""
         return tuple(self.path(kind, name) for name in self.names(kind))
 
     def shown(self, path: Path) -> str:
-        """A file's name in messages: what ships with the tool, by its path below the tool's own root."""
+        """Return a path for messages: relative to the tool's root for shipped files."""
         root = self.roots[-1]
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _is_entry(root: Path, path: Path) -> bool:
-    """Whether a catalog's folder has an entry there. Raises ProfileError for one that is no file, or is too large."""
+    """Return whether `path`, below `root`, exists. Raises ProfileError if it is no file, or is too large."""
     for folder in (each for each in path.parents if each.is_relative_to(root)):
         if os.path.lexists(folder) and not folder.is_dir():
             raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
@@ -147,5 +147,5 @@ def _names(root: Path, kind: EntryKind) -> Iterator[str]:
 
 @cache
 def _say_shadowed(used: Path, hidden: Path) -> None:
-    """Once a process: the same file is looked for at many points of one command."""
+    """Print the note once per process: one command may look up the same file several times."""
     note(f"`{used}` is used instead of `{hidden}`")

@@ -1,7 +1,7 @@
-"""What the user asked for, so that a remedy in a message is a command that works as it is printed.
+"""Hints with complete commands: the user's own profile, `--set` and `--host` are filled in.
 
-A hint deep in the tool names a command and knows neither the path, the `--set` nor the host that the user gave. It says
-`deploy stage PROFILE`; the command line notes what was asked, and whatever is shown has it filled in.
+The code that writes a hint does not know the options of the user's command. It writes `deploy stage PROFILE`; the
+command line registers the user's options here, and the console expands every hint that it shows.
 """
 
 import re
@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-PROFILE: Final = "PROFILE"  # in a command of a hint: the profile that was asked for, with its `--set`
+PROFILE: Final = "PROFILE"  # in a command of a hint: replaced by the user's profile and its `--set`
 _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")
 
 
 @dataclass
 class Invocation:
-    """The words of one command line: a profile as it was named, what was set, the machine."""
+    """The options of one command line that hints repeat."""
 
-    profile: str | None = None
-    overrides: tuple[str, ...] = ()
+    profile: str | None = None  # as the user wrote it
+    overrides: tuple[str, ...] = ()  # the values of `--set`
     host: str | None = None
-    takes_host: Callable[[str], bool] = lambda _: False
+    takes_host: Callable[[str], bool] = lambda _: False  # by the words of a command
 
 
 _asked = Invocation()
@@ -33,18 +33,21 @@ def set_invocation(
     host: str | None,
     takes_host: Callable[[str], bool] = Invocation.takes_host,
 ) -> None:
-    """Take down what was asked for, in the place of what was before; `takes_host` tells it of a command's words."""
+    """Register the options of the user's command, replacing earlier ones.
+
+    `takes_host` returns whether a command, given as its words, has the option `--host`.
+    """
     _asked.profile, _asked.overrides, _asked.host, _asked.takes_host = profile, tuple(overrides), host, takes_host
 
 
 def set_profile(profile: str, overrides: Sequence[str]) -> None:
-    """Take down the profile behind a server's name, where none was asked for by its own."""
+    """Register the profile of the server that the user named, unless the user named a profile."""
     if _asked.profile is None:
         _asked.profile, _asked.overrides = profile, tuple(overrides)
 
 
 def expand_commands(text: str) -> str:
-    """The text, its commands with the profile, the `--set` and the host of the user."""
+    """Return `text` with the user's profile, `--set` and `--host` in each of its `deploy` commands."""
     return _COMMAND.sub(_whole, text) if "`deploy " in text else text
 
 

@@ -1,4 +1,4 @@
-"""What people read (stderr) and what programs read (stdout). Understandable without color; `NO_COLOR` is honored."""
+"""Output for people (stderr) and for programs (stdout). Understandable without color; `NO_COLOR` is honored."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from orchestrator.core.secrets import redact, redact_data, redact_known
 from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 
-LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage in a log
+LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage, if stderr is no terminal
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def styled(text: str, style: str, stream: TextIO | None = None) -> str:
-    """`text` in a color where the stream is a terminal that wants one."""
+    """Return `text` in a style if the stream is a terminal that supports it."""
     stream = stream or sys.stderr
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return text
@@ -30,36 +30,39 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def say(text: str = "", *, lead: str = "") -> None:
-    """A line for people, its commands as the user can type them, after a `lead` of ours that may be styled."""
+    """Print a line for people, redacted, with its commands expanded; `lead`, which may be styled, is printed as is."""
     write(sys.stderr, lead + printable(redact(expand_commands(text))) + "\n")
 
 
 def print_data(text: str, *, colors: bool = False, end: str = "\n") -> None:
-    """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colors`."""
+    """Print text for programs or a pager, without known secrets; `end` is added unless the text ends with a newline.
+
+    With `colors` the text keeps the color codes of a log.
+    """
     text = printable(redact_known(text), colors=colors)
     write(sys.stdout, text if text.endswith("\n") else text + end)
 
 
 def print_json(data: object, *, one_line: bool = False) -> None:
-    """A JSON document for programs, secrets removed from its texts: from the values, so that it stays JSON."""
+    """Print a JSON document for programs. Redacts the values and not the document, so that it stays valid JSON."""
     text = printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False))
     write(sys.stdout, f"{text}\n")
 
 
 def note(text: str) -> None:
-    """Something worth knowing."""
+    """Print a note: a fact worth knowing."""
     say(text, lead=_lead("note:", "cyan"))
 
 
 def warn(text: str, *, hint: str = "") -> None:
-    """Something that is not as it should be and does not stop us."""
+    """Print a warning: a problem that does not stop the command."""
     say(text, lead=_lead("warning:", "yellow"))
     if hint:
         say(hint, lead=_lead("hint:", "cyan"))
 
 
 def show_error(error: DeployError) -> None:
-    """An error with its place, details, every problem, and the next command."""
+    """Print an error with its location, problems, details, and hint."""
     say(error.message, lead=_lead("error:", "red"))
     _show_place(Problem(error.message, error.where, ""))
     for problem in error.problems:
@@ -83,10 +86,10 @@ def _lead(word: str, style: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
-    """A plain-text table, columns padded to their widest cell, no trailing spaces.
+    """Return a plain-text table, columns padded to their widest cell, no trailing spaces.
 
-    With a `width` cells are folded between their words, the widest columns first. Where the words alone are too wide,
-    each row becomes a paragraph, so that a name or a path can still be copied.
+    With a `width` in characters, cells are wrapped between words, the widest columns first. If the longest words do not
+    fit, each row becomes a paragraph, so that a name or a path can still be copied.
     """
     lines = [tuple(header), *(tuple(row) for row in rows)]
     columns = range(len(header))
@@ -112,7 +115,7 @@ def _folded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 
 def _paragraph(header: Sequence[str], line: Sequence[str], width: int) -> str:
-    """A row as its first cell and, below it, the others that are not empty, each with its column's name."""
+    """Return a row as its first cell, followed by the other non-empty cells with their column names."""
     named = [f"{name}: {cell}" if name else cell for name, cell in zip(header[1:], line[1:], strict=True) if cell]
     return "\n".join([line[0], *(f"    {part}" for part in _wrapped(", ".join(named), width - 4))])
 
@@ -122,23 +125,23 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people."""
+    """Return a duration for people, in seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Columns of the terminal that is written to, by default standard output's; None for a file or a pipe."""
+    """Return the columns of a stream's terminal, by default of standard output; None for a file or a pipe."""
     stream = stream or sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 @contextmanager
 def live_screen() -> Iterator[Callable[[str], None]]:
-    """A function that shows a text in place of the one before it; lines below each other where there is no terminal."""
+    """Yield a function that replaces the text on the screen; without a terminal it prints one text after another."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda text: print_data(f"{text}\n")
         return
-    from rich.live import Live  # noqa: PLC0415 - 0.1 s that a live view alone pays
+    from rich.live import Live  # noqa: PLC0415 - takes 0.1 s; only live views need it
     from rich.text import Text  # noqa: PLC0415
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -146,22 +149,23 @@ def live_screen() -> Iterator[Callable[[str], None]]:
 
 
 class Progress:
-    """One line that changes on a terminal; in a log one line for each stage, and one every 30 s of a long stage."""
+    """A progress line, updated in place on a terminal; in a log, a line per stage and every 30 s of a long stage."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`, by default stderr; `clock` gives seconds."""
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock = clock
-        self._shown = ""  # the state that was given last
-        self._written = ""  # the line that a log got last
+        self._shown = ""  # the last state
+        self._written = ""  # the last line in a log
         self._stage: str | None = None
         self._written_at = 0.0
 
     def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:
-        """Show `text`, the state of `stage`; without a stage, each text is one of its own.
+        """Show `text`, the state of `stage`; without a stage, each text counts as a new stage.
 
-        `transient` (a clock, a rate) is appended on a terminal. A log gets it with the lines that repeat a stage.
+        On a terminal, `transient` (a clock, a rate) is appended. A log gets one line for a new stage, then a line with
+        `transient` at most every LOG_INTERVAL_SECONDS.
         """
         line = f"{text}  {transient}".rstrip()
         if self._live:
@@ -173,7 +177,7 @@ class Progress:
         self._stage, self._shown = stage or text, text
 
     def done(self) -> None:
-        """Keep the last state in sight and go to the next line."""
+        """Keep the last state visible and go to the next line."""
         if self._live and self._shown:
             write(self._stream, "\n")
         elif not self._written.startswith(self._shown):
@@ -185,7 +189,7 @@ class Progress:
         write(self._stream, printable(redact(line)) + "\n")
 
     def _fitted(self, text: str, transient: str) -> str:
-        """Cut the text where both do not fit into the terminal: only the last row of a folded line could be cleared."""
+        """Cut the text if the line is wider than the terminal, which can clear only the last row of a wrapped line."""
         line = f"{text}  {transient}".rstrip()
         width = terminal_width(self._stream)
         if width is None or len(line) < width:

@@ -38,11 +38,14 @@ class Problem:
     hint: str = ""
 
 
-_MOST: Final = 100  # problems that one message shows
+_MOST: Final = 100  # problems shown in one message
 
 
 def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """The first hundred of what is wrong, each once, and a word where there is more; the rest is not looked for."""
+    """Return the first 100 distinct problems, and a last one that says so if there are more.
+
+    The iterator is not read further than that.
+    """
     found: dict[Problem, None] = {}
     for problem in problems:
         if len(found) == _MOST:
@@ -65,9 +68,9 @@ class DeployError(Exception):
         problems: Iterable[Problem] = (),
         details: str = "",
     ) -> None:
-        """Hold what a user is shown.
+        """Create an error with everything that the user is shown.
 
-        `details` is text to show as it stands below the message: log lines, a table, a diff.
+        `details` is text that is shown unchanged below the message: log lines, a table, a diff.
         """
         super().__init__(message)
         self.message = message
@@ -77,7 +80,7 @@ class DeployError(Exception):
         self.details = details
 
     def each(self) -> tuple[Problem, ...]:
-        """What is wrong, one by one: the problems, or the message itself where it stands alone."""
+        """Return the problems, or the message itself as a problem if there are none."""
         return self.problems or (Problem(self.message, self.where, self.hint),)
 
 
@@ -183,5 +186,5 @@ class ReaderGone(SystemExit):
     exit_code = 141
 
     def __init__(self) -> None:
-        """End the process quietly, with the code of a program that SIGPIPE has killed."""
+        """Create an exit with the code of a program that SIGPIPE killed; nothing is printed."""
         super().__init__(self.exit_code)

@@ -1,7 +1,7 @@
-"""Files written whole or not at all, and files and folders that are this user's alone.
+"""Atomic writes, and private files and directories of this user.
 
-To write or to remove a file is a step that cannot be undone: from then on SIGPIPE does not end the command. To write a
-cache is none, as the next command would make it again.
+Writing or removing a file cannot be undone, so SIGPIPE does not end the command from then on. Writing a cache is
+different: the next command would write the file again.
 """
 
 import errno
@@ -26,14 +26,14 @@ from orchestrator.core.safe_paths import (
 )
 from orchestrator.core.streams import ignore_sigpipe
 
-__all__ = ["move", "naming", "open_to_append", "remove_tree"]  # with what is defined here, the face of this module
+__all__ = ["move", "naming", "open_to_append", "remove_tree"]  # re-exported, in addition to this module's functions
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
-_MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
+_MOST: Final = 4 << 20  # bytes of a record; no record of this tool is longer
 
 
 def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write a file whole or not at all, see `safe_paths`; SIGPIPE no longer ends the command. Raises OSError."""
+    """Write a file completely or not at all, see `safe_paths`; SIGPIPE no longer ends the command. Raises OSError."""
     ignore_sigpipe()
     return safe_paths.atomic_write(path, content, mode=mode)
 
@@ -45,14 +45,14 @@ def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
 
 
 def write_cache(path: Path, content: str | bytes) -> Path:
-    """Write a file that the next command would make again; SIGPIPE may still end this one. Raises OSError."""
+    """Write a file that the next command would write again; SIGPIPE may still end this one. Raises OSError."""
     return safe_paths.atomic_write(path, content)
 
 
 def overwrite(path: Path, old: bytes, new: bytes) -> bool:
-    """Write `new` over the first `old` of a file, which is as long: a full disk takes it. Return whether it was there.
+    """Replace the first `old` in a file in place, which works on a full disk; return whether `old` was found.
 
-    Raises OSError.
+    Raises OSError, and ValueError if `new` has another length.
     """
     if len(old) != len(new):
         raise ValueError("only as many bytes as there are")
@@ -66,7 +66,7 @@ def overwrite(path: Path, old: bytes, new: bytes) -> bool:
 
 
 def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
-    """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
+    """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), path.open("xb") as file:
         file.write(content)
@@ -75,18 +75,18 @@ def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Open a file to be written from its beginning. Raises OSError, also for a link."""
+    """Open a file for writing from its beginning, truncated. Raises OSError, also for a link."""
     file = NamedFile(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
     return BufferedWriter(file)
 
 
 def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
-    """Open a file to be written at its end, at once, by a descriptor of the `opener`. Raises OSError."""
+    """Open a file for unbuffered writing at its end, with a descriptor of the `opener`. Raises OSError."""
     return NamedFile(path, "ab", opener=opener)
 
 
 def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
-    """Unpack files of an archive below `folder`. Raises UnsafeValueError for a hostile or too large one."""
+    """Unpack files of an archive below `folder`. Raises UnsafeValueError for an unsafe path or more than 2 GiB."""
     wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
     if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
         raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
@@ -95,7 +95,7 @@ def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, or a link itself; nothing happens where there is none. Raises OSError."""
+    """Remove a file, or a link itself, if it exists. Raises OSError."""
     ignore_sigpipe()
     path.unlink(missing_ok=True)
 
@@ -107,24 +107,24 @@ def remove_folder(path: Path) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Keep the first `size` bytes of a file. Raises OSError."""
+    """Truncate a file to its first `size` bytes. Raises OSError."""
     os.truncate(path, size)
 
 
 def link(path: Path, target: Path) -> None:
-    """Make `path` a link to `target`. Raises OSError where something is in the way."""
+    """Create a symbolic link at `path` to `target`. Raises OSError, also if `path` exists."""
     path.symlink_to(target)
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file with its times and its mode. Raises OSError."""
+    """Copy a file with its times and mode. Raises OSError."""
     shutil.copy2(source, target)
 
 
 def copy_tree(source: Path, target: Path, *, linked: bool = False) -> None:
-    """Copy a directory into one that may be there; `linked` gives files a second name where the disk can do that.
+    """Copy a directory into one that may exist. Raises OSError.
 
-    Raises OSError.
+    With `linked`, files are hard links to the originals, or copies if the file system cannot link them.
     """
     copy = _link_or_copy if linked else shutil.copy2
     with naming(target):
@@ -139,9 +139,9 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def private_dir(path: Path) -> Path:
-    """A directory of this user's that nobody else may look into, made where it is missing; its parent has to be there.
+    """Create a directory that only this user can read, or make an existing one private; return its path.
 
-    Raises PermissionError for one of another user, OSError for what is no directory.
+    Its parent must exist. Raises PermissionError if it belongs to another user, OSError if it is no directory.
     """
     try:
         path.mkdir(mode=0o700)
@@ -156,17 +156,20 @@ def private_dir(path: Path) -> Path:
 
 
 def read_private(path: Path) -> bytes:
-    """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
+    """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
     return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
 
 
 def read_file(path: Path, *, most: int) -> bytes:
-    """Anybody's file of at most so many bytes, at once. Raises OSError for a longer one, and for what is no file."""
+    """Read a file of any user. Raises OSError if it has more than `most` bytes or is no regular file."""
     return _read(_open_file(path), path, most=most)
 
 
 def open_lines(path: Path, *, longest: int) -> Iterator[str]:
-    """The lines of anybody's file, with their ends. Raises OSError for a longer one, and for what is no file."""
+    """Yield the lines of a file of any user, with their line ends.
+
+    Raises OSError if a line has more than `longest` characters, or if `path` is no regular file.
+    """
     with open(_open_file(path), encoding="utf-8", errors="replace", newline="") as stream:
         while line := stream.readline(longest + 1):
             if len(line) > longest:
@@ -193,7 +196,7 @@ def _read(number: int, path: Path, *, most: int) -> bytes:
 
 
 def replace_folder(fresh: Path, target: Path) -> None:
-    """Put the folder `fresh` in the place of `target`, beside it; a folder there is moved away and then removed."""
+    """Move the directory `fresh` to `target`, in the same parent directory; an old `target` is removed afterwards."""
     if target.is_dir():
         old = fresh.with_name(f"{fresh.name}.old")
         move(target, old)
@@ -202,14 +205,14 @@ def replace_folder(fresh: Path, target: Path) -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """The same, opened."""
+    """Open a file of this user for reading. Raises OSError for another user's file, a link, a FIFO or device."""
     return open(_open_own(path, os.O_RDONLY), "rb")
 
 
 def open_lock(path: Path) -> FileIO:
-    """Open a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_private` does.
+    """Open a lock file, created if missing and never truncated. Raises OSError as `open_private` does.
 
-    What was locked on a disk that has become read-only can be locked there once more.
+    On a disk that has become read-only, an existing lock file is opened for reading, which is enough for a lock.
     """
     try:
         lock = _open_own(path, os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""What httpx leaves open: it limits each wait for the network, and an answer may drip for ever, or be of any size."""
+"""Total time and size limits for httpx, which limits only single waits: a response may drip for ever, or never end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from orchestrator.core.signals import start_thread_without_signals
 
 
 class Deadline:
-    """Shuts the connections of the requests in its `with` block when so many seconds are over.
+    """A time limit that shuts down the connections of all requests in its `with` block.
 
-    Each request takes `watch` along, as `extensions={"trace": deadline.watch}` (httpcore). One whose connection was
-    shut fails, or seems to have ended where its answer has no length: look at `reached` afterwards.
+    Each request needs `extensions={"trace": deadline.watch}` (httpcore). A request whose connection was shut down
+    fails, or seems complete if its response has no Content-Length: check `reached` afterwards.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Begin to count when the block is entered."""
+        """Create a limit of `seconds`, counted from the beginning of the `with` block."""
         self.reached = False
         self._sockets: list[socket.socket] = []
         self._timer = threading.Timer(seconds, self._reach)
@@ -36,7 +36,7 @@ class Deadline:
         self._timer.cancel()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take a connection's socket."""
+        """Record the socket of a new connection; a trace function of httpcore."""
         if event in {"connection.connect_tcp.complete", "connection.start_tls.complete"}:
             self._sockets.append(info["return_value"].get_extra_info("socket"))
             if self.reached:
@@ -48,16 +48,17 @@ class Deadline:
 
     def _shut(self) -> None:
         for each in self._sockets:
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # already closed
                 each.shutdown(socket.SHUT_RDWR)
 
 
 def iter_capped(answer: httpx.Response, most: int) -> Iterator[bytes]:
-    """The body of an answer as it comes, at most so many bytes of it: ask for it with `Accept-Encoding: identity`.
+    """Yield the body of a response as it arrives; the request must send `Accept-Encoding: identity`.
 
-    Raises httpx.DecodingError for a longer one, and for one that is packed: what a few bytes unpack to has no bound.
+    Raises httpx.DecodingError if the body has more than `most` bytes or is compressed, as the unpacked size of a
+    compressed body has no limit.
     """
-    from httpx import DecodingError  # noqa: PLC0415 - it takes 0.2 s, and few commands ask
+    from httpx import DecodingError  # noqa: PLC0415 - takes 0.2 s; few commands send requests
 
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise DecodingError("it answers in an encoding that was not asked for")

@@ -1,4 +1,4 @@
-"""Locks between processes of one machine: `flock` on a file, which names its holder and which the kernel frees."""
+"""Locks between processes of one host: `flock` on a file with the holder's pid, released by the kernel."""
 
 import fcntl
 import os
@@ -11,30 +11,30 @@ from typing import Final
 from orchestrator.core.console import Progress
 from orchestrator.core.files import open_lock, open_private
 
-_PID_WIDTH: Final = 10  # characters, so that the file is never truncated
-_TRIES: Final = 3  # `is_held` in another process has the lock for microseconds
+_PID_WIDTH: Final = 10  # characters; with a fixed width the file needs no truncation
+_TRIES: Final = 3  # `is_held` in another process holds the lock for microseconds
 _BETWEEN: Final = 0.02  # seconds
 
 
 class LockHeldError(Exception):
-    """Another process holds the lock; `holder` is its pid, as far as it is known."""
+    """Another process holds the lock; `holder` is its pid, or `unknown`."""
 
     def __init__(self, holder: str) -> None:
-        """Keep the pid."""
+        """Create an error for the pid in `holder`, "" if it is unknown."""
         self.holder = holder or "unknown"
         super().__init__(f"held by pid {self.holder}")
 
 
 def hold(path: Path, *, wait: bool = False) -> FileIO:
-    """Hold the lock at `path` alone until the file that is returned, and each copy that a child inherits, is closed.
+    """Take the exclusive lock at `path`; it is held until the returned file, and all copies in children, are closed.
 
-    Raises LockHeldError where another process holds it, unless asked to `wait`, and OSError for what is not a file of
-    this user's.
+    Raises LockHeldError if another process holds the lock and `wait` is false, OSError if `path` is no file of this
+    user.
     """
     lock = open_lock(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX) if wait else _take_at_once(lock)
-        with suppress(OSError):  # a full disk: the pid is for a message only
+        with suppress(OSError):  # a full disk: the pid only serves messages
             os.pwrite(lock.fileno(), str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
     except BaseException:
         lock.close()
@@ -43,7 +43,7 @@ def hold(path: Path, *, wait: bool = False) -> FileIO:
 
 
 def file_lock(path: Path, progress: Progress) -> FileIO:
-    """Hold the lock at `path`, made with its directory; wait for another holder, and say so."""
+    """Take the exclusive lock at `path`, creating its directory; show in `progress` a wait for another holder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return hold(path)
@@ -55,7 +55,7 @@ def file_lock(path: Path, progress: Progress) -> FileIO:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock at `path`; no file is made."""
+    """Return whether a process holds the lock at `path`, without creating the file."""
     try:
         with open_private(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

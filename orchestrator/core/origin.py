@@ -1,10 +1,10 @@
-"""Who stands behind a value of a profile, a patch or a plan."""
+"""Origins of the values in a profile, a patch or a plan."""
 
 from enum import StrEnum
 
 
 class Origin(StrEnum):
-    """Who stands behind a value."""
+    """The source of a value."""
 
     PUBLISHED = "published"
     RECIPE = "recipe"

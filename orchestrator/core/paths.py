@@ -1,4 +1,4 @@
-"""Where things lie: the data that ships with the tool, and the tool's home directory on this machine.
+"""Paths of the shipped data and of the tool's home directory on this host.
 
 ::
 
@@ -7,12 +7,12 @@
         models/<name>/                checkpoints, staged or generated
         overlays/<model>/<patches>/   a checkpoint with its patched config.json
         packages/<digest>/            a patched copy of an interpreter's sglang (process runtime)
-        job-packages/<digest>/        the same (slurm runtime)
-        runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
+        job-packages/<digest>/        a patched copy of an interpreter's sglang (slurm runtime)
+        runs/<name>/<run>/            run directories: plan, artifacts, command, log, record, reports
         kernels/                      measured rows of tuned tables
-        images/                       what registries said of images: variables and labels
-        argument-checks/              what engines said of command lines
-        far/<digest>/overlays/…       what is made here for a far machine, by its URL
+        images/                       variables and labels of images from registries
+        argument-checks/              verdicts of engines on command lines
+        far/<digest>/overlays/…       files made here for a remote host, by a digest of its URL
 """
 
 import errno
@@ -32,7 +32,7 @@ _ELSEWHERE: Final = "set DEPLOY_HOME to a directory where you may write"
 
 
 def data_root() -> Path:
-    """The directory that holds profiles/, patches/ and images/: inside an installed wheel, or the repository."""
+    """Return the directory that contains profiles/, patches/ and images/, in an installed wheel or the repository."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent
@@ -40,9 +40,9 @@ def data_root() -> Path:
 
 @dataclass(frozen=True)
 class Home:
-    """The tool's home directory, and the names below it.
+    """The tool's home directory and the paths below it.
 
-    In `inputs` an earlier start has left files of the catalog, which go before all others where it is repeated.
+    `inputs` is a directory with the catalog entries of an earlier run, which take precedence when the run is repeated.
     """
 
     root: Path
@@ -50,10 +50,10 @@ class Home:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":
-        """`$DEPLOY_HOME`, else the XDG data directory.
+        """Return the home at `$DEPLOY_HOME`, or in the XDG data directory.
 
-        Raises HostError where that cannot be a directory, or where somebody else could put profiles and templates into
-        it, which say what is started.
+        Raises HostError if the path cannot be a directory, or if another user can write profiles and templates there,
+        which determine the commands that are run.
         """
         root = _root(environ)
         there = next(path for path in (root, *root.parents) if os.path.lexists(path))
@@ -66,56 +66,60 @@ class Home:
 
     @property
     def environments(self) -> Path:
-        """Python environments, one a requirement digest."""
+        """Directory of Python environments, one for each digest of requirements."""
         return self.root / "environments"
 
     @property
     def packages(self) -> Path:
-        """Patched copies of sglang, one a digest of sources and patches."""
+        """Directory of patched copies of sglang, one for each digest of sources and patches."""
         return self.root / "packages"
 
     @property
     def job_packages(self) -> Path:
-        """The same, for servers that run as jobs of a cluster."""
+        """Directory of patched copies of sglang for servers that run as Slurm jobs."""
         return self.root / "job-packages"
 
     @property
     def models(self) -> Path:
-        """Checkpoints by model name."""
+        """Directory of checkpoints, by model name."""
         return self.root / "models"
 
     @property
     def runs(self) -> Path:
-        """Run directories by server name."""
+        """Directory of run directories, by server name."""
         return self.root / "runs"
 
     @property
     def kernels(self) -> Path:
-        """Measured rows of tuned kernel tables."""
+        """Directory of measured rows of tuned kernel tables."""
         return self.root / "kernels"
 
     @property
     def images(self) -> Path:
-        """The user's own templates of images, and what registries said of images."""
+        """Directory of the user's own image templates, and of image data from registries."""
         return self.root / "images"
 
     @property
     def argument_checks(self) -> Path:
-        """Verdicts of engines on command lines, one a digest of the question."""
+        """Directory of engines' verdicts on command lines, one for each digest of the question."""
         return self.root / "argument-checks"
 
     def made_for(self, far: str | None) -> Path:
-        """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""
+        """Return the local directory for files made for a host, by the URL `far`; this home itself for None.
+
+        Each remote host has a separate directory, so that files for one host are never used for another.
+        """
         return self.root if far is None else self.root / "far" / FileName(hashlib.sha256(far.encode()).hexdigest()[:12])
 
     def holds(self, run_dir: Path, name: str) -> bool:
-        """Whether that is the directory of a run of this name, in this home: a label or a comment may name any."""
+        """Return whether a path, taken from a label or a comment, is a run directory of this name in this home."""
         return run_dir.is_dir() and self.runs.resolve() / FileName(name) in run_dir.resolve().parents
 
     def make_runs(self, name: str) -> Path:
-        """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError.
+        """Create the private directory of a name's runs if missing, and return it. Raises OSError.
 
-        `runs` may be a link, to another disk; a name in it that leads elsewhere would be somebody else's runs.
+        `runs` may be a link to another disk. The directory of a name must not be a link, as it could lead to the runs
+        of another home.
         """
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
         folder = private_dir(self.runs) / FileName(name)
@@ -129,7 +133,7 @@ def _root(environ: Mapping[str, str]) -> Path:
     data = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "~"), ".local/share"))
     try:
         return Path(explicit or Path(data, "deploy")).expanduser().absolute()
-    except RuntimeError as error:  # `~` of nobody
+    except RuntimeError as error:  # `~` of an unknown user
         raise HostError(f"there is no home directory for `{explicit or data}`", hint=_ELSEWHERE) from error
 
 

@@ -1,4 +1,4 @@
-"""Looking again and again until something is so."""
+"""Polling until a condition holds or a timeout expires."""
 
 import time
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def poll_until(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `look` saw last: something that is `done`, or else what there was after `within` seconds.
+    """Call `look` until its result is `done` or `within` seconds have passed; return its last result.
 
-    It looks at once and then every `pause` seconds; `meanwhile` is told what was seen before each pause.
+    The first call is immediate, the others follow every `pause` seconds; `meanwhile` gets the result before each pause.
     """
     with (
         defer_signals()
-    ):  # a package whose import was interrupted cannot be imported again, as what is put away then needs it
+    ):  # an interrupted import could not be repeated, although the cleanup after Ctrl-C needs this package
         from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
 
     began = clock()

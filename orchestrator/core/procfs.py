@@ -1,4 +1,4 @@
-"""What /proc says about processes: which one is meant, and everything it has started."""
+"""Processes from /proc: their identity, and all processes of a server."""
 
 import os
 import re
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-VARIABLE: Final = "DEPLOY_SERVER"  # holds a server's token
+VARIABLE: Final = "DEPLOY_SERVER"  # the environment variable with a server's token
 _PROC = Path("/proc")
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
-_GONE = "ZX"  # a zombie has ended and only waits to be collected
+_GONE = "ZX"  # zombie and dead: the process has exited
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process that runs. `started` is in clock ticks since boot: with the pid it tells a process from its reuse."""
+    """A running process. `started`, in clock ticks since boot, distinguishes it from a later process with its pid."""
 
     pid: int
     parent: int
@@ -27,57 +27,57 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMarkers:
-    """What tells the processes of one server from all others, whoever has their pids now.
+    """Markers that identify the processes of one server, even if pids are reused.
 
-    No one mark is on all of them: who calls setproctitle, as sglang's schedulers do, overwrites the environment that
-    /proc shows, and who writes to a file of its own has let go of the server's output.
+    No marker is on all processes: setproctitle, which sglang's schedulers call, overwrites the environment that /proc
+    shows, and a process that redirects its output no longer has the server's pipe.
     """
 
-    token: str  # in the environment, as the value of `VARIABLE`
-    supervisor: str | None = None  # the `process_identity` of the leader of their session
-    server: str | None = None  # the `process_identity` of the first of them that is not the supervisor
-    output: str | None = None  # `pipe:[inode]`, what stdout and stderr go to
+    token: str  # the value of `VARIABLE` in the environment
+    supervisor: str | None = None  # the `process_identity` of the session leader
+    server: str | None = None  # the `process_identity` of the first process after the supervisor
+    output: str | None = None  # `pipe:[inode]`, the target of stdout and stderr
 
 
 def read_process(pid: int) -> Process | None:
-    """The process of that pid, None where there is none or it has ended (proc(5), /proc/<pid>/stat)."""
+    """Return the process with a pid, None if there is none or it has exited (proc(5), /proc/<pid>/stat)."""
     try:
         stat = (_PROC / f"{pid}" / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the name in parentheses may contain any character
     if fields[0] in _GONE:
         return None
     return Process(pid=pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
 
 
 def read_cmdline(pid: int) -> str:
-    """The command line of a process, or what it calls itself instead; "" where there is none or it has ended."""
+    """Return the command line of a process, or its title if it set one; "" if there is none or it has exited."""
     with suppress(OSError):
         return (_PROC / f"{pid}" / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
     return ""
 
 
 def process_identity(pid: int) -> str:
-    """This boot, a pid, and when it began: three words that no other process will have together."""
+    """Return the boot id, pid and start time of a process, which together identify it for ever."""
     process = read_process(pid)
     return f"{_boot()}/{pid}/{process.started if process else 0}"
 
 
 def is_identity(text: str) -> bool:
-    """Whether `text` has the form of an `process_identity`."""
+    """Return whether `text` has the format of a `process_identity`."""
     return _IDENTITY.fullmatch(text) is not None
 
 
 def find_process(identified: str) -> Process | None:
-    """The process an `process_identity` was taken of, None where it has ended, whoever has its pid now."""
+    """Return the process with a `process_identity`, None if it has exited, even if its pid is in use again."""
     boot, pid, started = identified.split("/")
     process = read_process(int(pid)) if boot == _boot() else None
     return process if process is not None and process.started == int(started) else None
 
 
 def signal_processes(processes: Iterable[Process], number: signal.Signals) -> None:
-    """Signal these processes, and nobody who has got the pid of one since it was looked at."""
+    """Send a signal to processes, skipping pids that another process has taken over."""
     for process in processes:
         now = read_process(process.pid)
         if now is not None and now.started == process.started:
@@ -86,9 +86,10 @@ def signal_processes(processes: Iterable[Process], number: signal.Signals) -> No
 
 
 def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
-    """Every process of a server that runs: those that bear a mark, and all their descendants.
+    """Return the running processes of a server: those with a marker, and all their descendants.
 
-    The session counts only while its leader runs: afterwards a stranger who got its pid may lead one of that number.
+    Members of the session count only while its leader runs: afterwards an unrelated process may get the leader's pid
+    and lead a session with the same number.
     """
     known = [marked for marked in (marks.supervisor, marks.server) if marked is not None]
     if any(marked.split("/")[0] != _boot() for marked in known):
@@ -105,7 +106,7 @@ def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
 
 
 def tokens(program: str) -> frozenset[str]:
-    """The tokens of this user's processes whose command line has the word `program`."""
+    """Return the server tokens of this user's processes with `program` in their command line."""
     found = set()
     for process in _all():
         folder = _PROC / f"{process.pid}"
@@ -118,7 +119,7 @@ def tokens(program: str) -> frozenset[str]:
 
 
 def _bears(pid: int, marks: ProcessMarkers) -> bool:
-    """Whether it has the token or the output; a process that may not be looked at is somebody else's."""
+    """Return whether a process has the token or the output; False for the process of another user."""
     folder = _PROC / f"{pid}"
     with suppress(OSError):
         if os.fsencode(f"\0{VARIABLE}={marks.token}\0") in b"\0" + (folder / "environ").read_bytes():

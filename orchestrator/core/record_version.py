@@ -1,20 +1,20 @@
-"""The version of the files that a start keeps of itself: a record of another version is named, and never read."""
+"""The version of the record files in a run directory; a record of another version is reported and never read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-RECORD_VERSION: Final = 2  # one more with each change after which an older `deploy` would misread a record
+RECORD_VERSION: Final = 2  # increased by each change that makes an older `deploy` misread a record
 KEY: Final = "version"
 
 
 class OtherVersionError(ValueError):
-    """A record that another version of `deploy` has written."""
+    """A record was written by another version of `deploy`."""
 
 
 def version_problem(record: Mapping[str, object]) -> str:
-    """Why this version cannot read a record, as the end of a sentence; "" where it can."""
+    """Return the reason why this version cannot read a record, as the end of a sentence; "" if it can."""
     found = record.get(KEY, 0)
     if found == RECORD_VERSION and type(found) is int:
         return ""
@@ -23,9 +23,9 @@ def version_problem(record: Mapping[str, object]) -> str:
 
 
 def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of a record of this version. Raises OtherVersionError, ValueError for a damaged one."""
+    """Return the result of `read` for a record of this version. Raises OtherVersionError, ValueError if damaged."""
     if not isinstance(record, dict):
-        raise ValueError("it is damaged")  # noqa: TRY004 - one kind of error for whoever reads a record
+        raise ValueError("it is damaged")  # noqa: TRY004 - readers of records handle a single error type
     problem = version_problem(record)
     if problem and KEY in record:
         raise OtherVersionError(problem)
@@ -33,6 +33,6 @@ def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
         known = read(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(problem or "it is damaged") from error
-    if problem:  # whole, and from before records had a version
+    if problem:  # intact, but written before records had a version
         raise OtherVersionError(problem)
     return known

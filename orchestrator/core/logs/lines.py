@@ -1,6 +1,6 @@
-"""The lines of a log: out of pieces of output, and those that are new at each look.
+"""Lines of output and of growing log files.
 
-All of it works on blocks of lines, in memory that does not grow with the log or with its longest line.
+All functions work on blocks of lines, in memory that does not grow with the log or its longest line.
 """
 
 import os
@@ -23,26 +23,26 @@ _BATCH: Final = 256 * 1024  # characters
 
 
 class LogTail:
-    """The new lines of a growing log, at each call, in bounded memory; all of its pieces, in their order.
+    """A reader of a growing log with all its segments, in bounded memory; each call returns the new lines.
 
-    A carriage return ends a line as well (progress bars). A file that is not there yet has no lines; one that was
-    truncated or replaced is read from its beginning. An unfinished line waits for its end, at most 64 KiB of it.
+    A carriage return also ends a line (progress bars). A missing file has no lines; a file that was truncated or
+    replaced is read from its beginning. An incomplete line is held back until its end, or up to 64 KiB.
     """
 
     def __init__(self, path: Path, *, alone: bool = False) -> None:
-        """Read `path` from its beginning; `alone` without the full pieces beside it, which may be somebody else's."""
+        """Begin at the start of `path`; `alone` ignores full segments next to it, which may belong to another log."""
         self._path, self._alone = path, alone
-        self._number = 1  # of the piece that is read, see `log_files`
+        self._number = 1  # of the current segment, see `logs/rotation.py`
         self._offset = 0
         self._inode = 0
         self._rest = b""
 
     def __call__(self) -> "Lines":
-        """The lines that were completed since the last call."""
+        """Return the lines completed since the last call. Iterating raises HostError if the log cannot be read."""
         return Lines(self._blocks())
 
     def to_end(self) -> "Lines":
-        """All new lines of a log that nobody writes to any more, an unfinished last one included."""
+        """Return all new lines of a finished log, including an incomplete last line."""
         return Lines(chain(self._blocks(), self._unfinished()))
 
     def _blocks(self) -> Iterator[str]:
@@ -61,7 +61,7 @@ class LogTail:
             yield block
 
     def _read(self) -> bytes:
-        """The next bytes: of the piece that is read, and at its end of the one that was written after it."""
+        """Return the next bytes of the current segment, or at its end of the next one; empty if there are none."""
         while True:
             try:
                 file, full = self._open()
@@ -72,7 +72,7 @@ class LogTail:
             with file:
                 status = os.fstat(file.fileno())
                 known = status.st_ino == self._inode and status.st_size >= self._offset
-                if known or full or not self._later():  # else what was read here has gone, and others came after it
+                if known or full or not self._later():  # otherwise the current segment was removed
                     if not known:
                         self._inode, self._offset, self._rest = status.st_ino, 0, b""
                     file.seek(self._offset)
@@ -84,13 +84,13 @@ class LogTail:
                 return gone
 
     def _open(self) -> tuple[BinaryIO, bool]:
-        """The piece that is read, and whether it is full. Raises OSError."""
+        """Open the current segment; return it and whether it is full. Raises OSError."""
         aside = segment_path(self._path, self._number)
         while not self._alone:
             with suppress(FileNotFoundError):
                 return open_private(aside), True
             file = open_private(self._path)
-            if not os.path.lexists(aside):  # it has not become full meanwhile
+            if not os.path.lexists(aside):  # the segment has not become full in between
                 return file, False
             file.close()
         return open_private(self._path), False
@@ -99,7 +99,7 @@ class LogTail:
         return [] if self._alone else [number for number in segments(self._path) if number > self._number]
 
     def _go_on(self) -> bytes:
-        """Begin the next piece that is there; a line that says what is not, where some are missing."""
+        """Go to the next existing segment; return a line about missing segments, empty if there are none."""
         following = self._number + 1
         self._number = next(iter(self._later()), following)
         self._inode = self._offset = 0
@@ -108,7 +108,7 @@ class LogTail:
 
 
 def coalesce(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, more at a time: of a source that gives a line at a time, and has them all already."""
+    """Merge `pieces` into larger chunks, for a source that yields lines one by one without waiting for new ones."""
     waiting = bytearray()
     for piece in pieces:
         waiting += piece
@@ -119,12 +119,12 @@ def coalesce(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def complete_lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    r"""Blocks of whole lines out of pieces of output, as soon as they are whole, without empty lines.
+    r"""Yield blocks of complete lines from chunks of output, as soon as they are complete, without empty lines.
 
-    Each line has its line end; `\r` of a progress bar ends one as well. A line over 1 MiB is left out whole, and a line
-    says so: half of it might end or begin within a secret.
+    Each line has its line end; the `\r` of a progress bar also ends a line. A line over 1 MiB is replaced by a notice,
+    because half of it might begin or end within a secret.
     """
-    waiting: list[bytes] = []  # pieces of one line
+    waiting: list[bytes] = []  # chunks of one line
     length = 0
     is_too_long = False
     for each in pieces:
@@ -148,19 +148,19 @@ def complete_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The same lines, secrets removed."""
+    """Yield blocks of complete lines as `complete_lines` does, with secrets redacted."""
     return map(redact, complete_lines(pieces))
 
 
 class Lines(Iterator[str]):
-    """The lines of blocks of whole lines, without their ends: one by one, or by blocks, which is quicker."""
+    """An iterator over lines without their ends; `blocks` gives the same lines as blocks, which is faster."""
 
     def __init__(self, blocks: Iterable[str]) -> None:
-        """Read none of them yet."""
+        """Create an iterator over blocks of complete lines; nothing is read yet."""
         self.blocks = blocks
         self._lines = chain.from_iterable(filter(None, block.split("\n")) for block in blocks)
 
-    def __iter__(self) -> Iterator[str]:  # noqa: PYI034 - without a step of ours for each line
+    def __iter__(self) -> Iterator[str]:  # noqa: PYI034 - avoids a Python call per line
         return self._lines
 
     def __next__(self) -> str:
@@ -168,7 +168,7 @@ class Lines(Iterator[str]):
 
 
 def batches(lines: Iterable[str]) -> Iterator[str]:
-    """Lines by as many at a time as take little memory: a text, in which a line end stands between two of them."""
+    """Yield lines in batches of limited size; each batch is a text of lines separated by line ends."""
     if isinstance(lines, Lines):
         yield from (block.removesuffix("\n") for block in lines.blocks if block)
         return
@@ -185,7 +185,7 @@ def batches(lines: Iterable[str]) -> Iterator[str]:
 
 
 def lines_containing(literal: bytes, text: bytes) -> Iterator[bytes]:
-    """The lines of `text` that hold `literal`."""
+    """Yield the lines of `text` that contain `literal`."""
     at = text.find(literal)
     while at >= 0:
         end = text.find(b"\n", at)
@@ -194,12 +194,12 @@ def lines_containing(literal: bytes, text: bytes) -> Iterator[bytes]:
 
 
 def last_lines(text: str, most: int) -> list[str]:
-    """The last lines of a text, at most so many."""
+    """Return the last lines of a text, at most `most`."""
     return text.rsplit("\n", most)[-most:]
 
 
 def _tidy(data: bytes) -> str:
-    while data.rfind(b"\n\n") >= 0:  # several times as quick as `in`
+    while data.rfind(b"\n\n") >= 0:  # several times faster than `in`
         data = data.replace(b"\n\n", b"\n")
     block = data.removeprefix(b"\n").decode(errors="replace")
     return block if block.endswith("\n") or not block else f"{block}\n"
