@@ -42,7 +42,7 @@ def several_hosts(hosts: Sequence[str]) -> bool:
 
 
 def nodes_of(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
-    """Return the hosts. Raises UsageError, also for a command that accepts only one host."""
+    """Return the hosts of the `--host` values. Raises UsageError, also for a command that accepts only one host."""
     nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in SEVERAL:
         known = ", ".join(sorted(SEVERAL))

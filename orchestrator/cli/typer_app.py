@@ -48,7 +48,7 @@ class ProfileCommand(TyperCommand):
     """A command that also accepts its argument PROFILE as `--profile NAME` or `-p NAME`."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse as click does, with `--profile` moved to its argument."""
+        """Parse as click does, with `--profile` as an argument, and several hosts set aside for `invoke`."""
         taken = {parameter.name for parameter in self.params}
         if "profile" in taken:
             args = list(_by_place(args))

@@ -178,7 +178,7 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
 
 
 def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
-    """Return copies of these files for a run directory, so that the run can be repeated after they change."""
+    """Return copies of a plan's catalog files for a run directory, to repeat the run after the files change."""
     found = _made_from(plan, home).items()
     paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
     return tuple(RenderedFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)

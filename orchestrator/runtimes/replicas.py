@@ -1,4 +1,4 @@
-"""The layout of run directories: one per server without replicas or gateway, a subdirectory per replica.
+"""The layout of run directories: a single server or the gateway has the directory, each replica a subdirectory.
 
 A later run may have replaced some replicas:
 

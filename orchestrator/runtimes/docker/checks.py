@@ -28,7 +28,7 @@ def daemon(subject: CheckContext) -> Iterator[Finding]:
 
 
 def image(subject: CheckContext) -> Iterator[Finding]:
-    """Check that the image is available: the built one, else the base with its pinned digest."""
+    """Check that the image is available: the prebuilt one, else the base with its pinned digest."""
     plan, engine = subject.plan, subject.plan.engine
     name = plan.prebuilt_image or engine.image
     if name is None or subject.access.runner(("docker", "--version")).code == _MISSING:

@@ -25,7 +25,7 @@ _LIMITS: Final = {
 
 @contextmanager
 def daemon_errors(host: str) -> Iterator[None]:
-    """Raise HostError if the daemon at `host` does not answer or fails; pass on the errors of rejected requests."""
+    """Raise HostError if the daemon at `host` fails or does not answer in the block; pass on rejected requests."""
     try:
         yield
     except APIError as error:

@@ -37,7 +37,7 @@ class DockerHost:
             raise DockerException(str(error)) from error
 
     def errors(self) -> AbstractContextManager[None]:
-        """Raise HostError in the block if the daemon does not answer."""
+        """Return a context that raises HostError if the daemon does not answer in its block."""
         return daemon_errors(self._url)
 
     @property

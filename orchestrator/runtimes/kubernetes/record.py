@@ -54,7 +54,7 @@ def selected(name: str, part: str = "") -> dict[str, str]:
 
 
 def selector(name: str, part: str = "") -> str:
-    """Return these labels as a kubectl selector, with the label that all objects of this tool have."""
+    """Return the kubectl selector of a server's objects, with the label that all objects of this tool have."""
     return ",".join((*(f"{label}={value}" for label, value in selected(name, part).items()), OURS))
 
 

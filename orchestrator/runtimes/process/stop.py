@@ -47,7 +47,7 @@ def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
 
 
 def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
-    """Send SIGTERM to a server with these running processes; return its supervisors."""
+    """Send SIGTERM to a server with the processes `running`; return its supervisors."""
     server = find_process(marks.server) if marks.server else None
     leaders = (process for process in running if process.pid == process.session)
     supervisors = [leader for leader in leaders if marks.supervisor in {None, process_identity(leader.pid)}]
