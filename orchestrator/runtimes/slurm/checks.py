@@ -66,7 +66,10 @@ def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
-    """Return the controller's verdict on a job. The predicted start is only reported: some clusters predict a late one."""
+    """Return the controller's verdict on a job.
+
+    The predicted start is only reported: some clusters predict a late one.
+    """
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
