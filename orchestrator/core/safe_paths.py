@@ -1,9 +1,9 @@
-"""Names, paths and digests from outside, checked where they are read, and the operations that take them to the disk.
+"""Validated names, paths and digests from external sources, and safe file operations with them.
 
-A hub, an index, a lockfile or a remote host says how a file is called. Each type here is a string that is checked when
-it is made, so a value that has the type is safe to use; `join` and `remove_tree` keep to the directory they are given.
+Hubs, indexes, lockfiles and remote hosts supply file names. Each type here is a string that is checked on creation, so
+a value of the type is safe to use. `join` and `remove_tree` never leave the directory they are given.
 
-Standard library only, and Python 3.8: `weights/far_stage.py` sends this module to remote hosts.
+Standard library only, and Python 3.8: `checkpoints/remote_download.py` sends this module to remote hosts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _CONTENT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
-# As huggingface_hub.utils.validate_repo_id: one or two names of at most 96 characters, neither `--` nor `..` in them.
+# As huggingface_hub.utils.validate_repo_id: one or two names of at most 96 characters, without `--` and `..`.
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?/)?[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII
 )
-# github.com/distribution/reference v0.6.0: regexp.go, and of normalize.go what tells a host from a folder.
+# github.com/distribution/reference v0.6.0: regexp.go, and from normalize.go the rule that distinguishes a host from a
+# folder.
 _HOST_PART = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[A-Fa-f0-9:]+\])(?::[0-9]+)?"
 _FOLDER = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -45,7 +46,7 @@ _LONGEST_IMAGE = 255  # characters of host and path
 
 
 class UnsafeValueError(ValueError):
-    """A value from outside that is not what it should be, or that leads out of its directory."""
+    """An external value is invalid, or leads out of its directory."""
 
 
 def display(value: object) -> str:
@@ -65,7 +66,7 @@ class CommitHash(str):
 
 
 class ContentHash(str):
-    """What a hub knows a file by: a sha256 (git-lfs) or git's sha1, in lower-case hexadecimal digits."""
+    """The digest of a file on a hub: a sha256 (git-lfs) or git's sha1, in lower-case hexadecimal digits."""
 
     __slots__ = ()
 
@@ -108,7 +109,7 @@ class ImageReference(str):
 
     @property
     def parts(self) -> dict[str, str | None]:
-        """Return `host`, `path`, `tag` and `digest`; None for what it does not name."""
+        """Return `host`, `path`, `tag` and `digest`; None for a missing part."""
         return self._parse(self).groupdict()
 
     @staticmethod
@@ -138,7 +139,7 @@ class RelativePath(str):
 
     @classmethod
     def _objection(cls, text: str) -> str:
-        """Say why a path is refused; empty for one that is not."""
+        """Return the reason to reject a path; empty if it is valid."""
         segments = text.split("/")
         checks = (
             (not text.isprintable() or "\\" in text, "it holds a control character or a backslash"),
@@ -168,9 +169,9 @@ class FileName(RelativePath):
 
 
 class CheckpointFile(RelativePath):
-    """A file of a checkpoint, where a few folders are not the hub's: downloads under way, and those of tools.
+    """A file of a checkpoint, outside the folders reserved for partial downloads and tools.
 
-    Git runs programs that lie in `.git`. The limits leave room for the names of parts.
+    Git runs programs in `.git`, so no hub may write there. The limits leave room for the names of partial downloads.
     """
 
     __slots__ = ()
@@ -190,16 +191,16 @@ def _match(grammar: re.Pattern[str], value: object, kind: str) -> str:
 
 
 def byte_count(value: object) -> int:
-    """Parse the size of a file. Raises UnsafeValueError for what is no whole number from 0 to 2^63-1."""
+    """Parse the size of a file in bytes. Raises UnsafeValueError unless it is an integer from 0 to 2^63-1."""
     if type(value) is not int or not 0 <= value <= _MAX_SIZE:
         raise UnsafeValueError(f"`{display(value)}` is not a size in bytes")
     return value
 
 
 def join(root: Path, relative: RelativePath) -> Path:
-    """Return the path of a file below `root`; the file itself may be a link, its folders may not lead elsewhere.
+    """Return the path of a file below `root`. The file itself may be a link.
 
-    Raises UnsafeValueError where a link among the folders leads out of `root`.
+    Raises UnsafeValueError if a link among its folders leads out of `root`.
     """
     path = root / relative
     if "/" in relative and not _is_inside(path.parent, root, strictly=False):
@@ -208,9 +209,9 @@ def join(root: Path, relative: RelativePath) -> Path:
 
 
 def path_named_in(folder: Path, value: object) -> Path:
-    """Return a path that the user names, from the folder of the file that says so: it may lead anywhere.
+    """Return a path that the user chose, relative to `folder`; it may lead anywhere.
 
-    For what the user wrote, and paths that are read. Raises UnsafeValueError for what is no text.
+    Only for paths that the user wrote, and for reading. Raises UnsafeValueError unless the value is printable text.
     """
     if not isinstance(value, str) or not value.isprintable():
         raise UnsafeValueError(f"`{display(value)}` is not a path")
@@ -218,9 +219,10 @@ def path_named_in(folder: Path, value: object) -> Path:
 
 
 def remove_tree(path: Path, *, within: Path, ignore_errors: bool = True) -> None:
-    """Remove a directory with all it holds; nothing happens where there is none.
+    """Remove a directory with its contents, if it exists.
 
-    Raises UnsafeValueError unless it lies below `within`, links resolved, and OSError where asked for.
+    Raises UnsafeValueError unless the directory is below `within` with links resolved, and OSError if `ignore_errors`
+    is false.
     """
     if path.name in {"", ".."} or not _is_inside(path, within, strictly=True):
         raise UnsafeValueError(f"refused to remove `{path}`: it is not inside `{within}`")
@@ -228,7 +230,7 @@ def remove_tree(path: Path, *, within: Path, ignore_errors: bool = True) -> None
 
 
 def _is_inside(path: Path, root: Path, *, strictly: bool) -> bool:
-    """Whether a path, with the links among its folders resolved, lies below `root` (or is it)."""
+    """Return whether a path is below `root`, or equal to it unless `strictly`; links among its folders are resolved."""
     top = os.path.realpath(root)
     inner = str(Path(os.path.realpath(path.parent), path.name)) if strictly else os.path.realpath(path)
     return inner.startswith(top.rstrip(os.sep) + os.sep) or (inner == top and not strictly)
@@ -236,7 +238,7 @@ def _is_inside(path: Path, root: Path, *, strictly: bool) -> bool:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError name a file, as one of a full disk does not, and one of a copied tree does in its text alone."""
+    """Add `path` to an OSError without a file name, such as that of a full disk; convert shutil.Error to OSError."""
     try:
         yield
     except shutil.Error as error:
@@ -249,21 +251,21 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class NamedFile(io.FileIO):
-    """A file that is named where it cannot be written to. A buffer writes through it, so it names what it flushes."""
+    """A file whose write errors contain its name, also when a buffer around it is flushed."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - what a buffer gives
-        """Write at once. Raises OSError."""
+        """Write without buffering. Raises OSError that names the file."""
         with naming(self.name):
             return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut the file, or lengthen it. Raises OSError."""
+        """Set the size of the file. Raises OSError that names the file."""
         with naming(self.name):
             return super().truncate(size)
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """Open a regular file for reading and for writing at its end. Raises OSError for a link or a FIFO."""
+    """Open a regular file for reading, and for writing at its end. Raises OSError, also for a link or a FIFO."""
     more = os.O_NOFOLLOW | os.O_NONBLOCK
     file = NamedFile(path, "a+b", opener=lambda name, flags: os.open(name, flags | more, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -273,25 +275,25 @@ def open_to_append(path: Path) -> IO[bytes]:
 
 
 def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
+    """Write `path` through a temporary file: a reader sees the old content or the new, and a failure keeps the old.
 
-    No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
+    The file has `mode` from the beginning, so no other user can read it in between. Raises OSError that names the file.
     """
     atomic_write_all([(path, content, mode)])
     return path
 
 
 def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
-    """Write a set of files, each with its mode, as `atomic_write` does. A full disk leaves all of them as they were.
+    """Write a set of files, each with its mode, as `atomic_write` does. A full disk leaves all files unchanged.
 
-    Every file is complete on disk before the first one gets its name. Raises OSError that names the file.
+    All temporary files are complete on disk before the first is renamed. Raises OSError that names the file.
     """
     complete: dict[Path, Path] = {}
     # A second Ctrl-C would otherwise interrupt the removal that follows the first.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         for path, content, mode in files:
-            # A write that fails names no file, and a file beside this one is not the user's.
+            # A failed write names no file or the temporary one, which the user does not know.
             with _naming_only(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 beside = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")
@@ -310,12 +312,12 @@ def _write_durably(path: Path, data: bytes, mode: int) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    path.chmod(mode)  # whatever the umask took away
+    path.chmod(mode)  # restores bits that the umask removed
 
 
 @contextmanager
 def _naming_only(path: Path) -> Iterator[None]:
-    """Let an OSError name `path`, whichever file it is about."""
+    """Make every OSError name `path`."""
     try:
         yield
     except OSError as error:
@@ -323,5 +325,5 @@ def _naming_only(path: Path) -> Iterator[None]:
 
 
 def move(source: Path, target: Path) -> Path:
-    """Put a file or directory in the place of another: at once, and of a link the link itself. Raises OSError."""
+    """Rename a file, directory or link atomically, replacing `target`; return `target`. Raises OSError."""
     return source.replace(target)

@@ -1,12 +1,12 @@
-"""Secrets: values that are used and never shown, and the filter for every text that is shown or stored.
+"""Secrets: values that are never shown, and the redaction of every text that is shown or stored.
 
-Two kinds are replaced by `[REDACTED]`. A known secret is found in each spelling in which programs write one: plain,
-base64 at its three alignments and in both alphabets, hexadecimal, percent-encoded, as JSON, as `repr`, and each of
-these within JSON, in a `repr` of which it may stand. An unknown one is found by what stands around it: `api_key=...`,
-`Bearer ...`, `hf_...`, the password of a URL.
+Two kinds of secrets are replaced by `[REDACTED]`. Known secrets are found in every spelling that programs use: plain,
+base64 at its three alignments and in both alphabets, hexadecimal, percent-encoded, JSON, `repr`, and each of these
+inside JSON or inside a `repr` of JSON. Unknown secrets are found by their context: `api_key=...`, `Bearer ...`,
+`hf_...`, the password of a URL.
 
-A secret that is broken by line ends or colors, or escaped in part, is not found. The filter is the second line of
-defense: the first is that servers get their keys through files that only they read.
+A secret that is interrupted by line ends or colors, or escaped only in part, is not found. Redaction is the second line
+of defense; the first is that servers get their keys through files that only they read.
 """
 
 import base64
@@ -19,23 +19,23 @@ from enum import Enum
 from typing import Final, Self
 
 REDACTED: Final = "[REDACTED]"
-MIN_LENGTH: Final = 4  # characters; a shorter value stands in too many words to be replaced
-SAFE_LENGTH: Final = 8  # characters; a shorter secret may be a word, and is replaced only as a whole word
-MAX_SPELLING: Final = 4096  # characters of the longest spelling: what is read beyond the end of an excerpt
+MIN_LENGTH: Final = 4  # characters; a shorter value occurs in too many words to be replaced
+SAFE_LENGTH: Final = 8  # characters; a shorter secret may be part of a word and is only replaced as a whole word
+MAX_SPELLING: Final = 4096  # characters of the longest spelling, and the margin read past the end of an excerpt
 HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the name of a variable
-HUB_TOKENS: Final = (HUB_TOKEN, "HUGGING_FACE_HUB_TOKEN")  # huggingface_hub reads both; no child inherits them
+HUB_TOKENS: Final = (HUB_TOKEN, "HUGGING_FACE_HUB_TOKEN")  # huggingface_hub reads both; children inherit neither
 
 Span = tuple[int, int]
 
-# A word of a name that says the value is a secret. `TOKEN` and the like also end a word that runs together (`HFTOKEN`);
-# what only begins so is another word (`TOKENIZERS_PARALLELISM`), and so is the plural that is counted (`MAX_TOKENS`).
+# A word in a variable name that marks its value as secret. `TOKEN` and the like also match at the end of a compound
+# (`HFTOKEN`), but not at the beginning of another word (`TOKENIZERS_PARALLELISM`), nor as a count (`MAX_TOKENS`).
 _SECRET_WORD: Final = re.compile(
     r"\w*(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEYS?|ACCESSKEY|PRIVATEKEY|SECRETKEY)\Z"
 )
 _SECRET_KEY: Final = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|AUTH|SIGNING|ENCRYPTION)_KEYS?(_|\Z)")
 
-# `name=value`, `"name": "value"` and `--name value`; a quote may be escaped itself, in JSON within JSON. sglang prints
-# its arguments as a dataclass repr at start and as JSON in /server_info, keys in clear (0.5.14, http_server.py:
+# `name=value`, `"name": "value"` and `--name value`; quotes may be escaped, as in JSON inside JSON. sglang prints its
+# arguments as a dataclass repr at startup and as JSON in /server_info, with keys in clear text (0.5.14, http_server.py:
 # `server_args=ServerArgs(`).
 _ASSIGNED: Final = (
     r"""(?:\\*["']?[ \t]*[=:]|(?:(?<=-api-key)|(?<=-password))["']?[ \t,])[ \t]*(?P<quote>\\*["'])?"""
@@ -46,7 +46,7 @@ _NAMES: Final = {
     "password": ("password",),
     "token": ("auth_token", "access_token", "hf_token"),
 }
-# A literal that stands in each match, for speed, and the shape itself; both are searched in lower case.
+# A literal that every match contains, for speed, and the pattern itself; both are applied to lower-case text.
 _SHAPES: Final = tuple(
     (literal, re.compile(shape))
     for literal, shape in (
@@ -54,35 +54,35 @@ _SHAPES: Final = tuple(
         ("hf_", r"(?P<value>hf_[a-z0-9]{16,})"),
         ("bearer", r"bearer[ \t]+(?P<value>[a-z0-9._~+/=-]{6,})"),
         ("basic", r"""authorization\\*["']?\s*:\s*\\*["']?basic[ \t]+(?P<value>[a-z0-9+/_-]{4,}={0,2})"""),
-        # RFC 3986, 3.2.1, slashes escaped or not. Behind a port comes no `@` but that of an image's digest.
+        # RFC 3986, 3.2.1; slashes may be escaped. An `@sha256:` after a port belongs to an image, not to a password.
         ("@", r""":(?:\\*/){2}[^\s/@:"<>]*:(?P<value>[^\s/?#"<>]+)@(?!sha\d{3}:)"""),
     )
 )
 _NO_SECRET: Final = re.compile(r"(?:none|null|true|false|\*+|\[redacted.*)\Z", re.DOTALL)
 _ALPHANUMERIC: Final = re.compile(r"[A-Za-z0-9]")
 
-_known: Final[dict[str, tuple[str, ...]]] = {}  # each secret, and its spellings
+_known: Final[dict[str, tuple[str, ...]]] = {}  # spellings by secret
 
 
 class Secret:
-    """A value that is used and never shown; `reveal` is the only way to it."""
+    """A value that is never shown; only `reveal` returns it."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: str) -> None:
-        """Keep `value`, and take it out of every text that is shown or stored from now on."""
+        """Store `value`, and register it for redaction in every text shown or stored from now on."""
         register(value)
         self._value = value
 
     @classmethod
     def around(cls, text: str) -> Self:
-        """Wrap a text that holds secrets: it is not shown either, but is no secret to search for."""
+        """Wrap a text that contains secrets: the text is never shown, but is not registered for redaction."""
         secret = cls("")
         secret._value = text
         return secret
 
     def reveal(self) -> str:
-        """Return the value, for the one place that hands it to the engine."""
+        """Return the value, for the code that passes it on; never for output."""
         return self._value
 
     def __repr__(self) -> str:
@@ -95,63 +95,66 @@ class Secret:
 
 
 def register(value: str) -> None:
-    """Take this secret out of every text from now on."""
+    """Redact this secret in every text from now on; values shorter than MIN_LENGTH are ignored."""
     if len(value) >= MIN_LENGTH and value not in _known:
         _known[value] = tuple(_spellings(value)) if len(value) >= SAFE_LENGTH else (value,)
 
 
 def set_known(values: Iterable[str]) -> None:
-    """Know these secrets, and no others."""
+    """Replace all known secrets by these."""
     _known.clear()
     for value in values:
         register(value)
 
 
 def known() -> tuple[str, ...]:
-    """Return every known secret, for another process that has to redact as well."""
+    """Return every known secret, for another process that redacts too."""
     return tuple(sorted(_known))
 
 
 def is_known(value: str) -> bool:
-    """Return whether this is a known secret."""
+    """Return whether a value is a known secret."""
     return value in _known
 
 
 def hub_token(environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """Return the user's token for the hub, without the line end of a file that it was read from."""
+    """Return the user's token for the hub, without surrounding white space; None if it is unset."""
     token = environ.get(HUB_TOKEN, "").strip()
     return Secret(token) if token else None
 
 
 def register_env_secret(name: str | None) -> None:
-    """Know the secret in a variable of this shell, if there is such a variable."""
+    """Register the secret in an environment variable, if the variable is set."""
     if name is not None:
         register(os.environ.get(name, "").strip())
 
 
 def secret_variables(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Return the variables that hold a secret, by their name or their value: a server inherits none of them."""
+    """Return the variables with a secret, judged by name or value: a server inherits none of them."""
     return frozenset(name for name, value in environ.items() if is_secret_name(name) or is_known(value.strip()))
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a word of a variable's name says secret: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
+    """Return whether a variable's name marks a secret: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     return any(_SECRET_WORD.match(word) for word in words.split("_")) or _SECRET_KEY.search(words) is not None
 
 
 def redact(text: str) -> str:
-    """Return `text` with `[REDACTED]` for every known secret and everything that looks like one."""
+    """Return `text` with `[REDACTED]` in place of every known secret and everything that looks like a secret."""
     return _replaced(text, _spans(text))
 
 
 def redact_known(text: str) -> str:
-    """Return `text` without the known secrets only: for our own text, in which nothing looks like one."""
+    """Return `text` with only known secrets redacted: for the tool's own text, where nothing just looks secret."""
     return _replaced(text, _merged(_known_spans(text)))
 
 
 def redact_data(data: object) -> object:
-    """Return JSON-able data with each text in it redacted; a member of an Enum is our own word, and read again."""
+    """Return JSON-serializable data with every text value redacted.
+
+    Members of an Enum stay unchanged: they are the tool's own words, and other code parses them.
+    """
     if isinstance(data, Enum):
         return data
     if isinstance(data, str):
@@ -162,7 +165,7 @@ def redact_data(data: object) -> object:
 
 
 def excerpt(text: str | bytes, most: int) -> str:
-    """Return the first `most` characters of `text`, redacted before they are cut, so that no secret is cut in two."""
+    """Return the first `most` characters of `text`, redacted before the cut, so that no secret is cut in two."""
     text = text[: most + MAX_SPELLING]
     return redact(text.decode(errors="replace") if isinstance(text, bytes) else text)[:most]
 
@@ -173,14 +176,14 @@ def looks_secret(text: str) -> bool:
 
 
 class StreamRedactor:
-    """Redact text that comes in pieces: hold back an end that may be the beginning of a known secret."""
+    """A redactor for text in chunks, which holds back an end that may begin a known secret."""
 
     def __init__(self) -> None:
-        """Begin with nothing held back."""
+        """Begin before the first chunk."""
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Return the text that may be shown by now."""
+        """Add a chunk; return the redacted text that may be shown now."""
         text = self._held + piece
         spans = _spans(text)
         cut = _partial_start(text)
@@ -189,7 +192,7 @@ class StreamRedactor:
         return _replaced(text[:cut], [span for span in spans if span[1] <= cut])
 
     def close(self) -> str:
-        """Return the rest of a stream that has ended."""
+        """Return the redacted rest at the end of the stream."""
         rest, self._held = self._held, ""
         return redact(rest)
 
@@ -200,9 +203,10 @@ def _spellings(value: str) -> set[str]:
     found |= {urllib.parse.quote(data), urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data)}
     for escape in ("%{:02x}", "%{:02X}", "\\x{:02x}", "\\u{:04x}"):
         found.add("".join(map(escape.format, data)))
-    for before in range(3):  # bytes of another text in the same group of three
+    for before in range(3):  # preceding bytes in the same base64 group of three
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
-        own = encoded[(0, 2, 3)[before] : len(encoded) - ((before + len(data)) % 3 > 0)]  # not shared with a neighbor
+        # Without the characters that also encode neighboring bytes.
+        own = encoded[(0, 2, 3)[before] : len(encoded) - ((before + len(data)) % 3 > 0)]
         found |= {own, own.translate(str.maketrans("+/", "-_"))}
     found |= {json.dumps(spelling, ensure_ascii=False)[1:-1] for spelling in found}
     return found | {spelling.replace("\\", "\\\\") for spelling in found}
@@ -228,7 +232,8 @@ def _known_spans(text: str) -> Iterator[Span]:
 
 
 def _shape_spans(text: str) -> Iterator[Span]:
-    lower = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")  # each letter stays in place
+    # Only ASCII letters: `str.lower` may change the length of the text, and with it the spans.
+    lower = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
     for literal, shape in _SHAPES:
         for found in shape.finditer(lower) if literal in lower else ():
             start, end = found.span("value")
@@ -238,7 +243,7 @@ def _shape_spans(text: str) -> Iterator[Span]:
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Order spans, those that overlap as one."""
+    """Sort spans and merge those that overlap."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -257,7 +262,7 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _partial_start(text: str) -> int:
-    """Return where the end of `text` begins that may be the beginning of a known secret; its length for none."""
+    """Return the start of an end of `text` that may begin a known secret; the length of `text` if there is none."""
     spellings = _all_spellings()
     longest = max(map(len, spellings), default=0)
     starts = range(max(len(text) - longest, 0), len(text))

@@ -1,4 +1,4 @@
-"""The signals that ask a command to end: Ctrl-C, a supervisor's SIGTERM, a terminal that goes away."""
+"""Termination signals: Ctrl-C (SIGINT), a supervisor's SIGTERM, and SIGHUP of a closed terminal."""
 
 import signal
 import threading
@@ -11,10 +11,11 @@ TERMINATION_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let them wait until the block has ended: for what must not be left half done.
+    """Delay termination signals until the end of the block, for steps that must not be interrupted.
 
-    Only this thread is deaf to them. The kernel would hand them to another one, and Python runs their handlers in the
-    main thread all the same, so every thread of a command that holds them is started by `start_thread_without_signals`.
+    Only this thread blocks the signals. The kernel would deliver them to another thread, and Python would still run the
+    handlers in the main thread. A command that uses this function therefore starts every thread with
+    `start_thread_without_signals`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
@@ -24,14 +25,14 @@ def defer_signals() -> Iterator[None]:
 
 
 def start_thread_without_signals(thread: threading.Thread) -> None:
-    """Start a thread that hears none of them, from its first instruction to its last."""
-    with defer_signals():  # it inherits what is blocked here
+    """Start a thread that blocks termination signals from its first instruction on."""
+    with defer_signals():  # the new thread inherits the signal mask
         thread.start()
 
 
 @contextmanager
 def allow_signals() -> Iterator[None]:
-    """Inside `defer_signals`: let them end this part of it, at once where one has waited."""
+    """Allow termination signals for a block inside `defer_signals`; a delayed signal is delivered at once."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
@@ -41,6 +42,6 @@ def allow_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From here on they are ignored: what was asked for is done, and the command only has to say so."""
+    """Ignore termination signals from now on: the work is done, and only its result remains to be printed."""
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,16 +1,16 @@
-"""Standard output and standard error: a line that cannot be written is dropped, and the work goes on.
+"""Standard output and standard error: output that cannot be written is dropped, and the command continues.
 
-`take_streams` puts a file of this module below `sys.stdout` and `sys.stderr`, so that the output of libraries, of the
-option parser and of Python itself goes the same way as that of `write`. A full disk, a closed descriptor or a reader
-that has ended never raises an error there; `lost_output` tells what was lost on standard output.
+`take_streams` replaces the files below `sys.stdout` and `sys.stderr`, so that the output of libraries, of the option
+parser and of Python itself is handled like that of `write`. A full disk, a closed descriptor or a reader that has
+exited raises no OSError; `lost_output` returns the reason why standard output is incomplete.
 
-As SIGPIPE would, a reader that has ended ends the command, with 141, until `ignore_sigpipe` is called: before the first
-step that cannot be undone. Standard error counts only where it is the same pipe as standard output. These call it:
+If the reader of standard output exits, the command ends with 141, as with SIGPIPE, until `ignore_sigpipe` is called
+before the first step that cannot be undone. Standard error counts only if it is the same pipe. The callers are:
 
-- `files`, before a file is written or removed, but for caches;
-- `subprocesses`, before a program whose output is followed: it builds, pulls, installs or measures;
-- what changes something else first: a download, a start, a stop, a name for an image, a cache that is removed, and
-  `deploy logprobs`, whose answers take minutes.
+- `files`, before writing or removing a file, except for caches;
+- `subprocesses`, before running a program that builds, pulls, installs or measures;
+- functions that change anything else: a download, a start, a stop, a new image tag, the removal of a cache, and
+  `deploy logprobs`, whose measurements take minutes.
 """
 
 import errno
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-IGNORE_SIGPIPE: Final = "DEPLOY_IGNORE_SIGPIPE"  # set for a `deploy` that another one runs after such a step
+IGNORE_SIGPIPE: Final = "DEPLOY_IGNORE_SIGPIPE"  # set for a `deploy` that another one starts after such a step
 _NAMES: Final = ("stdin", "stdout", "stderr")
 _OUT: Final = 1
 
 
 class _State:
-    """What has happened to the streams of this process."""
+    """The state of the streams of this process."""
 
-    lost: str = ""  # why something was not written to standard output
+    lost: str = ""  # the reason why standard output is incomplete
     sigpipe_ignored: bool = False
-    wait: float | None = None  # seconds for a reader that lives and does not read; None: as long as that lasts
-    waiting: ClassVar[dict[int, "threading.Thread"]] = {}  # what writes, or waits to, by descriptor
+    wait: float | None = None  # seconds to wait for a reader that does not read; None: without limit
+    waiting: ClassVar[dict[int, "threading.Thread"]] = {}  # threads that write or wait to write, by descriptor
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write a text at once. The only function that writes to standard output or standard error."""
+    """Write text and flush it. The only function that writes to standard output or standard error."""
     stream.write(text)
     stream.flush()
 
 
 def take_streams() -> None:
-    """Let no output of this process fail. Called once, before anything else.
+    """Install the streams of this module, so that no output fails. Call this once, before anything else.
 
-    A standard descriptor that is closed is opened on /dev/null: the next file or socket would get its number, and
-    messages would be written into it. What replaces `sys.stdout` (a test's capture) is left alone.
+    Closed standard descriptors are opened on /dev/null; otherwise the next file or socket would get their number, and
+    messages would be written into it. A replacement of `sys.stdout` (a test's capture) is not changed.
     """
     closed = [number for number in range(3) if not _is_open(number)]
     for _ in closed:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - it gets the lowest free number
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process exits
     for number in (1, 2):
         name = _NAMES[number]
         old: TextIO | None = getattr(sys, name)
@@ -67,25 +67,25 @@ def take_streams() -> None:
 
 
 def ignore_sigpipe() -> None:
-    """From here on a reader that has ended does not end the command: something is changed that cannot be undone."""
+    """Continue from now on if the reader of standard output exits: a step follows that cannot be undone."""
     _State.sigpipe_ignored = True
 
 
 def drop_when_stalled() -> None:
-    """From here on drop what a reader does not read within a second: a terminal stopped by Ctrl-S, a hung ssh.
+    """Drop output from now on that is not read within a second: a terminal stopped by Ctrl-S, a hung ssh.
 
-    Only `deploy watch` calls this: it has to act although nobody reads.
+    Only `deploy watch` calls this, because it must act even if nobody reads its output.
     """
     _State.wait = 1.0
 
 
 def lost_output() -> str:
-    """Return why something could not be written to standard output; empty where all was written."""
+    """Return the reason why standard output is incomplete; empty if everything was written."""
     return _State.lost
 
 
 class _Descriptor(io.RawIOBase):
-    """Standard output or standard error; what cannot be written there is dropped."""
+    """Standard output or standard error, dropping output that cannot be written."""
 
     def __init__(self, number: int, *, usable: bool) -> None:
         self.name = f"<{_NAMES[number]}>"
@@ -103,12 +103,12 @@ class _Descriptor(io.RawIOBase):
         return True
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write all of it, or as much as can be written. Raises ReaderGone, see the module."""
+        """Write as much as possible. Raises ReaderGone if the reader exited before `ignore_sigpipe`."""
         text = bytes(data)
         rest = b"\n" + text if self._inside_line else text
         try:
             while rest:
-                written = _write_some(self._number if self._usable else -1, rest)  # EBADF: it was closed at the start
+                written = _write_some(self._number if self._usable else -1, rest)  # -1: EBADF, closed from the start
                 self._inside_line = rest[written - 1 : written] != b"\n"
                 rest = rest[written:]
             self._inside_line = False
@@ -126,7 +126,7 @@ class _Descriptor(io.RawIOBase):
         from orchestrator.core.errors import ReaderGone  # noqa: PLC0415
 
         if threading.current_thread() is threading.main_thread():
-            _State.sigpipe_ignored = True  # once: what ends the command may have something to say
+            _State.sigpipe_ignored = True  # raise only once: cleanup may print as well
             raise ReaderGone
 
 
@@ -135,9 +135,9 @@ def _write_some(number: int, data: bytes) -> int:
 
 
 def _write_in_time(number: int, data: bytes, seconds: float) -> int:
-    """Write in a thread, which is left waiting where nobody reads; while it waits, what follows is dropped.
+    """Write in a thread, which keeps waiting if nobody reads; output in the meantime is dropped. Raises OSError.
 
-    Neither a terminal nor a pipe with two writers tells beforehand how much it takes without waiting. Raises OSError.
+    A thread is needed because neither a terminal nor a pipe with two writers reports how much it accepts at once.
     """
     import threading  # noqa: PLC0415 - most commands start without it
 
@@ -164,18 +164,17 @@ def _write_in_time(number: int, data: bytes, seconds: float) -> int:
 
 
 def _write_now(number: int, data: bytes) -> int:
-    """Raises OSError."""
     while True:
         try:
             return os.write(number, data)
-        except BlockingIOError:  # another process has made this pipe or terminal non-blocking
+        except BlockingIOError:  # another process made this pipe or terminal non-blocking
             import select  # noqa: PLC0415
 
             select.select([], [number], [])
 
 
 def _is_output(number: int) -> bool:
-    """Whether what is written there goes where standard output goes."""
+    """Return whether a descriptor leads to the same file as standard output."""
     try:
         return number == _OUT or os.path.samestat(os.fstat(number), os.fstat(_OUT))
     except OSError:
@@ -198,9 +197,9 @@ def _number(stream: TextIO) -> int | None:
 
 
 def _text(number: int, old: TextIO | None, *, usable: bool) -> io.TextIOWrapper:
-    """A text stream with the encoding of the old one; what that cannot express is escaped."""
+    """Return a text stream with the encoding of the old one, which escapes characters outside that encoding."""
     encoding, errors = (old.encoding, old.errors) if old is not None else ("utf-8", None)
-    # Without a buffer, as Python's own with `-u`: a text that was not written would be tried again, and fail, at exit.
+    # Unbuffered, as with `python -u`: Python would otherwise retry failed output at exit, and fail again.
     return io.TextIOWrapper(
         _Descriptor(number, usable=usable),
         encoding=encoding,

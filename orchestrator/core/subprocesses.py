@@ -1,4 +1,4 @@
-"""The one place that executes a program. Everything above it builds argv lists and executes nothing."""
+"""Execution of programs. All other modules only build argv lists."""
 
 import io
 import os
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 @dataclass(frozen=True, kw_only=True)
 class CompletedProgram:
-    """How a program ended."""
+    """The result of a program that has exited."""
 
     argv: tuple[str, ...]
     code: int
@@ -33,25 +33,25 @@ class CompletedProgram:
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with 0."""
+        """Whether the program exited with 0."""
         return self.code == 0
 
 
 class ProgramMissingError(HostError):
-    """A program that is not on the PATH, or that this user may not execute."""
+    """A program is not on the PATH, or this user may not execute it."""
 
     def __init__(self, program: str) -> None:
-        """`program` is the first word of the argv."""
+        """Create an error for `program`, the first word of an argv."""
         super().__init__(f"there is no program `{program}` on this machine", hint="install it, or correct its path")
 
 
 def quote(argv: Sequence[str]) -> str:
-    """`argv` as one line a POSIX shell reads back to the same words."""
+    """Return `argv` as one line that a POSIX shell splits into the same words."""
     return shlex.join(argv)
 
 
 def python_module_argv(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """The argv of a module, of this Python or of one it has made; the working directory shadows nothing it imports."""
+    """Return the argv that runs a Python module; `-P` keeps the working directory from shadowing its imports."""
     return [python, "-P", "-m", module, *arguments]
 
 
@@ -64,10 +64,10 @@ def run(
     timeout: float | None = None,
     inherits: Sequence[int] = (),
 ) -> CompletedProgram:
-    """Run a program to its end and keep what it printed. `env` as of `start`; it `inherits` these descriptors.
+    """Run a program to its end and capture its output. `env` as in `start`; the program `inherits` these descriptors.
 
-    Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
-    reported with exit code 124, as coreutils' `timeout` does.
+    A program that runs longer than `timeout` seconds is killed, with exit code 124 as with coreutils' `timeout`. Raises
+    ProgramMissingError if there is no such program.
     """
     try:
         done = subprocess.run(
@@ -93,7 +93,7 @@ def run(
 def run_or_127(
     argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str | None] | None = None
 ) -> CompletedProgram:
-    """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
+    """Run a program as `run` does; a missing program gives a result with exit code 127, as in a shell."""
     try:
         return run(argv, timeout=timeout, cwd=cwd, env=env)
     except ProgramMissingError as error:
@@ -101,7 +101,7 @@ def run_or_127(
 
 
 class Program:
-    """A program that was started and may still run. A `with` around it leaves nothing of it behind."""
+    """A started program, which may still be running. At the end of a `with` block its process group is killed."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -116,54 +116,54 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the program and of its group."""
+        """The pid of the program, which is also its process group."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code, -N where signal N ended it, None while it runs."""
+        """The exit code, -N if signal N killed the program, None while it is running."""
         return self._process.poll()
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints, of a program that was started with `output=PIPE`, or with `errors=PIPE` for that alone."""
+        """The output of a program started with `output=PIPE`; with `errors=PIPE` alone, its standard error."""
         pipe = self._process.stdout or self._process.stderr
         assert pipe is not None  # noqa: S101 - for the type
         return pipe
 
     def feed(self, text: str) -> None:
-        """Hand it a text, of a program that was started with `stdin=PIPE`; one that has ended does not mind."""
+        """Write text to a program started with `stdin=PIPE`; ignored if the program has exited."""
         assert self._process.stdin is not None  # noqa: S101 - for the type
         with suppress(BrokenPipeError):
             self._process.stdin.write(text.encode())
             self._process.stdin.flush()
 
     def lines(self) -> Iterator[str]:
-        r"""The lines of its output until nobody holds it open any more; `\r` of a progress bar ends one as well."""
+        r"""Yield the lines of the output until all its writers have exited; `\r` of a progress bar also ends a line."""
         text = io.TextIOWrapper(self.output, encoding="utf-8", errors="replace")
         try:
             for line in text:
                 yield line.rstrip("\n")
         finally:
-            with suppress(ValueError):  # the pipe is closed already
-                text.detach()  # or else the pipe would be closed with it
+            with suppress(ValueError):  # the pipe is already closed
+                text.detach()  # otherwise the pipe would be closed together with the wrapper
 
     def wait(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait until the program exits; return its exit code."""
         return self._process.wait()
 
     def wait_for(self, seconds: float) -> int | None:
-        """Wait so long for its end; its exit code, None where it runs on."""
+        """Wait at most `seconds` for the program to exit; return its exit code, None if it is still running."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def send(self, number: signal.Signals) -> None:
-        """Send the program a signal, and nothing where it has ended."""
+        """Send a signal to the program, unless it has exited."""
         self._process.send_signal(number)
 
     def end(self, number: signal.Signals, *, grace: float = 0.0) -> None:
-        """Send its whole group a signal, and kill what is left of it after `grace` seconds."""
+        """Send a signal to the process group; kill the group after `grace` seconds."""
         for each in (number, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, each)
@@ -173,7 +173,7 @@ class Program:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what it was fed, and did not read
+                with suppress(BrokenPipeError):  # input that the program did not read
                     pipe.close()
 
 
@@ -187,15 +187,15 @@ def start(
     errors: int | IO[bytes] | None = None,
     tied: bool = False,
 ) -> Program:
-    """Start a program in a session of its own, where Ctrl-C does not reach it, and return at once.
+    """Start a program in a new session, where Ctrl-C does not reach it, and return at once.
 
-    One that is `tied` is in a group of its own of this session, and the kernel kills it when this process ends.
+    A `tied` program gets a new process group in this session instead, and the kernel kills it when this process exits.
 
-    `env` is added to this process's environment without its secrets; a variable that is None is taken out of it.
-    `stdin` is what it reads, or `PIPE` to hold it open. `output` is a file, `PIPE` or None for this process's own;
-    `errors` go there too, or into a file.
+    `env` is added to this process's environment, which is stripped of secrets; a variable that is None is removed.
+    `stdin` is the program's input, or `PIPE` to keep it open. `output` is a file, `PIPE`, or None to inherit this
+    process's streams; standard error goes there too, unless `errors` names another target.
 
-    Raises ProgramMissingError where there is no such program, OSError where it cannot be executed.
+    Raises ProgramMissingError if there is no such program, OSError if it cannot be executed.
     """
     with _readable(stdin) as given:
         try:
@@ -216,7 +216,7 @@ def start(
 
 
 def exec_program(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
-    """Let a program take this process's place, with its whole environment, secrets too, and these variables."""
+    """Replace this process by a program with the whole environment, including secrets, and the variables in `env`."""
     os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - that is what it is for
 
 
@@ -229,13 +229,13 @@ def follow(
     stdin: bytes = b"",
     grace: float = 0.0,
 ) -> int:
-    """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
+    """Run a program to its end, pass each line of its output (both streams) to `on_line`, and return its exit code.
 
-    Such a program builds, installs or measures: SIGPIPE no longer ends the command. `env` and `stdin` as of `start`. An
-    exception that ends the waiting, Ctrl-C above all, interrupts the program, and kills what is left of it after
-    `grace` seconds. The kernel kills it when this process is killed.
+    SIGPIPE no longer ends the command, because the program builds, installs or measures. `env` and `stdin` as in
+    `start`. An exception during the wait, such as Ctrl-C, interrupts the program, and its group is killed after `grace`
+    seconds. If this process is killed, the kernel kills the program.
 
-    Raises ProgramMissingError where there is no such program.
+    Raises ProgramMissingError if there is no such program.
     """
     ignore_sigpipe()
     with start(argv, cwd=cwd, env=env, stdin=stdin, output=PIPE, tied=True) as program:
@@ -249,10 +249,11 @@ def follow(
 
 
 def run_attached(argv: Sequence[str], **environ: str) -> int:
-    """Run a program on this terminal to its end, with these variables, and return its exit code.
+    """Run a program on this terminal to its end, with additional variables, and return its exit code.
 
-    It inherits all that this process has, secrets too. Ctrl-C reaches it exactly once and is raised here only after it
-    has cleaned up and ended. It may change anything: SIGPIPE no longer ends the command.
+    The program inherits the whole environment, including secrets. Ctrl-C is passed on to the program exactly once, and
+    raised here only after the program has exited. SIGPIPE no longer ends the command, as the program may change
+    anything.
     """
     ignore_sigpipe()
     program = start(argv, env={**os.environ, **environ})
@@ -265,7 +266,7 @@ def run_attached(argv: Sequence[str], **environ: str) -> int:
 
 
 def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
-    """This process's environment without its secrets, with these variables; one that is None is taken out."""
+    """Return this process's environment without secrets and with `changes`; a variable that is None is removed."""
     kept = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value.strip())}
     both = {**kept, **(changes or {})}
     return {name: value for name, value in both.items() if value is not None}
@@ -273,20 +274,20 @@ def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
 
 @contextmanager
 def _readable(stdin: bytes | int) -> Iterator[IO[bytes] | int]:
-    """`stdin` as something a program can read from; no bytes are the end of the file."""
+    """Yield `stdin` as a file or descriptor for a program; empty bytes give an immediate end of file."""
     if not isinstance(stdin, bytes):
         yield stdin
     elif not stdin:
         yield subprocess.DEVNULL
     else:
-        with os.fdopen(os.memfd_create("stdin"), "w+b") as file:  # no disk, which may be full
+        with os.fdopen(os.memfd_create("stdin"), "w+b") as file:  # in memory, because a disk may be full
             file.write(stdin)
             file.seek(0)
             yield file
 
 
 def _interruption() -> signal.Signals:
-    """SIGINT, but SIGTERM where SIGINT is ignored, as in a script's background job: a child inherits that."""
+    """Return SIGINT, or SIGTERM if SIGINT is ignored: children inherit that, as in a script's background job."""
     return signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
 
 
@@ -297,7 +298,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 
     def arrange() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the kernel was told
+        if os.getppid() != parent:  # the parent exited before the call of prctl
             os._exit(1)
 
     return arrange

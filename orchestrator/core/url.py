@@ -1,4 +1,4 @@
-"""The URL of an endpoint, read strictly."""
+"""Strict parsing of an endpoint's URL."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -8,7 +8,7 @@ from orchestrator.core.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where an endpoint is reached. `base` is a path in front of the API's own, without a slash at the end."""
+    """The address of an endpoint. `base` is a path prefix of the API, without a trailing slash."""
 
     host: str
     port: int
@@ -17,11 +17,11 @@ class Address:
 
     @classmethod
     def from_url(cls, url: str) -> "Address":
-        """Read `http[s]://host[:port][/base]`. Raises UsageError."""
+        """Parse `http[s]://host[:port][/base]`. Raises UsageError, also for a URL with a user or a password."""
         try:
             parts = urlsplit(url)
             port = parts.port
-            (parts.hostname or "").encode("idna")  # as the look-up of a name does
+            (parts.hostname or "").encode("idna")  # raises for names that cannot be resolved
         except ValueError as error:
             raise UsageError(f"`{url}` is not a URL: {error}") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -34,6 +34,6 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The endpoint as a URL, without anything that could be a credential."""
+        """The endpoint as a URL, without credentials, query and fragment."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"

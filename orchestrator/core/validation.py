@@ -1,4 +1,4 @@
-"""From a file to a value that its schema has checked; otherwise what is wrong with it, each fault at file and line."""
+"""Validation of files against pydantic models, with every problem reported at its file and line."""
 
 import json
 import re
@@ -28,7 +28,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-# Keys by their old name, with their new one: the nearest known key would often be another.
+# New names of renamed keys by their old names: a search by spelling would often suggest another key.
 RENAMED_KEYS: Final[Mapping[str, str]] = {
     "about": "context",
     "accept_known_bad": "allow_known_issues",
@@ -116,12 +116,12 @@ def _image_name(text: str) -> str:
     return _image(text)
 
 
-# Texts end up in scripts, labels and comments: each is one line, unless its field is prose.
+# Texts are written into scripts, labels and comments, so each is a single line unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
-Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # stands alone in a command: in one piece, and no option
-AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image, where a Dockerfile names it
+Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # a single argument of a command, and never an option
+AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image; a Dockerfile contains it
 Image: TypeAlias = Annotated[str, AfterValidator(_image)]
-ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, beside its digest
+ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, followed by a digest
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -135,22 +135,22 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
-    """The YAML file at `path`; `name` is what messages call it. Raises `fault` with every problem and its line."""
+    """Read the YAML file at `path`; messages call it `name`. Raises `fault` with every problem and its line."""
     try:
         text = files.read_file(path, most=_MOST).decode()
-    except (OSError, ValueError) as error:  # ValueError: bytes that are no UTF-8, a name with a NUL
+    except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(f"`{name}` cannot be read: {reason}", where=name) from error
     return read_document(text, name, fault=fault)
 
 
 def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployError] = ProfileError) -> Model:
-    """The YAML file at `path` as a `kind`. Raises `fault` with every problem and its line."""
+    """Read the YAML file at `path` as a model `kind`. Raises `fault` with every problem and its line."""
     return model_of(read_file(path, name, fault=fault), kind, fault=fault)
 
 
 def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:
-    """A document as a `kind`. Raises `fault` with every problem and its line."""
+    """Validate a document as a model `kind`. Raises `fault` with every problem and its line."""
     message = f"`{document.name}` is not valid"
     return validate(document.data, kind, place=document.place, message=message, fault=fault)
 
@@ -163,7 +163,10 @@ def validate(
     message: str,
     fault: type[DeployError] = ProfileError,
 ) -> Model:
-    """`data` as a `kind`. Raises `fault` with `message` and every problem at its `place`."""
+    """Validate `data` as a model `kind`. Raises `fault` with `message` and every problem.
+
+    `place` returns the location of a key path.
+    """
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
@@ -172,7 +175,7 @@ def validate(
 
 
 def drop_unknown_keys(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, Data]:
-    """A copy of the data without the keys that the `kind` does not know."""
+    """Return a copy of the data without keys that the model `kind` does not have."""
     copy: dict[str, Any] = json.loads(json.dumps(data))
     try:
         kind.model_validate_json(json.dumps(data))
@@ -193,10 +196,10 @@ def validation_problems(
     data: Any = None,  # noqa: ANN401 - data of any shape is looked into
     kind: type[BaseModel] | None = None,
 ) -> tuple[Problem, ...]:
-    """One problem a fault: the key and what is wrong with it, at its `place` (by key path).
+    """Return the problems of a validation error; `place` returns the location of a key path.
 
-    With the `data` that was looked at, the path is the one a user wrote: pydantic names the members of a union as well,
-    and those are no keys. With the `kind`, a key that is not known leads to the nearest one that is.
+    With the validated `data`, messages show the key path that the user wrote: pydantic's own path also names members of
+    a union, which are no keys. With the model `kind`, an unknown key gets a hint with the most similar known one.
     """
     return truncate_problems(_problems(error, place, data, kind))
 
@@ -213,7 +216,7 @@ def _problems(
 
 
 def _written(details: ErrorDetails, data: Any) -> KeyPath:  # noqa: ANN401
-    """The steps of an error's location that are keys of `data`, and the key that is missing there."""
+    """Return the steps of an error's location that are keys or indexes of `data`, and the missing key if it is one."""
     path: KeyPath = ()
     for step in details["loc"]:
         inside = isinstance(data, dict) and step in data
@@ -241,7 +244,10 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
 
 
 def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
-    """The new or the nearest name of an unknown key; what a text is that has not its form, or else the form."""
+    """Return a hint: for an unknown key, its new or nearest name; for text of a wrong format, the field's description.
+
+    A field without a description gets its pattern.
+    """
     if details["type"] == "string_pattern_mismatch":
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
         said = _known_keys(kind, above).get(name) if kind else None
@@ -254,9 +260,9 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
 
 
 def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:
-    """The keys that may stand below `parents`, and what each is.
+    """Return the keys that are valid below `parents`, each with its description.
 
-    A step that is no field is an index, or names the member of a union.
+    A step that is no field is an index, or the name of a union member, and is skipped.
     """
     kinds = {kind}
     for step in parents:

@@ -1,11 +1,11 @@
-"""YAML, read strictly, with the place of every key kept; and written, for other programs.
+"""Strict reading of YAML, with the location of every key; and writing of YAML for other programs.
 
-PyYAML keeps the last of two equal keys and reads `no`, `012` and `22:30` as other types than they look. Here a
-duplicate key is an error, and only `true`, `false`, `null`, decimal integers and decimal fractions are anything but
-text. Anchors, aliases and tags are refused: a value stands where it is read.
+PyYAML keeps the last of two equal keys, and reads `no`, `012` and `22:30` as surprising types. Here a duplicate key is
+an error, and every plain value is text, except `true`, `false`, `null`, decimal integers and decimal fractions.
+Anchors, aliases and tags are rejected, so that each value is written where it is used.
 
-The parser's events are read one by one, not composed: an alias is refused and never followed, and what is nested deeper
-than anything of ours ends the reading (`yaml.compose` crashes at 100,000 levels, PyYAML 6.0.3).
+The reader consumes the parser's events one by one instead of composing a document. Aliases are rejected and never
+followed, and reading ends at a fixed depth (`yaml.compose` crashes at 100,000 levels, PyYAML 6.0.3).
 """
 
 import math
@@ -22,8 +22,8 @@ from orchestrator.core.text import first_control_char
 Data: TypeAlias = "bool | int | float | str | list[Data] | dict[str, Data] | None"
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-MAX_DEPTH: Final = 20  # levels of nesting; our own files have six
-_DIGITS: Final = 40  # a longer number is text: no size, port or count has as many
+MAX_DEPTH: Final = 20  # levels of nesting; the shipped files have six
+_DIGITS: Final = 40  # a longer number is text: no size, port or count has so many digits
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
 _FRACTION: Final = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+\Z")
 _WIDTH: Final = 118
@@ -33,14 +33,14 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's pars
 
 @dataclass(frozen=True)
 class Document:
-    """One file: its name as shown to the user, its data, and where each key path stands (1-based line)."""
+    """One YAML file: its name in messages, its data, and the line of each key path, counted from 1."""
 
     name: str
     data: dict[str, Data]
     lines: Mapping[KeyPath, int]
 
     def place(self, path: KeyPath) -> str:
-        """`file:line` of a key path, or of the nearest thing that holds it."""
+        """Return `file:line` of a key path, or of the nearest parent that is in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.name}:{self.lines[path]}" if path in self.lines else self.name
@@ -59,7 +59,7 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         raise fault(f"this is not YAML: {error.problem}", where=f"{name}{line}") from error
     except yaml.reader.ReaderError as error:
         raise fault(f"this is not text: {error.reason}", where=name) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: half of a surrogate pair, an escape beyond Unicode
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode
         raise fault(f"this is not text: {error}", where=name) from error
     if reader.problems:
         raise fault(f"`{name}` cannot be read", problems=truncate_problems(reader.problems))
@@ -67,7 +67,7 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
 
 
 def read_scalar(text: str) -> Data:
-    """One value as it would be read in a file: `--set tp=4` means the number, `--set name=on` the word."""
+    """Return a plain value as read from a file: `--set tp=4` gives a number, `--set name=on` text."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.match(text) and len(text) <= _DIGITS:
@@ -78,7 +78,7 @@ def read_scalar(text: str) -> Data:
 
 
 def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
-    """Write comments, then data in the order of its keys, texts of several lines as blocks, nothing by reference."""
+    """Return YAML: comments, then data in the order of its keys; text of several lines as blocks; no aliases."""
     head = "".join(f"# {comment}\n" for comment in comments)
     return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
 
@@ -96,7 +96,7 @@ _Dumper.add_representer(str, _text)
 
 
 class _Reader:
-    """Turns the parser's events into data and remembers where each key path was."""
+    """A builder of data from the parser's events, which records the line of each key path."""
 
     def __init__(self, text: str, name: str, fault: type[DeployError]) -> None:
         self._events = yaml.parse(text, Loader=_LOADER)
@@ -106,7 +106,7 @@ class _Reader:
         self.lines: dict[KeyPath, int] = {}
 
     def document(self) -> dict[str, Data]:
-        """Read the mapping that the file holds; an empty file holds an empty one."""
+        """Read the mapping in the file; an empty file gives an empty one."""
         data: Data = {}
         begun = False
         for event in self._events:
@@ -127,7 +127,7 @@ class _Reader:
         self.problems.append(Problem(message, f"{self._name}:{_line(event)}", hint))
 
     def _value(self, event: yaml.Event, path: KeyPath, line: int) -> Data:
-        """Read the value that begins with `event`, to its last event."""
+        """Read the whole value that begins with `event`."""
         self._check(event)
         self.lines.setdefault(path, line)
         if isinstance(event, yaml.ScalarEvent):
@@ -162,7 +162,7 @@ class _Reader:
         return data
 
     def _check(self, event: yaml.Event) -> None:
-        """Refuse what is not used here: aliases, anchors, tags, characters that are no text."""
+        """Record a problem for aliases, anchors, tags and control characters."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             self._refuse("anchors and aliases are not used here", event, "write the value where it is needed")
         elif tag := getattr(event, "tag", None):
@@ -176,6 +176,6 @@ def _line(event: yaml.Event) -> int:
 
 
 def _scalar(event: yaml.ScalarEvent) -> Data:
-    if event.style:  # quoted, or a block: text
+    if event.style:  # quoted or a block, hence text
         return str(event.value)
     return read_scalar(event.value) if event.value else None
