@@ -86,7 +86,7 @@ class Catalog:
     def find(self, kind: EntryKind, name: str) -> Path | None:
         """Return the file of an entry, None if there is none. Raises ProfileError if it is no file, or is too large.
 
-        An unusable entry in the user's home is an error, rather than a reason to use the shipped one.
+        An unusable entry in the user's home is an error; the shipped file does not silently replace it.
         """
         if not is_valid_name(name):
             return None

@@ -174,7 +174,7 @@ class OutputError(DeployError):
     exit_code = 12
 
 
-class Interrupted(DeployError):  # noqa: N818 - the field says "interrupted"
+class Interrupted(DeployError):  # noqa: N818 - "interrupted" is the usual term, without "Error"
     """Ctrl-C, after the command has stopped everything it started."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""Total time and size limits for httpx, which limits only single waits: a response may drip for ever, or never end."""
+"""Total time and size limits for httpx, which limits only single waits: a response may drip forever, or never end."""
 
 from __future__ import annotations
 

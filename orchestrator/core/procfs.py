@@ -59,7 +59,7 @@ def read_cmdline(pid: int) -> str:
 
 
 def process_identity(pid: int) -> str:
-    """Return the boot id, pid and start time of a process, which together identify it for ever."""
+    """Return the boot id, pid and start time of a process, which together identify it forever."""
     process = read_process(pid)
     return f"{_boot()}/{pid}/{process.started if process else 0}"
 

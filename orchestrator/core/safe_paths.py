@@ -253,7 +253,7 @@ def naming(path: Path) -> Iterator[None]:
 class NamedFile(io.FileIO):
     """A file whose write errors contain its name, also when a buffer around it is flushed."""
 
-    def write(self, data: Any) -> int:  # noqa: ANN401 - what a buffer gives
+    def write(self, data: Any) -> int:  # noqa: ANN401 - any bytes-like object
         """Write without buffering. Raises OSError that names the file."""
         with naming(self.name):
             return super().write(data)

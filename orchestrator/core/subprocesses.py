@@ -46,7 +46,7 @@ class ProgramMissingError(HostError):
 
 
 def quote(argv: Sequence[str]) -> str:
-    """Return `argv` as one line that a POSIX shell splits into the same words."""
+    """Return `argv` as a single line that a POSIX shell splits into the same words."""
     return shlex.join(argv)
 
 
@@ -217,7 +217,7 @@ def start(
 
 def exec_program(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
     """Replace this process by a program with the whole environment, including secrets, and the variables in `env`."""
-    os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - that is what it is for
+    os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - the purpose of this function
 
 
 def follow(

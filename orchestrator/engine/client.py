@@ -1,8 +1,8 @@
 """A synchronous client of a server: health, models, completions, streams, sglang's own API, metrics.
 
 The client guards against a hostile or broken server: every request has a total time limit, every response a size limit;
-redirects are not followed, and proxies from the environment are ignored. Each connection serves one request: opening
-one costs little beside the seconds of a response, and a reused one might already be closed by the server.
+redirects are not followed, and proxies from the environment are ignored. Each connection serves one request: a new
+connection costs little compared with the seconds that a response takes, and the server might have closed an old one.
 """
 
 import json
@@ -62,8 +62,7 @@ HEALTH_LIMITS: Final = TimeLimits(connect=2, silence=25, whole=27)
 class EngineClient:
     """A client of one server.
 
-    Each request raises NoResponseError if no complete response arrives, and UnexpectedResponseError for an unusable
-    one.
+    Each request raises NoResponseError if no complete response arrives, UnexpectedResponseError if it is unusable.
     """
 
     def __init__(
@@ -242,7 +241,10 @@ def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
 
 
 def _tls(url: str) -> ssl.SSLContext:
-    """Return a context with the system's authorities and `SSL_CERT_FILE`; for plain HTTP an empty one, made faster."""
+    """Return a TLS context that trusts the system's authorities and `SSL_CERT_FILE`.
+
+    For plain HTTP the context is empty, because loading the authorities takes time.
+    """
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -346,7 +346,7 @@ _FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def _one_node(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Reject several nodes: sglang would wait for them for ever; server_args.py:6632 also divides by their number."""
+    """Reject several nodes: sglang would wait for them forever; server_args.py:6632 also divides by their number."""
     for name, only in (("nnodes", 1), ("node-rank", 0)):
         if given.number(name) not in {None, only}:
             message = f"`--{name}` is {only}: a profile is one node's, and none joins it"

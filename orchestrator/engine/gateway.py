@@ -1,7 +1,7 @@
 """SGLang's gateway, smg: launch line, API paths and keys.
 
-A gateway routes the requests to one URL to equal replicas. `READINESS` tells whether a gateway can take requests:
-`/health` answers 200 even without a worker (smg 1.13.0, model_gateway/src/server.rs).
+A gateway accepts requests at one URL and routes them to equal replicas. `READINESS` tells whether the gateway can take
+requests: `/health` answers 200 even without a worker (smg 1.13.0, model_gateway/src/server.rs).
 
 The replicas have the same API key as the clients. The gateway forwards the client's key, and sends its own only if the
 client sends none (model_gateway/src/routers/header_utils.rs). A separate client key (`tenant_api_keys`) would be

@@ -53,7 +53,7 @@ class RotatingLog:
         self._file.close()
 
     def _turn(self) -> None:
-        """Begin a new segment. If a step fails, the log goes on in the old one."""
+        """Begin a new segment. Raises OSError; later writes then still go to the old segment."""
         full = segments(self._path)
         fresh = self._open(beside := self._path.with_name(f"{self._path.name}.new"))
         move(self._path, segment_path(self._path, full[-1] + 1 if full else 1))
