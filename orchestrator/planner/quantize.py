@@ -271,9 +271,9 @@ def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir
     missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
     if missing > free:
         raise HostError(
-            f"{missing / 1e9:,.1f} GB are to come and {free / 1e9:,.1f} GB are free",
+            f"not enough disk space: {missing / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free",
             where=str(target.parent),
-            hint="free some, or name a target on another disk",
+            hint="free up space, or choose a target on another disk",
         )
 
 

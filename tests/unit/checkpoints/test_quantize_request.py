@@ -59,7 +59,7 @@ def test_a_disk_that_does_not_hold_it(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
-    assert refused(request_, home, HostError).startswith("1.1 GB are to come and 1.0 GB are free")
+    assert refused(request_, home, HostError).startswith("not enough disk space: 1.1 GB needed, 1.0 GB free")
 
 
 def test_a_disk_that_holds_the_shards_and_not_the_rest(
@@ -69,7 +69,7 @@ def test_a_disk_that_holds_the_shards_and_not_the_rest(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free))  # type: ignore[attr-defined]
     with (request_.source / "consolidated.pth").open("wb") as file:
         file.truncate(2_000_000_000)
-    assert "GB are to come and" in refused(request_, home, HostError)
+    assert "not enough disk space" in refused(request_, home, HostError)
 
 
 def test_a_machine_without_a_compiler(
