@@ -20,12 +20,7 @@ from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
 from orchestrator.engine.refusals import refused
 
 _DSA_PAGE: Final = 64  # tokens; server_args.py:3622
-_DSA_KV_TYPES: Final = (
-    "auto",
-    "bf16",
-    "bfloat16",
-    "fp8_e4m3",
-)  # server_args.py:3426; 0.5.23 overrides.py:541
+_DSA_KV_TYPES: Final = ("auto", "bf16", "bfloat16", "fp8_e4m3")  # server_args.py:3426; 0.5.23 overrides.py:541
 _PAGED_TREE: Final = ("flashinfer", "fa3", "triton")  # arg_groups/speculative_hook.py:395
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 _LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # known to both Python's logging and uvicorn

@@ -1,7 +1,4 @@
-"""The `Runtime` base class, which every folder of this package subclasses, and its value types.
-
-The registry of all runtimes is in `orchestrator/runtimes/__init__.py`.
-"""
+"""The `Runtime` base class, which every folder of this package subclasses, and its value types."""
 
 from __future__ import annotations
 
@@ -307,10 +304,7 @@ class Runtime(ABC):
 
     @classmethod
     def saved_state(cls, _run_dir: Path) -> ServerState | None:
-        """Return the state of a server from the record in its run directory; None if there is none.
-
-        Raises HostError.
-        """
+        """Return the state of a server from the record in its run directory, else None. Raises HostError."""
         return None
 
     # Instance methods: running servers
@@ -367,10 +361,7 @@ class Runtime(ABC):
         """Ask a unit to finish its requests and exit; does not wait for it."""
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Stop several units in this order; they drain at the same time.
-
-        A failure for one does not prevent the others.
-        """
+        """Stop several units in this order; they drain at the same time, and a failure of one stops no other."""
         for unit in units:
             with suppress(HostError):  # `stop` reports the error
                 self.ask_to_end(unit)

@@ -218,7 +218,7 @@ def test_a_disk_that_fills_up_while_staging(hub: Hub, small_disk: Path) -> None:
     full = stage(hub, small_disk)
     assert full.returncode == 4
     assert "the disk is full" in full.stderr
-    assert "run the same again" in full.stderr
+    assert "run the same command again" in full.stderr
     hub.before_body = lambda: None
     early = stage(hub, small_disk)
     assert (early.returncode, "not enough disk space" in early.stderr) == (4, True)

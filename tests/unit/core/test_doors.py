@@ -120,7 +120,7 @@ def test_a_lock_names_no_file_that_is_none(name: str) -> None:
     texts: dict[str, object] = {each: {} for each in ("checkpoint", "patches", "files", "unknown", "plan")}
     sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
     assert _lock(sound).files
-    with pytest.raises(ValueError, match="is not the name of a file"):
+    with pytest.raises(ValueError, match="invalid file name"):
         _lock(sound | {"files": {name: "0" * 64}})
 
 

@@ -242,7 +242,7 @@ def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
     monkeypatch.setattr(prebuilt, "_REGISTRY", unasked)
     held = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.image_pull_policy=Never")
     assert previewed(*held).prebuilt_image == "ghcr.io/me/tp8:v1"
-    assert "looked for on the nodes alone" in capsys.readouterr().err
+    assert "is on the nodes only; its receipt is not compared" in capsys.readouterr().err
 
 
 def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:

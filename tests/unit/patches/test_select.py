@@ -74,7 +74,7 @@ def test_an_environment_patch_sets_its_variable_with_its_origin() -> None:
 def test_a_table_leads_aiter_to_itself_only_where_it_was_given() -> None:
     without, given = select_patches(LEDGER, facts("0.5.16")), select_patches(LEDGER, facts("0.5.16", table="ab" * 32))
 
-    assert "no `moe-table` is given" in without[0].reason
+    assert "no input `moe-table`" in without[0].reason
     assert patch_env(LEDGER, without) == ()
     assert given[0].input_sha256 == "ab" * 32
     assert [variable.name for variable in patch_env(LEDGER, given)] == ["AITER_CONFIG_FMOE"]
