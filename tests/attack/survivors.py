@@ -55,8 +55,8 @@ def _survivors(home: Path, port: int, *, killed: bool) -> Iterator[str]:
             yield from _held(path)
         elif _BESIDE.fullmatch(path.name) and not killed:
             yield f"half written: {path.relative_to(home)}"
-        elif path.suffix == ".json" and path.is_file():
-            yield from _odd(path)
+        elif path.suffix == ".json" and path.is_file() and not (killed and ".making-" in str(path)):
+            yield from _odd(path)  # but for a checkpoint that a killed command was generating
 
 
 def _held(lock: Path) -> Iterator[str]:

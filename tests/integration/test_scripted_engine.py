@@ -121,7 +121,7 @@ def test_every_panel_has_data_each_fault_is_told_by_its_own_alert_alone_and_both
         with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
             taken = next(each for each in client.get("/workers").json()["workers"] if each["url"] == real.url)
             assert client.delete(f"/workers/{taken['id']}").status_code == 202
-        wait_for(lambda: fires() == {"DeployReplicaLeftOut"})
+        wait_for(lambda: fires() == {"DeployReplicaNotRouted"})
         its_end = told(real, signal.SIGTERM)
         wait_for(lambda: fires() == {"DeployReplicaDown"})
         os.kill(pair.pid(pair.handle), signal.SIGKILL)
