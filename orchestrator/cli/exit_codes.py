@@ -94,7 +94,12 @@ def _exit_with(error: DeployError) -> NoReturn:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error: a library may catch KeyboardInterrupt and raise its own exception."""
+    """Return whether Ctrl-C caused an error: a library may catch KeyboardInterrupt and raise its own exception.
+
+    pydantic-core chains none; the text of its SchemaError ends with the name of the exception that it caught.
+    """
+    if "KeyboardInterrupt" in str(error):
+        return True
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,6 +1,7 @@
 """Exit codes follow the class of a mistake, whichever command meets it."""
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,10 +161,17 @@ def test_a_full_disk_is_answered_with_what_moves_the_file(
     assert f"hint: free disk space, {hint}" in capsys.readouterr().err
 
 
-def test_ctrl_c_that_a_library_has_wrapped_is_still_an_interrupt() -> None:
-    def command() -> None:
-        raise RuntimeError("cannot import") from KeyboardInterrupt()
+def chained() -> None:
+    raise RuntimeError("cannot import") from KeyboardInterrupt()
 
+
+def told_in_its_text() -> None:
+    """As pydantic-core does while it builds a model."""
+    raise ValueError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
+
+
+@pytest.mark.parametrize("command", [chained, told_in_its_text])
+def test_ctrl_c_that_a_library_has_wrapped_is_still_an_interrupt(command: Callable[[], None]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == 130
