@@ -76,7 +76,7 @@ class BenchOptions:
 
 
 def is_url(target: str) -> bool:
-    """Whether `target` is a URL rather than the name of a server."""
+    """Return whether `target` is a URL rather than the name of a server."""
     return "://" in target
 
 

@@ -43,7 +43,7 @@ def steady_window(records: Sequence[RequestRecord]) -> tuple[float, float] | Non
 
 
 def is_long_enough(window: tuple[float, float]) -> bool:
-    """Whether the window is long enough for a valid rate: at least one median latency."""
+    """Return whether the window is long enough for a valid rate: at least one median latency."""
     begin, end = window
     return end - begin >= begin / 2
 

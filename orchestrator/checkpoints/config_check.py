@@ -71,7 +71,7 @@ class _Checkpoint:
         return layer < self.layers or self.drafts
 
     def is_certain(self, module: str) -> bool:
-        """Whether sglang builds this module by the config for certain."""
+        """Return whether sglang builds this module by the config for certain."""
         match = LAYER.fullmatch(module)
         known = self.architecture is not None and match is not None and module.startswith("model.layers.")
         return known and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR

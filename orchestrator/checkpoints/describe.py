@@ -67,7 +67,7 @@ class _FactReader:
         self.kind = self.known or Architecture(attention="other")
 
     def is_overridden(self, key: str) -> bool:
-        """Whether the user sets the key, or a section that contains it."""
+        """Return whether the user sets the key, or a section that contains it."""
         return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
 
     def all(self) -> dict[str, Callable[[], ConfigFact | None]]:

@@ -54,7 +54,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
 
 
 def is_generated(directory: Path, generator: Path) -> bool:
-    """Whether the directory was made by this generator."""
+    """Return whether the directory was made by this generator."""
     marker = directory / _MARKER
     return marker.is_file() and marker.read_text() == _digest(generator)
 

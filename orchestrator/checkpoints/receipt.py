@@ -43,7 +43,7 @@ class CheckpointReceipt:
     allow_mismatch: bool
 
     def is_for(self, model: Model) -> bool:
-        """Whether the receipt is for this model's checkpoint."""
+        """Return whether the receipt is for this model's checkpoint."""
         pinned = model.checkpoint.revision
         as_pinned = pinned is None or self.revision is None or self.revision.startswith(pinned)
         return self.location == model.checkpoint.path and as_pinned

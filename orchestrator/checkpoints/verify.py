@@ -54,7 +54,7 @@ def checkpoint_directory(model: Model, home: Home) -> Path:
 
 
 def needs_mtp(plan: Plan) -> bool:
-    """Whether the server uses the checkpoint's MTP layer for speculative decoding."""
+    """Return whether the server uses the checkpoint's MTP layer for speculative decoding."""
     return plan.serving.drafts is not None and plan.serving.drafts.by_checkpoint
 
 
@@ -189,7 +189,7 @@ def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt,
 
 
 def is_fatal(mismatch: Mismatch, sglang: str) -> bool:
-    """Whether a mismatch is fatal to this version of sglang; an empty version counts only if all versions do."""
+    """Return whether a mismatch is fatal to this version of sglang; an empty version counts only if all versions do."""
     if not mismatch.sglang:
         return mismatch.fatal
     return mismatch.fatal and bool(sglang) and SpecifierSet(mismatch.sglang).contains(sglang, prereleases=True)

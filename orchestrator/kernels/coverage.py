@@ -119,12 +119,12 @@ class Coverage:
 
 
 def uses_tuned_table(plan: Plan) -> bool:
-    """Whether the plan's server runs a fused MXFP4 MoE, the only kind with a table of its own."""
+    """Return whether the plan's server runs a fused MXFP4 MoE, the only kind with a table of its own."""
     return queries_aiter_tables(plan) and is_mxfp4(plan)
 
 
 def queries_aiter_tables(plan: Plan) -> bool:
-    """Whether the plan's server looks up a fused MoE in aiter's tables, by a supported key."""
+    """Return whether the plan's server looks up a fused MoE in aiter's tables, by a supported key."""
     known = is_mxfp4(plan) or plan.model.quantization == "fp8"
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
 

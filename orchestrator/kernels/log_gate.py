@@ -192,7 +192,7 @@ def _bounded(rest: bytes) -> bytes:
 
 
 def _consistent(match: re.Match[str]) -> bool:
-    """Whether the tail belongs to the head, and the tokens are a bucket; false for two lines run together."""
+    """Return whether the tail belongs to the head, and the tokens are a bucket; false for two lines run together."""
     ends = {"fallback": ", using heuristic", "unavailable": ", using default"}
     kind = next((name for name in ends if match[name]), None)
     tail = match["tail"] or ""

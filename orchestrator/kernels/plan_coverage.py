@@ -146,7 +146,7 @@ def _how_to_check(plan: Plan) -> str:
 
 
 def needs_table(plan: Plan) -> bool:
-    """Whether the plan's server uses a table of tuned kernels instead of aiter's own."""
+    """Return whether the plan's server uses a table of tuned kernels instead of aiter's own."""
     return uses_tuned_table(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
 
 

@@ -45,7 +45,7 @@ class TritonReport:
 
 
 def uses_triton_configs(plan: Plan) -> bool:
-    """Whether the plan's server may look up Triton configurations of fused MoE."""
+    """Return whether the plan's server may look up Triton configurations of fused MoE."""
     return plan.engine.platform == "cuda" and plan.model.moe is not None
 
 

@@ -61,7 +61,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
 
 
 def same_load(one: Comparison, other: Comparison) -> bool:
-    """Whether two results have the same load, so that a change between them comes from the server."""
+    """Return whether two results have the same load, so that a change between them comes from the server."""
     sent = [[each.result.run.workload.get(key) for key in _SENDING] for each in (one, other)]
     return sent[0] == sent[1]
 

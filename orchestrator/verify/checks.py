@@ -297,7 +297,7 @@ def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
 
 
 def _goes_on_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
-    """Whether what follows the first token of an answer is what a greedy server says after it."""
+    """Return whether what follows the first token of an answer is what a greedy server says after it."""
     greedy = client.generate([*prompt, *answer[:1]], tokens=_ALIKE, rank=rank).ids
     return tuple(answer[1 : 1 + _ALIKE]) == greedy
 

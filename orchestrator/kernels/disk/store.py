@@ -65,7 +65,7 @@ class Store:
         return self.folder / FileName(f"{model}-{arch}-{layout}.csv")
 
     def is_fresh(self, plan: Plan) -> bool:
-        """Whether a plan's table exists and is newer than the measured rows."""
+        """Return whether a plan's table exists and is newer than the measured rows."""
         table, measured = self.table(plan), self._measured
         return table.is_file() and not (measured.is_file() and measured.stat().st_mtime > table.stat().st_mtime)
 

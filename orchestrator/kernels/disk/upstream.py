@@ -78,7 +78,7 @@ def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether a retry may succeed: not after an HTTP 4xx."""
+    """Return whether a retry may succeed: not after an HTTP 4xx."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.is_server_error
     return isinstance(error, httpx.TransportError)

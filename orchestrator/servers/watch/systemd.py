@@ -98,7 +98,7 @@ def secret_variables(names: Sequence[str], home: Home, environ: Mapping[str, str
 
 
 def _holds_secret(command: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether it looks so, has an option called so, or has the value of a variable that is called so."""
+    """Return whether it looks so, has an option called so, or has the value of a variable that is called so."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
     values = (value for name, value in environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)
