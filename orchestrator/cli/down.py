@@ -37,5 +37,5 @@ def command(
                 say(f"`{name}` is stopped")
                 ended.append(name)
         finally:
-            if json:
+            if json and (ended or name is None):  # else only the error is printed
                 print_json({"down": ended})

@@ -26,6 +26,7 @@ from orchestrator.cli.commands import (
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import set_invocation
+from orchestrator.core.console import expect_json
 from orchestrator.core.errors import UsageError
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.suggest import did_you_mean
@@ -52,6 +53,7 @@ class ProfileCommand(TyperCommand):
         taken = {parameter.name for parameter in self.params}
         if "profile" in taken:
             args = list(_by_place(args))
+        expect_json("json" in taken and "--json" in args)  # before parsing: an error in the words is JSON too
         if "host" in taken and not ctx.resilient_parsing:
             args = self._take_nodes(ctx, args)
         with _in_our_words(ctx):

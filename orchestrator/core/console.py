@@ -43,8 +43,21 @@ def print_data(text: str, *, colors: bool = False, end: str = "\n") -> None:
     write(sys.stdout, text if text.endswith("\n") else text + end)
 
 
+class _JsonOutput:
+    """Whether this command prints JSON, and what it has printed."""
+
+    expected: bool = False
+    document: bool = False  # the one document of the command; streams of lines have none
+
+
+def expect_json(expected: bool) -> None:  # noqa: FBT001 - the option of a command
+    """Set whether an error of this command is printed as JSON too."""
+    _JsonOutput.expected, _JsonOutput.document = expected, False
+
+
 def print_json(data: object, *, one_line: bool = False) -> None:
     """Print a JSON document for programs. Redacts the values and not the document, so that it stays valid JSON."""
+    _JsonOutput.document = not one_line
     text = printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False))
     write(sys.stdout, f"{text}\n")
 
@@ -62,7 +75,12 @@ def warn(text: str, *, hint: str = "") -> None:
 
 
 def show_error(error: DeployError) -> None:
-    """Print an error with its location, problems, details, and hint."""
+    """Print an error with its location, problems, details, and hint.
+
+    A command with `--json` also prints it as JSON, unless it has printed its document: standard output holds one.
+    """
+    if _JsonOutput.expected and not _JsonOutput.document:
+        print_json({"error": _error_dict(error)}, one_line=True)
     say(error.message, lead=_lead("error:", "red"))
     _show_place(Problem(error.message, error.where, ""))
     for problem in error.problems:
@@ -72,6 +90,20 @@ def show_error(error: DeployError) -> None:
         say(error.details.rstrip("\n"))
     if error.hint:
         say(error.hint, lead=_lead("hint:", "cyan"))
+
+
+def _error_dict(error: DeployError) -> dict[str, object]:
+    problems = [
+        {"message": each.message, "location": each.where, "hint": expand_commands(each.hint)} for each in error.problems
+    ]
+    return {
+        "message": error.message,
+        "location": error.where,
+        "hint": expand_commands(error.hint),
+        "problems": problems,
+        "details": error.details,
+        "exit_code": error.exit_code,
+    }
 
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:

@@ -128,9 +128,11 @@ def _checkpoints() -> Iterator[tuple[str, ...]]:
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
         "Commands",
-        """`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints JSON on standard output; messages
-go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as Ctrl-C.
-`deploy COMMAND --help` has all options. `deploy --show-completion` prints what your shell needs to complete them.""",
+        """`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints one JSON document on standard
+output (`top` and `watch`: lines of JSON), after an error `{"error": {…}}` with its message, location, hint, problems,
+details and exit code. Messages go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as
+Ctrl-C. `deploy COMMAND --help` has all options. `deploy --show-completion` prints what your shell needs to complete
+them.""",
         commands,
     ),
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),

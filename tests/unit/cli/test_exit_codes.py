@@ -1,6 +1,8 @@
 """Exit codes follow the class of a mistake, whichever command meets it."""
 
 import errno
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,8 @@ OF_A_SERVER = (
     *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}", "watch {}"),
     "bench {} -w smoke-tiny",
 )
+
+WITH_JSON = re.compile("(?!ask|logs|schema|kernels tune)")
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +179,12 @@ def test_ctrl_c_that_a_library_has_wrapped_is_still_an_interrupt(command: Callab
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("line", [line for line in CASES if CASES[line] and WITH_JSON.match(line)])
+def test_an_error_of_a_command_with_json_is_one_json_document(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_and_exit(lambda: app([*line.split(), "--json"], standalone_mode=False))
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == ended.value.code == CASES[line]
+    assert error["message"]
