@@ -96,6 +96,15 @@ class PublishedEval(StrictModel):
     caveat: str
 
 
+class Quote(StrictModel):
+    """A sentence of the publication. `values` maps keys of a profile to the values that it states for `layout`."""
+
+    text: str
+    layout: str = ""
+    values: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    about: str = ""
+
+
 class BoardPower(StrictModel):
     """Rated power of one GPU."""
 
@@ -174,6 +183,7 @@ class Published(StrictModel):
     evals: tuple[PublishedEval, ...]
     power: tuple[BoardPower, ...]
     claims: tuple[str, ...]
+    quotes: tuple[Quote, ...] = ()
     caveats: tuple[str, ...]
     reproduce: Reproduce
 

@@ -5,18 +5,18 @@
 # inferred   --cuda-graph-max-bs-decode 80
 # recipe     --dsa-decode-backend tilelang          sglang cookbook GLM-5.2.mdx
 # recipe     --dsa-prefill-backend tilelang         sglang cookbook GLM-5.2.mdx
-# published  --enable-aiter-allreduce-fusion        wafer.ai/blog/glm52-amd
+# inferred   --enable-aiter-allreduce-fusion
 # inferred   --enable-cache-report
 # recipe     --enable-metrics                       sglang cookbook GLM-5.2.mdx
-# published  --kv-cache-dtype fp8_e4m3              wafer.ai/blog/glm52-amd
+# inferred   --kv-cache-dtype fp8_e4m3
 # inferred   --load-balance-method round_robin
 # recipe     --max-running-requests 80              sglang cookbook GLM-5.2.mdx, balanced cell
 # recipe     --mem-fraction-static 0.85             sglang cookbook GLM-5.2.mdx, balanced cell
 # recipe     --reasoning-parser glm45               sglang cookbook GLM-5.2.mdx
 # inferred   --speculative-algorithm EAGLE
-# published  --speculative-eagle-topk 1             wafer.ai/blog/glm52-amd
-# published  --speculative-num-draft-tokens 6       wafer.ai/blog/glm52-amd
-# published  --speculative-num-steps 5              wafer.ai/blog/glm52-amd
+# recipe     --speculative-eagle-topk 1             sglang cookbook GLM-5.2.mdx
+# recipe     --speculative-num-draft-tokens 6       sglang cookbook GLM-5.2.mdx
+# recipe     --speculative-num-steps 5              sglang cookbook GLM-5.2.mdx
 # recipe     --tool-call-parser glm47               sglang cookbook GLM-5.2.mdx
 # recipe     --trust-remote-code                    sglang cookbook GLM-5.2.mdx
 # recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx

@@ -13,9 +13,9 @@
 # recipe     --mem-fraction-static 0.8              sglang cookbook GLM-5.2.mdx, low-latency cell
 # recipe     --reasoning-parser glm45               sglang cookbook GLM-5.2.mdx
 # inferred   --speculative-algorithm EAGLE
-# published  --speculative-eagle-topk 1             wafer.ai/blog/glm52-amd
-# published  --speculative-num-draft-tokens 6       wafer.ai/blog/glm52-amd
-# published  --speculative-num-steps 5              wafer.ai/blog/glm52-amd
+# recipe     --speculative-eagle-topk 1             sglang cookbook GLM-5.2.mdx
+# recipe     --speculative-num-draft-tokens 6       sglang cookbook GLM-5.2.mdx
+# recipe     --speculative-num-steps 5              sglang cookbook GLM-5.2.mdx
 # recipe     --tool-call-parser glm47               sglang cookbook GLM-5.2.mdx
 # recipe     --trust-remote-code                    sglang cookbook GLM-5.2.mdx
 # recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.published import Published, entries_of_kind, load_all_published
 from orchestrator.cli.show import command as show
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.planner.explain import Explained, explained
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, profile_names
 
 PARTS = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlayout: {tp: 8}\n"
 
@@ -70,10 +72,41 @@ def test_a_layer_does_not_add_its_words_to_the_value_of_another(tmp_path: Path) 
     assert [problem.message for problem in caught.value.problems] == ["`flags.reasoning-parser.value` is missing"]
 
 
-def test_the_algorithm_of_speculation_is_our_inference() -> None:
-    """wafer.ai/blog/glm52-amd says MTP 5/1/6 and names no algorithm."""
+def test_the_depth_and_the_algorithm_of_speculation_were_not_published() -> None:
+    """wafer.ai/blog/glm52-amd names no algorithm, and 5/1/6 only as what z-ai suggests."""
     for profile in ("mi355x-tp8", "mi355x-tp4dp2"):
-        assert setting(load(profile).plan, "speculative-algorithm").origin == "inferred"
+        plan = load(profile).plan
+        assert setting(plan, "speculative-algorithm").origin == "inferred"
+        for name in ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens"):
+            assert setting(plan, name).origin == "recipe"
+
+
+QUOTES = {entry.source: entry.quotes for entry in entries_of_kind(load_all_published(), Published)}
+
+
+@pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
+def test_a_published_value_has_a_quote_that_states_it_for_this_layout(name: str) -> None:
+    loaded = load(name)
+    published = [row for row in explained(loaded) if row.origin == "published"]
+    unproven = [
+        f"{row.key}={row.value}"
+        for row in published
+        if not any(
+            quote.layout == loaded.plan.layout.label and str(quote.values.get(row.key)).lower() == row.value
+            for quote in QUOTES.get(row.source.partition(";")[0], ())
+        )
+    ]
+    assert not unproven
+    assert bool(published) == (name.startswith("mi355x") and name != "mi355x-tp4x2")
+
+
+def test_a_quote_contains_the_values_that_it_states() -> None:
+    for quote in (quote for quotes in QUOTES.values() for quote in quotes):
+        assert quote.about or quote.values
+        for key, value in quote.values.items():
+            section, _, name = key.partition(".")
+            wanted = [f"{name.upper()}{value}"] if section == "layout" else [f"--{name}"]
+            assert all(text in quote.text for text in [*wanted, "" if value is True else str(value)]), key
 
 
 def test_a_variable_called_value_is_a_variable() -> None:

@@ -154,7 +154,7 @@ def test_an_ablation_is_judged_against_nothing_and_answers_its_claim() -> None:
     }
     for text in (render_markdown(made), render_html(made), comparison_text(made)):
         assert "2.97" in text
-        assert "nearly 3×" in text
+        assert "close to 3×" in text
     assert made.headline[0].startswith("2 of 4 results must not be compared")
 
 
