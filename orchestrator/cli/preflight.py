@@ -5,7 +5,7 @@ from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import print_data, print_json, terminal_width
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.host import host_ref, preflight_host
 
@@ -22,6 +22,7 @@ def command(
     plan, home = load(profile, overrides=overridden(set_, runtime=runtime)).plan, Home.from_environment()
     place = host_ref(plan.runtime, home, host)
     report_coverage(plan, home)
+    warn_untuned(plan, home)
     report = preflight_host(plan, place)
     if json:
         print_json(report.to_dict())

@@ -21,7 +21,7 @@ from orchestrator.core.console import print_json
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.sources import input_digests, read_inputs
-from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.plan.facts import Facts
 from orchestrator.planner.cloud import rental_files
 from orchestrator.planner.plan_warnings import report_warnings
@@ -77,6 +77,7 @@ def command(
             require_image(plan.runtime, image)
         files = rendered_files(render_artifacts(plan, inputs))
     report_coverage(plan, home)
+    warn_untuned(plan, home)
     report_warnings(plan)
     if output is not None:
         write_rendered(output, files)

@@ -11,7 +11,7 @@ from orchestrator.bench.cost import CommandEstimate, CostEstimate
 from orchestrator.bench.published import load_published, split_currency
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
 from orchestrator.core.console import note, print_data, print_json, say
-from orchestrator.core.errors import OutputError
+from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.streams import IGNORE_SIGPIPE
@@ -30,7 +30,7 @@ from orchestrator.experiments.reproduce import (
     require_all_questions,
 )
 from orchestrator.experiments.reproduce import command as step_command
-from orchestrator.kernels.plan_coverage import report_coverage, require_tuned
+from orchestrator.kernels.plan_coverage import TUNING_HOURS, report_coverage, require_tuned
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.start.host import host_ref
 
@@ -64,6 +64,7 @@ OutputOption: TypeAlias = Annotated[
 DatasetOption: TypeAlias = Annotated[
     Path | None, typer.Option("--dataset", metavar="DIR", help="local questions of the suites, instead of a download")
 ]
+TuneOption: TypeAlias = Annotated[bool, typer.Option("--tune", help="measure missing MoE kernels first, on this host")]
 NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="skip the evaluations")]
 CheckpointOption: TypeAlias = Annotated[
     Path | None,
@@ -72,6 +73,9 @@ CheckpointOption: TypeAlias = Annotated[
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="list the steps with their time and cost, and stop")
 ]
+
+
+_TUNE = "`--tune` runs `deploy kernels tune` as a step for each layout"
 
 
 def command(
@@ -84,6 +88,7 @@ def command(
     checkpoint: CheckpointOption = None,
     dataset: DatasetOption = None,
     no_evals: NoEvalsOption = False,
+    tune: TuneOption = False,
     engine: EngineOption = None,
     output: OutputOption = None,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a server whose measurement failed")] = False,
@@ -108,12 +113,15 @@ def command(
         prices=prices if currency == "USD" else (),
         dataset=dataset,
         evals=not no_evals,
+        tune=tune,
     )
+    if tune and host is not None:
+        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = CostEstimate.for_node(published, prices, currency)
     todo = _estimates(remaining_steps(planned.steps, state.done))
-    _look(planned, host, covered=dry_run)
+    _look(planned, host, covered=dry_run, tune=tune)
     if dry_run and json:
         print_json(bill.to_dict(todo, planned.left_out))
         return
@@ -121,6 +129,8 @@ def command(
         note(sentence)
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
+    if any(step.stage == "tune" for step in planned.steps):
+        note(f"`kernels tune` counts with its limit of {TUNING_HOURS:.0f} hours: no duration is published")
     if not dry_run:
         _run(planned, state, host, keep=keep_failed, dataset=dataset)
         note(f"wrote `{directory / 'report.html'}`")
@@ -130,15 +140,15 @@ def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
     return [CommandEstimate(step.id, step_command(step), step.about) for step in steps]
 
 
-def _look(planned: ReproducePlan, host: str | None, *, covered: bool) -> None:
+def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:
     """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
     home = Home.from_environment()
     for server in planned.servers:
         host_ref(server.plan.runtime, home, host)
         if covered and not server.ablation:
             report_coverage(server.plan, home)
-    for server in planned.servers:
-        require_tuned(server.plan, home, may_allow=False)
+    for server in planned.servers if not tune else ():
+        require_tuned(server.plan, home, tune=_TUNE, allow=None)
 
 
 def _run_step(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
-from orchestrator.kernels.plan_coverage import report_coverage
+from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
@@ -45,6 +45,7 @@ def command(
         print_data(_summary(loaded, home, image))
         return
     report_coverage(loaded.plan, home)
+    warn_untuned(loaded.plan, home)
     note_environment(loaded.plan, image)
     if not loaded.plan.model.questions:
         note(

@@ -28,7 +28,7 @@ from orchestrator.evals.harness import require_questions
 from orchestrator.evals.suite_runs import published_pace, suite_run, tau2_note
 from orchestrator.evals.suites import find_suite
 from orchestrator.kernels.coverage import uses_tuned_table
-from orchestrator.kernels.plan_coverage import needs_table
+from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, untuned_upstream
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -36,9 +36,14 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Servers
 
+_TABLE: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
+_NO_EXPERTS: Final = "its server asks aiter for no MXFP4 experts"
 STATE_FILE: Final = "reproduce.json"
-_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # stages that may fail before the first measurement
-_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "build")}  # default: the name of the stage
+_BEFORE: Final = ("preflight", "stage", "tune", "kernels", "build")  # stages that may fail before the first measurement
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
+    "tune": ("kernels", "tune"),
+    "kernels": ("kernels", "build"),
+}
 
 _MAX_BYTES: Final = 1 << 20  # of the state file
 _ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
@@ -81,6 +86,7 @@ class ReproduceRequest:
     prices: tuple[str, ...] = ()  # values of `--price`
     dataset: Path | None = None  # directory with local copies of the questions
     evals: bool = True  # run the suites of the published runs
+    tune: bool = False  # measure the MoE kernels that upstream tables lack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +109,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     Raises UsageError for an unknown ablation.
     """
     servers = tuple(_servers(published, request))
-    early = [(stage, server) for stage in _BEFORE for server in servers]
+    early = [(stage, server) for stage in _BEFORE if stage != "tune" or request.tune for server in servers]
     needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
@@ -155,10 +161,10 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     """Return the reason why a plan does not need a stage; None if it needs it."""
     if stage == "stage" and plan.model.checkpoint.source == "generated":
         return "its checkpoint is made on the way up"
-    if stage == "kernels" and not uses_tuned_table(plan):
-        return "its server asks aiter for no MXFP4 experts"
-    if stage == "kernels" and not needs_table(plan):
-        return "its server reads aiter's own tables"
+    if stage in _TABLE and not needs_table(plan):
+        return "its server reads aiter's own tables" if uses_tuned_table(plan) else _NO_EXPERTS
+    if stage == "tune" and not untuned_upstream(plan):
+        return "every batch of its workload has a tuned kernel"
     if stage == "build" and not runtime_class(plan.runtime).in_container:
         return "it runs in no container"
     if stage in {"kernels", "build"} and host is not None:
@@ -188,6 +194,9 @@ def _there(host: str | None) -> tuple[str, ...]:
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
     """Return what a stage downloads, and the estimated seconds."""
+    if stage == "tune":  # the limit of the tuner; a second server of the same shape finds its rows measured
+        layout = plan.layout
+        return f"{plan.model.name}, {layout.tp} x {layout.ep}", TUNING_HOURS * 3600
     if stage == "stage" and plan.model.checkpoint.source == "hub":
         return plan.model.checkpoint.path, plan.model.weight_bytes / (download_mb_s * 1e6)
     if stage in {"kernels", "build"} and plan.engine.image:

@@ -10,7 +10,7 @@ from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatch
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import KernelsError
+from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.kernels.coverage import (
@@ -26,7 +26,7 @@ from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import ImageTables, read_image
 from orchestrator.kernels.disk.pins import Pins, read_pins
 from orchestrator.kernels.disk.store import Store
-from orchestrator.kernels.keys import rank_shapes
+from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import TunedRow
 from orchestrator.kernels.table import builtin_rows, expected_rows
 from orchestrator.plan.facts import MoeCheckpoint
@@ -48,6 +48,7 @@ class RowSources:
 NO_SOURCES: Final = RowSources()
 TABLE_PATCH: Final = "aiter-fp4-moe-table"
 TUNING_HOURS: Final = 12.0  # limit for aiter's tuner; no duration is published
+TUNE: Final = "`deploy kernels tune PROFILE` on a node with these GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,35 +170,72 @@ def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> s
     return covered.coverage.summary + ("; `deploy up` requires tuned kernels" if required else "")
 
 
-def require_tuned(plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, may_allow: bool = True) -> None:
+def require_tuned(
+    plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, tune: str = TUNE, allow: str | None = "--allow-untuned"
+) -> None:
     """Raise KernelsError if the plan's own workload has batches without a tuned kernel.
 
     A plan with unknown coverage passes, and so does a plan without the table patch.
     """
+    if problem := untuned_problem(plan, home, sources, tune=tune, allow=allow):
+        raise KernelsError(problem.message, where=problem.where, hint=problem.hint)
+
+
+def untuned_problem(
+    plan: Plan,
+    home: Home,
+    sources: RowSources = NO_SOURCES,
+    *,
+    tune: str = TUNE,
+    allow: str | None = "deploy up PROFILE --allow-untuned",
+) -> Problem | None:
+    """Return the batches of the plan's workload without a tuned kernel, and the commands that help.
+
+    `tune` measures them, `allow` starts the server without them. None if there are none, or the coverage is unknown.
+    """
     if not needs_table(plan):
-        return
+        return None
     covered = compute_coverage(plan, sources, home)
     if not covered.known or not (untuned := covered.coverage.untuned_in_workload):
-        return
+        return None
     engines = [f"`--set engine={name}`, with tuned kernels in its aiter" for name in _covering_engines(plan)]
-    tune = f"`deploy kernels tune PROFILE` on a node with the same GPUs: {_tuning_cost(plan)}"
-    raise KernelsError(
+    ways = [f"{tune}: {_tuning_cost(plan, covered.coverage.untuned)}", *engines, *([f"`{allow}`"] if allow else [])]
+    return Problem(
         f"no tuned MoE kernel for batches of `{plan.profile}`: {', '.join(map(str, untuned))} tokens",
         where=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
-        hint="; or ".join([*engines, tune, *(["`--allow-untuned`"] if may_allow else [])]),
+        hint="; or ".join(ways),
     )
 
 
-def _tuning_cost(plan: Plan) -> str:
-    """Format the duration of tuning, and its price if one is published."""
+def warn_untuned(plan: Plan, home: Home) -> None:
+    """Warn of the batches for which `deploy up` would refuse the plan; of a prebuilt image nothing is known."""
+    if not plan.prebuilt_image and (problem := untuned_problem(plan, home)):
+        warn(problem.message, hint=problem.hint)
+
+
+def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
+    """Format the limit of the time that tuning takes, and its price if one is published."""
     from orchestrator.bench.published import price_book  # noqa: PLC0415 - a start needs no report
 
-    longest = f"hours, at most {TUNING_HOURS:.0f} (`--hours`)"
+    tokens = ", ".join(map(str, sorted({key.token for key in keys})))
+    longest = f"{len(keys)} keys of {tokens} tokens, at most {TUNING_HOURS:.0f} hours (no duration is published)"
     price, source = price_book(()).price_of(plan.hardware.name)
     if price is None:
         return longest
     hourly = price * plan.hardware.gpus
     return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
+
+
+def untuned_upstream(plan: Plan) -> bool:
+    """Return whether the plan's workload needs rows that neither its aiter nor the pinned upstream table has.
+
+    Independent of this host: measured rows and checkpoints do not count.
+    """
+    names = read_pins().names_of(plan.engine.aiter_commit)
+    if not needs_table(plan) or names is None:
+        return False
+    rows = expected_rows(plan, read_pins().upstream_keys, names)
+    return bool(coverage_of(plan, rows, names=names).untuned_in_workload)
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:

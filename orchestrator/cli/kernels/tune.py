@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.bench.cost import CostEstimate
+from orchestrator.bench.published import split_currency
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
-from orchestrator.cli.options import ProfileArgument, SetOption
+from orchestrator.cli.options import PriceOption, ProfileArgument, SetOption
 from orchestrator.core.console import Progress, note, print_data, say
 from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
@@ -38,7 +40,8 @@ def command(
     full_search: Annotated[
         bool, typer.Option("--full-search", help="CUDA: try all 1,920 configurations of the tuner")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print command, keys and cost, and stop")] = False,
+    price: PriceOption = None,
     set_: SetOption = None,
 ) -> None:
     """Run the engine's tuner for missing kernels. On ROCm that is aiter's, on CUDA sglang's for Triton.
@@ -60,6 +63,10 @@ def command(
     if dry_run:
         say(quote(tuning.job.argv))
         print_data(write_untuned(tuning.job.keys))
+        currency, prices = split_currency(price or ())
+        cost = CostEstimate.for_gpus(plan.hardware.name, plan.hardware.gpus, prices, currency)
+        limit = f"{len(tuning.job.keys)} keys, at most {hours:g} hours; no duration is published"
+        note(f"{limit}; up to {cost.format_cost(hours * 3600)} {currency}, {cost.terms}")
         return
     with _progress("keys have a row") as progress:
         tuned = run_tuning(tuning, progress)

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from typer.testing import CliRunner
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.kernels.tune import command as tune
 from orchestrator.cli.main import app
+from orchestrator.cli.render import command as render
 from orchestrator.cli.reproduce import command as reproduce
+from orchestrator.cli.show import command as show
 from orchestrator.cli.up import command as up
-from orchestrator.core.errors import KernelsError, ProfileError
+from orchestrator.core.errors import KernelsError, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import workload_buckets
@@ -92,7 +96,7 @@ def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_pat
         require_tuned(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
     ways_out = (
         "`--set engine=sglang-0.5.16-rocm`",
-        "`deploy kernels tune PROFILE` on a node with the same GPUs: hours, at most 12",
+        "`deploy kernels tune PROFILE` on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
         "`--allow-untuned`",
     )
@@ -114,10 +118,48 @@ def test_a_dry_run_refuses_what_its_up_would(
     up(profile="mi355x-tp8-july", dry_run=True, allow_untuned=True)
 
 
+@pytest.mark.parametrize("write", [show, partial(render, output=Path("out"))])
+def test_a_plan_without_kernels_is_shown_with_what_it_lacks_and_the_command(
+    write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("orchestrator.planner.image_env.local_config", lambda _: None)
+    write(profile="mi355x-tp4dp2-july")
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens" in shown
+    assert (
+        "on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours (no duration is published)" in shown
+    )
+    assert "11.84 USD each, up to 142 USD (InferenceX total cost of ownership" in shown
+    write(profile="mi355x-tp4dp2")
+    assert "no tuned MoE kernel" not in "".join(capsys.readouterr())
+
+
+def test_a_dry_run_of_the_tuner_prints_its_limit_and_price(capsys: pytest.CaptureFixture[str]) -> None:
+    tune(profile="mi355x-tp4dp2-july", hours=2, dry_run=True, price=["2"])
+    assert "6 keys, at most 2 hours; no duration is published; up to 32.00 USD, at 16.00" in capsys.readouterr().err
+
+
+def test_a_reproduction_tunes_what_it_lacks_as_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", tune=True, dry_run=True, output=tmp_path / "new")
+    shown = capsys.readouterr()
+    tuned = [line for line in shown.out.splitlines() if line.startswith("deploy kernels tune ")]
+    assert [line.split()[4:5] + line.split()[-1:] for line in tuned if "142.08" in line] == [
+        ["mi355x-tp8", "142.08"],
+        ["mi355x-tp4dp2", "142.08"],
+    ], "each shape once"
+    assert "`kernels tune` counts with its limit of 12 hours" in shown.err
+    with pytest.raises(UsageError, match="on this host"):
+        reproduce("wafer-glm52", tune=True, dry_run=True, host="node1", output=tmp_path / "new")
+
+
 def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
         reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
     assert "--allow-untuned" not in caught.value.hint, "it has no such option"
+    assert caught.value.hint.startswith(
+        "`--tune` runs `deploy kernels tune` as a step for each layout: 16 keys of 1, 2"
+    )
 
 
 def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
