@@ -127,9 +127,7 @@ def test_a_plan_without_kernels_is_shown_with_what_it_lacks_and_the_command(
     write(profile="mi355x-tp4dp2-july")
     shown = " ".join("".join(capsys.readouterr()).split())
     assert "no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens" in shown
-    assert (
-        "on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours (no duration is published)" in shown
-    )
+    assert "on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours (no duration is published)" in shown
     assert "11.84 USD each, up to 142 USD (InferenceX total cost of ownership" in shown
     write(profile="mi355x-tp4dp2")
     assert "no tuned MoE kernel" not in "".join(capsys.readouterr())
