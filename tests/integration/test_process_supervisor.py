@@ -15,6 +15,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from left_running import programs_with
 from patience import wait_for
+from proc_files import proc_files
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError
@@ -218,7 +219,7 @@ def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(st
 
 
 def zombies_below(pid: int) -> int:
-    stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
+    stats = [stat.decode().rpartition(")")[2].split() for _, stat in proc_files("stat")]
     return sum(state == "Z" and int(parent) == pid for state, parent, *_ in stats)
 
 

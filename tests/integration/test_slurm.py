@@ -17,6 +17,7 @@ from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
 from patience import wait_for
 from ports import free_port
+from proc_files import proc_files
 from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
 
 from orchestrator.core.errors import StartError
@@ -177,10 +178,9 @@ def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluste
 
 def processes_environ(text: str) -> dict[str, str]:
     """The environment of the process whose command line holds a text."""
-    for path in Path("/proc").glob("[0-9]*"):
-        line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode() if path.exists() else ""
-        if text in line and str(os.getpid()) != path.name:
-            pairs = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+    for pid, line in proc_files("cmdline"):
+        if text in line.replace(b"\0", b" ").decode() and pid != os.getpid():
+            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
             return dict(pair.partition("=")[::2] for pair in pairs)
     raise AssertionError(text)
 
@@ -308,7 +308,7 @@ def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine
 
 def scheduler_of(url: str) -> int:
     """The pid of the scheduler below the server at a URL: a title has replaced its command line and environment."""
-    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+    lines = dict(proc_files("cmdline"))
     port = b"--port\0" + url.rpartition(":")[2].encode() + b"\0"
     [server] = [pid for pid, line in lines.items() if port in line and b"sglang.launch_server" in line.split(b"\0")]
     return next(pid for pid in children_of(server) if lines[pid].startswith(b"sglang::scheduler"))

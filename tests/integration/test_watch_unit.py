@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from patience import wait_for
+from proc_files import proc_files
 from run_samples import past_run
 from typer.testing import CliRunner
 
@@ -260,8 +261,7 @@ def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            lines = (folder / "cmdline" for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid())
-            seen.extend(line.read_bytes() for line in lines if line.exists())
+            seen.extend(line for pid, line in proc_files("cmdline") if pid != os.getpid())
             users.append(self.headers["Authorization"])
             taken.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             self.send_response(204 if len(taken) == 1 else 500)

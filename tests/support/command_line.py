@@ -15,6 +15,7 @@ from typing import Final
 
 from forked import Forks
 from patience import PATIENCE
+from proc_files import proc_files
 
 from orchestrator.core.paths import Home
 
@@ -115,11 +116,8 @@ class Running:
 def processes_with(text: str) -> list[str]:
     """Command lines of this machine's processes that hold `text` (zombies have none)."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in line and str(os.getpid()) != path.parent.name:
+    for pid, words in proc_files("cmdline"):
+        line = words.replace(b"\0", b" ").decode(errors="replace")
+        if text in line and pid != os.getpid():
             found.append(line)
     return found

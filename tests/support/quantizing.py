@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from proc_files import proc_files
 from quark_source import stand_in_path
 
 from orchestrator.core.polling import poll_until
@@ -46,8 +47,5 @@ class Quantizing:
 
 
 def _processes() -> Iterator[tuple[int, str]]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
+    for pid, words in proc_files("cmdline"):
+        yield pid, words.replace(b"\0", b" ").decode(errors="replace")
