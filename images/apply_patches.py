@@ -5,8 +5,10 @@ It runs on the image's own Python (3.10 or newer) with the standard library alon
 
     find    print the sources that Python would import, with version and commit
     check   print the state of every patch, change nothing
-    apply   apply what is needed, remove stale bytecode, write the receipt
+    apply   apply what is needed, remove stale bytecode, write the receipt; with ids, of these patches only
     verify  look again at what the receipt claims, and print it
+
+A patch whose file was not given stops `apply`, unless the variable ALLOW_UNTUNED is set.
 
 The manifest (JSON) lists patches as their patch.yaml has them, a diff with its text. Sources are the packages `sglang`
 and `aiter`, where Python would import them from or where --root says. What counts of a file, read_sources.py tells.
@@ -17,6 +19,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -35,11 +38,11 @@ MANIFEST = "/opt/deploy/patches/manifest.json"
 RECEIPT = "/opt/deploy/receipt.json"
 
 NEEDED = "needed"
-PRESENT = "present upstream"
+PRESENT = "upstream"
 NOT_APPLICABLE = "not applicable"
 CONFLICT = "conflict"
 APPLIED = "applied"  # by us: now, or in a base image that is ours already
-AT_START = "acts at start"  # needed, and not a matter of the image: an overlay of the checkpoint, a variable
+AT_START = "applied at startup"  # needed, and not a matter of the image: an overlay of the checkpoint, a variable
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
@@ -244,8 +247,10 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
         files = applied_before(roots[patch["sources"]], patch["diff"])
     elif state == NEEDED and act["kind"] == "file":
         files = added_file(Path(act["destination"]))
-        state = APPLIED if files else NEEDED
-        evidence = evidence if files else [f"no `{act['input']}` was given to the build"]
+        missing = f"no `{act['input']}` was given to the build"
+        if not files and not os.environ.get("ALLOW_UNTUNED"):
+            raise Refusal(f"patch `{patch['id']}` cannot be applied: {missing}\n  {patch.get('hint', '')}".rstrip())
+        state, evidence = (APPLIED, evidence) if files else (NEEDED, [missing])
     elif state == NEEDED:
         state = AT_START
     return {
@@ -307,10 +312,20 @@ def describe(root: Path) -> dict[str, str | None] | None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["find", "check", "apply", "verify"])
+    parser.add_argument("ids", nargs="*", metavar="ID", help="patches to apply, by default all of the manifest")
     parser.add_argument("--root", action="append", default=[], metavar="NAME=DIR", help="by default, as installed")
     parser.add_argument("--manifest", default=MANIFEST, help="a file, or - for stdin")
-    parser.add_argument("--receipt", type=Path, default=RECEIPT)
+    parser.add_argument("--receipt", type=Path, default=Path(RECEIPT))
     return parser.parse_args()
+
+
+def _recorded(arguments: argparse.Namespace, manifest: list[Patch]) -> dict[str, dict[str, Any]]:
+    """The receipt's entries of the build steps before this one, by id; none where all patches are applied at once."""
+    if not arguments.ids or not arguments.receipt.is_file():
+        return {}
+    entries = json.loads(arguments.receipt.read_text(encoding="utf-8"))["patches"]
+    known = {patch["id"] for patch in manifest}  # a base image of ours may have a receipt with other patches
+    return {entry["id"]: entry for entry in entries if entry["id"] in known}
 
 
 def main() -> None:
@@ -328,9 +343,10 @@ def main() -> None:
         print(json.dumps([{"id": name, "state": state, "evidence": lines} for name, state, lines in found], indent=2))
         return
     if arguments.verb == "apply":
-        entries = apply(manifest, roots)
+        chosen = [patch for patch in manifest if not arguments.ids or patch["id"] in arguments.ids]
+        entries = {**_recorded(arguments, manifest), **{entry["id"]: entry for entry in apply(chosen, roots)}}
         sources = {name: describe(root) for name, root in sorted(roots.items())}
-        receipt = {"python": sys.version.split()[0], "sources": sources, "patches": entries}
+        receipt = {"python": sys.version.split()[0], "sources": sources, "patches": [*entries.values()]}
         arguments.receipt.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     receipt = json.loads(arguments.receipt.read_text(encoding="utf-8"))
     verify(manifest, {name: Path(source["root"]) for name, source in receipt["sources"].items() if source}, receipt)

@@ -1,5 +1,6 @@
 """The command `deploy render`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +18,17 @@ from orchestrator.cli.options import (
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.rendered import print_rendered, rendered_dicts, write_rendered
 from orchestrator.core.command_hints import set_invocation
-from orchestrator.core.console import print_json
+from orchestrator.core.console import print_json, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images.sources import input_digests, read_inputs
+from orchestrator.images.sources import input_digests
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.plan.facts import Facts
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
 from orchestrator.planner.plan_warnings import report_warnings
-from orchestrator.planner.planning import load, render_artifacts, rendered_files
-from orchestrator.planner.prebuilt import require_image
+from orchestrator.planner.planning import render_artifacts, rendered_files
+from orchestrator.planner.source import profile_source
 from orchestrator.render.cloud.launchers import LAUNCHERS
 
 
@@ -56,28 +58,27 @@ def command(
     """Write the files that `up` would start. Needs no GPU, Docker or network.
 
     The files are the plan, the server's command and the input of its runtime, such as a build context and the `docker
-    run` line, or manifests. They depend on the profile and the options only: name a kernel table of this host with
+    run` line, or manifests. They include the kernel table that `deploy kernels build` made on this host, or the one of
     `--input`. An `--image` is not inspected.
     """
-    given, home = named_files("--input", input_), Home.from_environment()
+    given, home, missing = named_files("--input", input_), Home.from_environment(), tuple[str, ...]()
     if package is not None and runtime not in LAUNCHERS:
         raise UsageError(
             "`--package` needs a launcher of rented machines", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
         )
     if runtime is not None and runtime in LAUNCHERS:
+        package = _require_package(package, ours=bool(given or image))
         set_invocation(profile, set_ or (), None)
-        if given or image:
-            raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
-        inputs = read_inputs(given)
-        facts = Facts(inputs=input_digests(inputs), image=image)
-        plan = load(profile, overrides=overridden(set_, runtime=runtime), facts=facts).plan
-        if image:
-            require_image(plan.runtime, image)
-        files = rendered_files(render_artifacts(plan, inputs))
-    report_coverage(plan, home)
-    warn_untuned(plan, home)
+        source = profile_source(profile, overridden(set_, runtime=runtime), home, given=given, image=image)
+        inputs = {} if image else source.files()
+        plan = source.decide(Facts(inputs=input_digests(inputs), image=image))
+        source.valid.note_deprecated()
+        artifacts = render_artifacts(plan, inputs)
+        files = rendered_files(artifacts)
+        missing = artifacts.build.missing_inputs if artifacts.build else ()
+    _report_kernels(plan, home, missing)
     report_warnings(plan)
     if output is not None:
         write_rendered(output, files)
@@ -86,3 +87,27 @@ def command(
         print_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
     elif output is None:
         print_rendered(files)
+
+
+def _report_kernels(plan: Plan, home: Home, missing: Sequence[str]) -> None:
+    """Report the coverage of tuned kernels, or the patches whose file the build context lacks."""
+    if missing:
+        warn(
+            f"`docker build` of these files stops: there is no file for patch `{'`, `'.join(missing)}`",
+            hint="`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again",
+        )
+    else:
+        report_coverage(plan, home)
+    warn_untuned(plan, home)
+
+
+def _require_package(package: str | None, *, ours: bool) -> str:
+    """Return the package for a rented machine. Raises UsageError without one, and for `--input` and `--image`."""
+    if ours:
+        raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
+    if package is None:
+        raise UsageError(
+            "a rented machine needs a package of this tool, which is on no package index",
+            hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
+        )
+    return package

@@ -146,8 +146,11 @@ def push_image(docker: DockerCli, reference: str) -> str:
     return f"{repository(reference)}@{digest}"
 
 
-def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> list[str]:
-    """Return the argv of the first build after `docker`. Raises BuildError for secrets with the classic builder."""
+def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untuned: bool = False) -> list[str]:
+    """Return the argv of the first build after `docker`. Raises BuildError for secrets with the classic builder.
+
+    `untuned` builds a context without its kernel table: the caller has required tuned kernels, or allows untuned ones.
+    """
     arguments = ["build", "--tag", tag]
     if docker.builder == "buildkit":
         arguments += ["--progress", "plain"]
@@ -158,6 +161,7 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str) -> li
     else:
         arguments += ["--force-rm"]
     arguments += ["--no-cache"] if options.no_cache else []
+    arguments += ["--build-arg", "ALLOW_UNTUNED=1"] if untuned else []
     arguments += ["--network", options.network] if options.network else []
     return [*arguments, "-"]
 
@@ -167,7 +171,8 @@ def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: Bu
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
-        _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context), image=base)
+        arguments = build_arguments(docker, options, tag=unproved, untuned=bool(context.missing_inputs))
+        _run_build(docker, arguments, archive(context), image=base)
         verified = verify_inside(docker, unproved)
         require_version(parse_receipt(verified), engine)
         receipt = json.dumps(json.loads(verified), separators=(",", ":"))

@@ -12,8 +12,8 @@ from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.patches import detected_patches
 from orchestrator.plan.plan import DetectedPatches, Engine, Plan
 
-_WITHOUT: Final = frozenset({"present upstream", "not applicable"})  # states from the applier, as below
-_AT_START: Final = "acts at start"
+_WITHOUT: Final = frozenset({"upstream", "not applicable"})  # states from the applier, as below
+_AT_START: Final = "applied at startup"
 _NEEDED: Final = frozenset({"applied", _AT_START})
 _OPEN: Final = "conflict"
 

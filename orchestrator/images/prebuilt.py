@@ -25,7 +25,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
 
 _APPLIED: Final = "applied"  # a state from the applier, as below
-_OF_THE_IMAGE: Final = frozenset({_APPLIED, "acts at start"})
+_OF_THE_IMAGE: Final = frozenset({_APPLIED, "applied at startup"})
 _OVERLAY: Final = "config"  # kind of a patch that acts on the checkpoint, not on the image
 _NO_SUCH: Final = "`docker login` where it is private; the name that `deploy build --push` printed"
 _ANEW: Final = "build it anew with this version of the tool: `deploy build PROFILE`"

@@ -14,7 +14,7 @@ from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import PlannedPatch
 
 RECEIPT_LABEL: Final = "deploy.receipt"
-_AT_START: Final = "acts at start"  # the applier's state for a needed patch that changes no file of the image
+_AT_START: Final = "applied at startup"  # the applier's state for a needed patch that changes no file of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
@@ -31,7 +31,7 @@ class PatchedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchRecord:
-    """The state of one patch in an image, as the applier reports it: applied, present upstream, needed, …"""
+    """The state of one patch in an image, as the applier reports it: applied, upstream, needed, …"""
 
     id: str
     title: str

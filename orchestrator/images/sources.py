@@ -21,12 +21,12 @@ PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # run inside an image
 
 
 def image_sources(
-    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalog: Catalog | None = None
+    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalog: Catalog | None = None, coverage: str = ""
 ) -> ImageSources:
     """Read the Dockerfile template, the plan's patches, and every file that the template copies.
 
-    `inputs` maps input names of patches to the content of files. Raises BuildError if the template or a requirement
-    file does not exist.
+    `inputs` maps input names of patches to the content of files; `coverage` describes the kernel table. Raises
+    BuildError if the template or a requirement file does not exist.
     """
     catalog = catalog or Catalog.from_environment()
     patches = carried_patches(plan, catalog)
@@ -37,6 +37,7 @@ def image_sources(
         diffs=read_diffs(patches, catalog),
         inputs=inputs or {},
         files=_copied(plan, catalog),
+        coverage=coverage,
     )
 
 

@@ -22,12 +22,12 @@ from orchestrator.kernels.coverage import (
     uses_tuned_table,
 )
 from orchestrator.kernels.disk.experts import read_experts
-from orchestrator.kernels.disk.files import read_tables
+from orchestrator.kernels.disk.files import read_tables, require_readable
 from orchestrator.kernels.disk.image import ImageTables, read_image
 from orchestrator.kernels.disk.pins import Pins, read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.keys import Key, rank_shapes
-from orchestrator.kernels.rows import TunedRow
+from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 from orchestrator.kernels.table import builtin_rows, expected_rows
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Moe, Plan
@@ -168,6 +168,16 @@ def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> s
         return covered.how_to_check
     required = needs_table(plan) and covered.coverage.untuned_in_workload
     return covered.coverage.summary + ("; `deploy up` requires tuned kernels" if required else "")
+
+
+def table_coverage(plan: Plan, table: bytes) -> str:
+    """Return how many of the plan's keys a table covers. Raises KernelsError with every invalid row."""
+    problems: list[Problem] = []
+    lines = table.decode(errors="replace").splitlines()
+    rows = [*read_rows(lines, name="table", origin=RowOrigin.FILE, problems=problems)]
+    require_readable(problems)
+    covered = coverage_of(plan, rows, names=read_pins().names_of(plan.engine.aiter_commit))
+    return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
 
 
 def require_tuned(

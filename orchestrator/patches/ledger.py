@@ -63,13 +63,17 @@ def _diff(diff: Diff, beside: Path) -> str:
         raise ProfileError(f"the diff cannot be read: {reason}", where=str(path)) from error
 
 
-def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: Collection[str] = ()) -> str:
+def manifest(
+    patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: Collection[str] = (), hint: str = ""
+) -> str:
     """Return the manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text.
 
-    A patch that does not fit the sources fails the build, unless it is in `unexpected`.
+    A patch that does not fit the sources fails the build, unless it is in `unexpected`. `hint` is the next command if
+    a patch lacks its file.
     """
     entries = [
         {**_entry(patch, diffs), "digest": patch_digest(patch, diffs), "expected": patch.id not in unexpected}
+        | ({"hint": hint} if patch.apply.kind == "file" else {})
         for patch in sorted(patches, key=lambda patch: patch.id)
     ]
     return json.dumps(entries, indent=2) + "\n"

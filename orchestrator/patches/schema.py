@@ -177,6 +177,7 @@ class Patch(StrictModel):
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: Text
+    published: Text | None = Field(default=None, description="publication that documents this fix")
     target: Literal["sglang", "aiter", "checkpoint", "environment"]
     symptom: Symptom
     upstream: UpstreamFix

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator import __version__
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.paths import Home
@@ -20,19 +19,18 @@ from orchestrator.render.cloud.task import CloudTask
 from orchestrator.render.dockerfile import base_reference
 
 KEY: Final = "DEPLOY_API_KEY"  # variable of the server's key if the profile names none
-_TOOL: Final = f"deploy-sglang=={__version__}"
 _BROUGHT: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine without other users
 _HOME_THERE: Final = "~/.local/share/deploy"
 _PARTS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
 
 
 def rental_files(
-    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None = None
+    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str
 ) -> tuple[Plan, tuple[RenderedFile, ...]]:
     """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError and UsageError.
 
-    The server listens on all addresses, with an API key. It runs from the engine's own image, or from a virtual
-    environment if the engine has a requirements file.
+    `tool` is the package of `deploy` to install there. The server listens on all addresses, with an API key. It runs
+    from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
     for named in (profile, *_part_files(overrides)):
         if is_path(named):
@@ -49,7 +47,7 @@ def rental_files(
     rental = CloudTask(
         plan=plan,
         up=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
-        tool=next(iter(_own_tool(tool)), tool or _TOOL),
+        tool=next(iter(_own_tool(tool)), tool),
         brought=brought,
         image=image,
         secrets=secrets,
@@ -106,7 +104,14 @@ def _own_files(home: Home) -> Mapping[str, str]:
     return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 
-def _own_tool(tool: str | None) -> Mapping[str, str]:
-    """Return the local checkout or wheel of this tool, by its path on the rented machine."""
-    here = Path(tool or "")
-    return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())} if tool and here.exists() else {}
+def _own_tool(tool: str) -> Mapping[str, str]:
+    """Return the local checkout or wheel of this tool, by its path on the rented machine; empty for a URL.
+
+    Raises UsageError for anything else: a package index could give another project's package of that name.
+    """
+    here = Path(tool)
+    if here.exists():
+        return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())}
+    if "://" not in tool:
+        raise UsageError(f"`--package {tool}` is no file, directory or URL", hint="`--package .` in a clone")
+    return {}

@@ -34,6 +34,7 @@ class BuildContext:
     """A Dockerfile and the files that it copies, sorted by path."""
 
     files: tuple[RenderedFile, ...]
+    missing_inputs: tuple[str, ...] = ()  # files of patches that were not given: a plain `docker build` stops
 
     @property
     def digest(self) -> str:

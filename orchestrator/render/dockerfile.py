@@ -14,9 +14,9 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.text import first_control_char
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
 from orchestrator.patches.ledger import manifest
-from orchestrator.patches.schema import AddedFile, Patch
+from orchestrator.patches.schema import AddedFile, Diff, Patch
 from orchestrator.plan.patches import patch_env
-from orchestrator.plan.plan import Engine, Plan
+from orchestrator.plan.plan import Engine, EnvVar, Plan, PlannedPatch
 from orchestrator.render.artifacts import BuildContext, RenderedFile
 
 GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg in an image
@@ -53,6 +53,22 @@ class ImageSources:
     diffs: Mapping[str, str]  # text of the diff, by patch id
     inputs: Mapping[str, bytes]  # content of the inputs of patches, by input name
     files: Mapping[str, bytes]  # all other files that the template copies, by path in the context
+    coverage: str = ""  # the MoE keys of the plan that its table covers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchStep:
+    """One patch as the template shows it: a comment, and the instructions that apply it."""
+
+    id: str
+    title: str
+    published: str | None
+    upstream: str
+    effect: str  # what this step does to the image
+    source: str | None  # file in the context that the step copies to `destination`
+    destination: str | None
+    missing: bool  # the patch needs a file that was not given
+    env: tuple[EnvVar, ...]
 
 
 def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
@@ -73,13 +89,13 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     )
     jinja.filters |= {"quoted": quoted, "word": dockerfile_word, "comment": comment}
     tables = _tables(plan, sources)
+    steps = _patch_steps(plan, sources)
     try:
         dockerfile = jinja.from_string(sources.template).render(
             plan=plan,
             base=base_reference(plan.engine),
             tag=plan.engine.image if plan.engine.image_digest else None,
-            tables=[{"source": path, "destination": destination} for path, destination, _ in tables],
-            env=patch_env(sources.patches, plan.patches),
+            patches=steps,
             labels=_label_instruction(plan),
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -91,13 +107,58 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     contents |= sources.files
     contents |= {path: content for path, _, content in tables}
     return BuildContext(
-        files=tuple(RenderedFile(path=path, content=contents[path], executable=False) for path in sorted(contents))
+        files=tuple(RenderedFile(path=path, content=contents[path], executable=False) for path in sorted(contents)),
+        missing_inputs=tuple(step.id for step in steps if step.missing),
     )
 
 
 def _manifest(plan: Plan, sources: ImageSources) -> str:
     unexpected = {use.id for use in plan.patches if not use.expected}
-    return manifest(sources.patches, sources.diffs, unexpected=unexpected)
+    return manifest(sources.patches, sources.diffs, unexpected=unexpected, hint=_make_table(plan))
+
+
+def _make_table(plan: Plan) -> str:
+    """Return the next command for a plan whose table was not given."""
+    return f"`deploy kernels build {plan.profile}` makes it; then render again"
+
+
+def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
+    """Return the steps of the plan's patches: those that a publication documents first, in its order."""
+    uses = {use.id: use for use in plan.patches}
+    steps = [_patch_step(plan, patch, uses[patch.id], sources) for patch in sources.patches]
+    return tuple(sorted(steps, key=lambda step: (step.published is None, step.published, step.id)))
+
+
+def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> PatchStep:
+    added = patch.apply if isinstance(patch.apply, AddedFile) else None
+    given = added is not None and use.input_sha256 is not None
+    return PatchStep(
+        id=patch.id,
+        title=patch.title,
+        published=patch.published,
+        upstream=patch.upstream.reference,
+        effect=_effect(plan, patch, use, sources),
+        source=f"tables/{added.input}" if added and given else None,
+        destination=added.destination if added else None,
+        missing=added is not None and not given,
+        env=patch_env((patch,), (use,)),
+    )
+
+
+def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
+    """Describe a patch in the words of the receipt: applied, upstream, applied at startup."""
+    if isinstance(patch.apply, AddedFile):
+        if use.input_sha256 is None:
+            return f"No `{patch.apply.input}` was given, so this step stops the build: {_make_table(plan)}."
+        covers = f"; {sources.coverage}" if sources.coverage else ""
+        return f"Applied by this step: a table, sha256 {use.input_sha256}{covers}."
+    if not use.expected:
+        released = patch.upstream.released
+        fixed = f"Upstream since sglang {released}" if released else "Not expected"
+        return f"{fixed}, and this image has {plan.engine.version}: this step checks that in the sources."
+    if isinstance(patch.apply, Diff):
+        return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
+    return "Applied at startup by `deploy up`, if this step finds that the sources need it."
 
 
 def base_reference(engine: Engine) -> str:

@@ -7,6 +7,8 @@ from orchestrator.images.build import image_tag
 from orchestrator.images.client import DockerCli
 from orchestrator.images.patch_check import python_in
 from orchestrator.images.sources import image_sources
+from orchestrator.kernels.plan_coverage import needs_table, table_coverage
+from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.rules import RuleContext
 from orchestrator.render.artifacts import Artifacts, BuildContext
@@ -25,7 +27,9 @@ def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | No
     """Return the image's build context with the input files of patches, and its name. Prebuilt: no context."""
     if plan.prebuilt_image is not None:
         return None, plan.prebuilt_image
-    build = build_context(plan, image_sources(plan, inputs=inputs))
+    table = inputs.get(MOE_TABLE) if needs_table(plan) else None
+    coverage = table_coverage(plan, table) if table is not None else ""
+    build = build_context(plan, image_sources(plan, inputs=inputs, coverage=coverage))
     return build, image_tag(plan, build)
 
 

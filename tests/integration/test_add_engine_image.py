@@ -98,6 +98,6 @@ def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path
 def test_a_wheel_tells_the_state_of_each_patch(version: str, home: Path) -> None:
     given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
     said = json.loads(deploy(f"add engine {version} {given} --json"))
-    assert {patch["state"] for patch in said["patches"]} == {"present upstream", "not applicable"}
+    assert {patch["state"] for patch in said["patches"]} == {"upstream", "not applicable"}
     assert (home / "profiles/engines/own.yaml").is_file()
     assert "--dsa-decode-backend tilelang" in deploy("render mi325x-tp8 --set engine=own")

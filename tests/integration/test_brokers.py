@@ -50,7 +50,8 @@ def test_the_broker_takes_the_files_of_every_profile_of_one_server(broker: str, 
     python = interpreter(package)
     rented = [profile for profile in profile_names() if load(profile).plan.gateway is None]
     for profile in rented:
-        done = CliRunner().invoke(app, ["render", profile, "--runtime", broker, "--output", str(tmp_path / profile)])
+        words = ["render", profile, "--runtime", broker, "--package", ".", "--output", str(tmp_path / profile)]
+        done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
     read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=120)

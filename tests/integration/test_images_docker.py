@@ -94,7 +94,7 @@ def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) ->
     sources = dict(receipt.sources)
 
     assert receipt.state(GUARD) == "applied"
-    assert receipt.state("mtp-shared-expert-exclude") == "acts at start"
+    assert receipt.state("mtp-shared-expert-exclude") == "applied at startup"
     assert receipt.state("aiter-fp4-moe-table") == "needed"
     assert sources["sglang"] is not None
     assert (sources["sglang"].version, sources["sglang"].commit) == ("0.5.14", COMMIT)
@@ -165,7 +165,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: DockerCli) -> 
     built = build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(dated)).plan))
 
     guard = next(record for record in built.receipt.patches if record.id == GUARD)
-    assert (guard.state, guard.files) == ("present upstream", ())
+    assert (guard.state, guard.files) == ("upstream", ())
     assert guard.evidence == (f"{CUH}:41: #include <hip/hip_runtime.h>",)
 
 
@@ -177,7 +177,7 @@ def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(d
 
     built = build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(dated)).plan))
 
-    assert built.receipt.state("dsa-topk-v2-off") == "acts at start"
+    assert built.receipt.state("dsa-topk-v2-off") == "applied at startup"
     assert built.receipt.state(GUARD) == "applied"
 
 
@@ -307,6 +307,32 @@ def test_a_pushed_image_comes_back_with_its_digest(docker: DockerCli, image: str
     assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
     with pytest.raises(BuildError, match="does not exist in its registry"):
         pull_prebuilt(docker, f"{registry}/sglang:none")
+
+
+def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli, base: str, tmp_path: Path) -> None:
+    """Built by `docker build` itself, as a CI job does."""
+    table = tmp_path / "table.csv"
+    rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
+    table.write_text("\n".join([HEADER, *rows]) + "\n")
+    words = ("render", "mi355x-tp8-july", "--set", f"engine.image={base}", "--output", str(tmp_path / "out"))
+    tag = f"deploy-test/{tmp_path.name}"
+
+    rendered = deploy(*words)
+    assert "`docker build` of these files stops: there is no file for patch `aiter-fp4-moe-table`" in rendered.stderr
+    failed = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
+    assert not failed.ok
+    assert "`deploy kernels build mi355x-tp8-july` makes it" in failed.stdout + failed.stderr
+
+    rendered = deploy(*words, "--input", f"moe-table={table}")
+    assert rendered.returncode == 0, rendered.stderr
+    assert "`docker build` of these files stops" not in rendered.stderr
+    built = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
+    assert built.ok, built.stdout + built.stderr
+    shown = docker.run("run", "--rm", "--entrypoint", "cat", tag, "/opt/deploy/receipt.json").stdout
+    docker.run("image", "rm", tag)
+    states = {patch["id"]: patch["state"] for patch in json.loads(shown)["patches"]}
+    assert states["aiter-fp4-moe-table"] == states[GUARD] == "applied"
+    assert states["mtp-shared-expert-exclude"] == "applied at startup"
 
 
 def test_a_ready_image_is_planned_with_the_table_in_it(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.wheels
 CHECKER = SourceChecker.of_ledger()
 LEDGER, DIFFS = CHECKER.patches, CHECKER.diffs
 
-NEEDED, PRESENT, ABSENT = "needed", "present upstream", "not applicable"
+NEEDED, PRESENT, ABSENT = "needed", "upstream", "not applicable"
 # version: (guard, exclude list, top-k v2, broadcast); the wheels hold no aiter: its table is not applicable everywhere.
 STATES = {
     "0.5.10": (NEEDED, NEEDED, ABSENT, ABSENT),

@@ -72,7 +72,7 @@ def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tm
     assert {record.id: record.state for record in copy.receipt.patches} == {
         "aiter-fp4-moe-table": "needed",
         "dsa-topk-v2-off": "not applicable",
-        "mtp-shared-expert-exclude": "present upstream",
+        "mtp-shared-expert-exclude": "upstream",
         "rocm-cuda-runtime-guard": "applied",
     }
     code = "import sglang, importlib.resources as r; print(sglang.__file__); print(r.files(sglang) / sys.argv[1])"

@@ -116,7 +116,7 @@ def test_a_spawned_child_imports_the_patched_files(cpu_environment: venv.Venv, p
         "aiter-fp4-moe-table": "not applicable",
         "dsa-topk-v2-off": "not applicable",
         "eagle-verify-broadcast": "applied",
-        "mtp-shared-expert-exclude": "acts at start",
+        "mtp-shared-expert-exclude": "applied at startup",
         "rocm-cuda-runtime-guard": "applied",
     }
     assert dict(copy.receipt.sources)["sglang"].version == "0.5.14"  # type: ignore[union-attr]

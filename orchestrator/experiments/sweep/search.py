@@ -285,7 +285,7 @@ def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its a
         with defer_signals():
             import optuna  # noqa: PLC0415 - takes 0.5 s, and only a sweep needs it
     except ImportError as error:
-        hint = "`pip install 'deploy-sglang[sweep]'` installs it beside this tool"
+        hint = "`uv tool install '.[sweep]'` in a clone of this tool installs it"
         what = f"`deploy sweep` searches with Optuna, which is not installed ({error.name})"
         raise UsageError(what, hint=hint) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)

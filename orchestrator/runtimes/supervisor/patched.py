@@ -33,7 +33,7 @@ from orchestrator.patches.schema import AddedFile, Diff, Patch
 
 _FINDS: Final = 60.0  # seconds for an interpreter to report its imports; another program might never end
 _RECEIPT: Final = "receipt.json"
-_APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's states of a patch that is in place
+_APPLIED: Final = frozenset({"applied", "upstream"})  # the applier's states of a patch that is in place
 _NO_TABLE: Final = (
     "`deploy kernels coverage PROFILE` says what the table is for; `skip_patches` in the profile leaves it out"
 )
@@ -176,7 +176,7 @@ def sources_identity(python: str) -> str | None:
 def _run(
     python: str, *arguments: str, stdin: str | None = None, path: str | None = None, timeout: float | None = None
 ) -> CompletedProgram:
-    env = {} if path is None else {"PYTHONPATH": path}
+    env = {"ALLOW_UNTUNED": "1"} | ({} if path is None else {"PYTHONPATH": path})  # `up` has required tuned kernels
     return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
 
 

@@ -13,9 +13,10 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.cloud import rental_files
 
 BROKERS = ("skypilot", "dstack")
+URL = "git+https://example.org/deploy@0a1b2c3"
 
 
-def told(broker: str, profile: str, home: Home, *overrides: str, tool: str | None = None) -> list[dict[str, object]]:
+def told(broker: str, profile: str, home: Home, *overrides: str, tool: str = URL) -> list[dict[str, object]]:
     files = rental_files(broker, profile, overrides, home, tool=tool)[1]
     return [yaml.safe_load(file.content) for file in files]
 
@@ -86,14 +87,20 @@ def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, 
     form = told("dstack", "cpu-tiny", home, tool=str(wheel))[0]
     assert form["files"] == [f"{wheel}:/tmp/deploy-tool/{wheel.name}"]
     assert f"uv tool install /tmp/deploy-tool/{wheel.name}" in lines(form)
-    url = "git+https://example.org/deploy"
-    assert f"uv tool install {url}" in lines(told("dstack", "cpu-tiny", home, tool=url)[0])
+    assert f"uv tool install {URL}" in lines(told("dstack", "cpu-tiny", home)[0])
+
+
+def test_a_name_that_a_package_index_would_resolve_is_refused(home: Home) -> None:
+    with pytest.raises(UsageError, match="`--package deploy-sglang` is no file"):
+        rental_files("dstack", "cpu-tiny", (), home, tool="deploy-sglang")
+    with pytest.raises(UsageError, match="a rented machine needs a package of this tool"):
+        CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("model=./mine.yaml",))])
 def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], home: Home) -> None:
     with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a local file"):
-        rental_files("dstack", *named, home)
+        rental_files("dstack", *named, home, tool=URL)
 
 
 def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_are_refused_at_once(home: Home) -> None:
@@ -102,7 +109,7 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
     (home.root / "profiles/hardware/own.yaml").write_text(own)
     here = ("hardware=own", "model.checkpoint.source=local", "model.checkpoint.path=/models/mine")
     with pytest.raises(ProfileError) as refused:
-        rental_files("skypilot", "mi355x-tp8", here, home)
+        rental_files("skypilot", "mi355x-tp8", here, home, tool=URL)
     messages = [problem.message for problem in refused.value.each()]
     assert messages == [
         "the hardware has no `gpu_product`",

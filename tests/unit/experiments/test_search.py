@@ -162,4 +162,4 @@ def test_without_optuna_it_is_said_how_to_have_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="not installed") as error:
         search(tmp_path)
-    assert "pip install 'deploy-sglang[sweep]'" in error.value.hint
+    assert "`uv tool install '.[sweep]'` in a clone" in error.value.hint

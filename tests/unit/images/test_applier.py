@@ -62,7 +62,7 @@ def test_sources_without_the_fix_need_it_and_the_line_says_so(package: Path) -> 
 def test_sources_with_the_fix_have_it(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text(MENDED.replace("#endif", "#endif  // USE_ROCM"))
 
-    assert state(package, patch()) == ("present upstream", "kernels/copy.cuh:2: #ifdef USE_ROCM")
+    assert state(package, patch()) == ("upstream", "kernels/copy.cuh:2: #ifdef USE_ROCM")
 
 
 def test_a_file_that_does_not_exist_has_nothing_to_mend(package: Path) -> None:
@@ -142,9 +142,14 @@ def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: P
     assert (package / "kernels/copy.cuh").read_text() == SOURCE
 
 
-def test_a_file_patch_is_applied_by_the_file_that_was_given(package: Path, tmp_path: Path) -> None:
+def test_a_file_patch_is_applied_by_the_file_that_was_given(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = patch(apply={"kind": "file", "input": "moe-table", "destination": str(tmp_path / "t.csv"), "env": []})
 
+    with pytest.raises(applier.Refusal, match=r"guard` cannot be applied: no `moe-table` was given.*\n  make it$"):
+        applier.apply([{**table, "hint": "make it"}], {"sglang": package})
+    monkeypatch.setenv("ALLOW_UNTUNED", "1")
     assert applier.apply([table], {"sglang": package})[0]["state"] == "needed"
     (tmp_path / "t.csv").write_text("gfx,cu_num\n")
     assert applier.apply([table], {"sglang": package})[0]["state"] == "applied"

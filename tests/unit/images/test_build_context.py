@@ -1,6 +1,7 @@
 """From a plan to a build context: the same plan and sources give the same bytes."""
 
 import dataclasses
+import re
 from dataclasses import replace
 from hashlib import sha256
 
@@ -67,6 +68,38 @@ def test_a_table_that_was_given_is_copied_and_named_to_aiter() -> None:
     assert "COPY tables/moe-table /opt/deploy/tables/tuned_fmoe.csv" in dockerfile(with_table)
     assert 'ENV AITER_CONFIG_FMOE="/opt/deploy/tables/tuned_fmoe.csv"' in dockerfile(with_table)
     assert "AITER_CONFIG_FMOE" not in dockerfile(context(plan()))
+
+
+def test_the_dockerfile_has_a_step_for_each_fix_of_the_publication_first() -> None:
+    text = dockerfile(context(plan()))
+    fixes = [line for line in text.splitlines() if line.startswith("# wafer.ai/blog/glm52-amd, fix ")]
+
+    assert [line.rpartition(" of 3, ")[2] for line in fixes] == [
+        "MTP exclude list",
+        "`#ifdef USE_ROCM` guard",
+        "tuned aiter MoE table",
+    ]
+    steps = re.findall(r'^RUN .*"apply", "([a-z0-9-]+)"', text, re.MULTILINE)
+    assert steps[:3] == ["mtp-shared-expert-exclude", "rocm-cuda-runtime-guard", "aiter-fp4-moe-table"]
+    assert {*steps} == {use.id for use in plan().patches}
+
+
+def test_a_step_says_what_it_does() -> None:
+    new = dockerfile(context(plan()))
+    assert "Upstream since sglang 0.5.15, and this image has 0.5.16: this step checks that in the sources." in new
+    old = dockerfile(context(load("mi355x-tp8-july").plan))
+    assert "Applied by this step, if the sources of sglang 0.5.14 need it." in old
+    assert "Applied at startup by `deploy up`, if this step finds that the sources need it." in old
+
+
+def test_a_context_without_its_table_stops_its_build_with_the_command() -> None:
+    without, given = context(plan()), context(plan(table=TABLE), table=TABLE)
+
+    assert (without.missing_inputs, given.missing_inputs) == (("aiter-fp4-moe-table",), ())
+    assert "this step stops the build: `deploy kernels build mi355x-tp8` makes it" in dockerfile(without)
+    assert "ARG ALLOW_UNTUNED=" in dockerfile(without)
+    assert "ALLOW_UNTUNED" not in dockerfile(given)
+    assert f"Applied by this step: a table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
 
 
 def test_a_table_the_plan_was_decided_with_has_to_be_given_again() -> None:

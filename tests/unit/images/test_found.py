@@ -51,7 +51,7 @@ def test_a_build_between_two_releases_is_told_and_taken(capsys: pytest.CaptureFi
 
 def test_what_was_expected_and_found_is_no_difference() -> None:
     found = receipt(
-        rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="acts at start",
+        rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="applied at startup",
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
     assert list(unexpected_patches(july(), found)) == []
@@ -59,16 +59,14 @@ def test_what_was_expected_and_found_is_no_difference() -> None:
 
 
 def test_each_difference_is_told_with_its_reason() -> None:
-    told = unexpected_patches(
-        july(), receipt(rocm_cuda_runtime_guard="present upstream", dsa_topk_v2_off="acts at start")
-    )
+    told = unexpected_patches(july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup"))
     assert list(told) == [
         (
-            "patch `dsa-topk-v2-off` was not expected, and the sources need it (acts at start): "
+            "patch `dsa-topk-v2-off` was not expected, and the sources need it (applied at startup): "
             "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
         ),
         (
-            "patch `rocm-cuda-runtime-guard` was expected to be needed, and is present upstream: "
+            "patch `rocm-cuda-runtime-guard` was expected to be needed, and is upstream: "
             "sglang 0.5.14 is in `>=0.5.10,<0.5.15` (sgl-project/sglang#29373)"
         ),
     ]
@@ -93,7 +91,7 @@ def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest
     plan = july()
     assert "SGLANG_OPT_USE_TOPK_V2" not in dict(render_artifacts(plan).command.env)
 
-    made = prepared(plan, receipt(dsa_topk_v2_off="acts at start"), monkeypatch, home)
+    made = prepared(plan, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, home)
 
     assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "false"
     assert made.artifacts.plan.digest == plan.digest
@@ -104,7 +102,7 @@ def test_an_overlay_that_the_content_calls_for_is_mounted(
 ) -> None:
     home = Home(tmp_path_factory.mktemp("home"))
     plan = load("mi355x-tp8").plan
-    made = prepared(plan, receipt("0.5.16", mtp_shared_expert_exclude="acts at start"), monkeypatch, home)
+    made = prepared(plan, receipt("0.5.16", mtp_shared_expert_exclude="applied at startup"), monkeypatch, home)
 
     mounts = [mount.source for mount in spec_of(made.artifacts).mounts]
     assert any("overlays/" in source for source in mounts)
@@ -116,5 +114,5 @@ def test_an_overlay_that_the_content_calls_for_is_mounted(
 
 def test_a_variable_that_the_profile_sets_itself_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
-    made = prepared(own, receipt(dsa_topk_v2_off="acts at start"), monkeypatch, Home(tmp_path))
+    made = prepared(own, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, Home(tmp_path))
     assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "true"

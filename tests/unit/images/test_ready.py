@@ -135,11 +135,11 @@ def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
 def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
     """A variable of a patch stands in the image's own environment: nothing here would take it back."""
     plain = july("skip_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
-    image = ready(july(), dsa_topk_v2_off="acts at start")
+    image = ready(july(), dsa_topk_v2_off="applied at startup")
     with pytest.raises(BuildError) as caught:
         require_matches_plan(plain, image)
     assert [problem.message for problem in caught.value.problems] == [
-        f"it carries patch `{TOPK}` (acts at start), the plan does not",
+        f"it carries patch `{TOPK}` (applied at startup), the plan does not",
         f"it carries patch `{GUARD}` (applied), the plan does not",
     ]
     require_matches_plan(plain, without(GUARD, ready(july())))

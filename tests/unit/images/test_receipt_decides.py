@@ -13,7 +13,7 @@ EXCLUDE = "mtp-shared-expert-exclude"
 
 
 @pytest.mark.parametrize(
-    ("state", "acts"), [("acts at start", True), ("present upstream", False), ("not applicable", False)]
+    ("state", "acts"), [("applied at startup", True), ("upstream", False), ("not applicable", False)]
 )
 def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, acts: bool

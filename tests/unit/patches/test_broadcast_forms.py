@@ -53,10 +53,10 @@ OURS = "".join(
 MENDED = eagle_sample(indented(f"if _is_hip:\n{indented(SENT, 4)}", 8))
 FORMS = {
     "as it was": (eagle_sample(), "needed"),
-    "upstream": (MENDED, "present upstream"),
-    "on every platform": (eagle_sample(indented(SENT, 8)), "present upstream"),
+    "upstream": (MENDED, "upstream"),
+    "on every platform": (eagle_sample(indented(SENT, 8)), "upstream"),
     "ours": (eagle_sample(OURS), "applied"),
-    "ours, by another formatter": (ast.unparse(ast.parse(eagle_sample(OURS))), "present upstream"),
+    "ours, by another formatter": (ast.unparse(ast.parse(eagle_sample(OURS))), "upstream"),
     "in comments": ("".join(f"# {line}\n" for line in MENDED.splitlines()) + eagle_sample(), "needed"),
     "two of three": (
         eagle_sample(indented(SENT.replace("    tp_group.broadcast(accept_index, src=0)\n", ""), 8)),

@@ -23,12 +23,12 @@ def with_include(text: str) -> str:
 
 FORMS = {
     "as it was": (BARE, "needed"),
-    "upstream": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "present upstream"),
+    "upstream": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "upstream"),
     "ours": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n"), "applied"),
-    "by the value": (with_include(f"#if !USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "present upstream"),
+    "by the value": (with_include(f"#if !USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "upstream"),
     "with remarks": (
         with_include(f"#if !defined(USE_ROCM)  // NVIDIA\n  {CUDA}#else /* AMD */\n  {HIP}#endif\n"),
-        "present upstream",
+        "upstream",
     ),
     "reversed": (with_include(f"#ifdef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "conflict"),
     "never ended": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}"), "conflict"),

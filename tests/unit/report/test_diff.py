@@ -34,7 +34,7 @@ def told(found: Differences) -> dict[str, tuple[str, str, str]]:
 
 def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", proven=False)
-    for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "present upstream")):
+    for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
         found = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
         run.save("preflight.json", {"findings": [{"check": key, "found": text} for key, text in found.items()]})
@@ -45,7 +45,7 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
         "flags.max-total-tokens": ("configuration", "65536", "32768"),
         "server.port": ("configuration", "30010", "2"),
         "image": ("image", "sha256:7.0", "sha256:7.2"),
-        "patched.mtp": ("image", "applied", "present upstream"),
+        "patched.mtp": ("image", "applied", "upstream"),
         "weights": ("weights", "1 shards, 21 tensors", "2 shards, 21 tensors"),
         "host.driver": ("host", "7.0", "7.2"),
         "outcome.smoke.checks that failed": ("outcome", "", "streaming matches"),

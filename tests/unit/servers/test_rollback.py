@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from kernel_samples import HEADER, line
 from plan_samples import plan_of
 from run_samples import past_run, request_of
 from typer.testing import CliRunner
@@ -128,6 +129,9 @@ def test_what_cannot_be_read_is_not_started(home: Home) -> None:
         run_source(run, home)
 
 
+TABLE = f"{HEADER}\n{line(16)}\n".encode()
+
+
 def with_table(home: Home, content: bytes) -> tuple[RunDir, Plan]:
     """A run whose image was given a table of tuned kernels."""
     plan = plan_of("mi355x-tp8")
@@ -173,9 +177,9 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("decided anew")
 
-    run, plan = with_table(home, b"x")
+    run, plan = with_table(home, TABLE)
     (run.path / "image" / "tables").mkdir(parents=True)
-    (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"x")
+    (run.path / "image" / "tables" / MOE_TABLE).write_bytes(TABLE)
     monkeypatch.setattr(planning, "build_plan", refuse)
     monkeypatch.setattr(decisions, "make_table", refuse)
     for name in (
