@@ -154,6 +154,7 @@ class Reproduce(StrictModel):
     """The runs of `deploy reproduce`; an ablation runs only on request."""
 
     summary: str
+    published_model: str = ""  # catalog entry like the published checkpoint; used if that is on the host
     runs: tuple[ReproduceRun, ...]
     ablations: tuple[Ablation, ...] = ()
 

@@ -225,6 +225,8 @@ def _stamps(directory: Path, model: Model) -> Stamps:
         if not directory.exists():
             message = f"no checkpoint of `{model.name}` found"
             elsewhere = "correct `model.checkpoint.path`, or copy the checkpoint to this directory"
+            if model.quantization.startswith("quark"):
+                elsewhere += f"; `deploy quantize SOURCE {directory} --recipe RECIPE` makes one"
             hint = elsewhere if model.checkpoint.source == "local" else _repair_hint(model)
             raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
         message = f"cannot read the checkpoint of `{model.name}`: {error.strerror}"

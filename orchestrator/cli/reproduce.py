@@ -8,7 +8,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.bench.cost import CommandEstimate, CostEstimate
-from orchestrator.bench.published import load_published, split_currency
+from orchestrator.bench.published import Published, load_published, split_currency
+from orchestrator.checkpoints.config import CONFIG
+from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
 from orchestrator.core.console import note, print_data, print_json, say
 from orchestrator.core.errors import OutputError, UsageError
@@ -31,8 +33,9 @@ from orchestrator.experiments.reproduce import (
 )
 from orchestrator.experiments.reproduce import command as step_command
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, report_coverage, require_tuned
+from orchestrator.planner.planning import load
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import host_ref, runner_for
 
 PublishedArgument: TypeAlias = Annotated[
     str,
@@ -100,6 +103,8 @@ def command(
 
     The same command resumes an interrupted measurement.
     """
+    if tune and host is not None:
+        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
     published = load_published(name)
     directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
@@ -114,14 +119,14 @@ def command(
         dataset=dataset,
         evals=not no_evals,
         tune=tune,
+        model=_published_model(published, host, [*(set_ or ())], checkpoint),
     )
-    if tune and host is not None:
-        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = CostEstimate.for_node(published, prices, currency)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     _look(planned, host, covered=dry_run, tune=tune)
+    note(_measured_model(planned, published))
     if dry_run and json:
         print_json(bill.to_dict(todo, planned.left_out))
         return
@@ -134,6 +139,30 @@ def command(
     if not dry_run:
         _run(planned, state, host, keep=keep_failed, dataset=dataset)
         note(f"wrote `{directory / 'report.html'}`")
+
+
+def _published_model(
+    published: Published, host: str | None, overrides: Sequence[str], checkpoint: Path | None
+) -> str | None:
+    """Return the model like the published one if its checkpoint is on the host and the user named none."""
+    name = published.reproduce.published_model
+    if not name or checkpoint or any(override.startswith("model") for override in overrides):
+        return None
+    home = Home.from_environment()
+    plan = load(published.reproduce.runs[0].profile, overrides=[f"model={name}"]).plan
+    place, config = host_ref(plan.runtime, home, host), checkpoint_directory(plan.model, home) / CONFIG
+    if place.remote is None:
+        return name if config.is_file() else None
+    return name if runner_for(place)(["test", "-f", str(config)]).code == 0 else None
+
+
+def _measured_model(planned: ReproducePlan, published: Published) -> str:
+    """Return the sentence that names the checkpoint, and whether it is like the published one."""
+    model, wanted = planned.servers[0].plan.model, published.reproduce.published_model
+    if not wanted or model.name == wanted:
+        return f"checkpoint: `{model.name}`, {model.checkpoint.path}" + (", of the published kind" if wanted else "")
+    make = f"`{wanted}` is; `deploy quantize` makes it by the recipe in its file"
+    return f"checkpoint: `{model.name}`, {model.checkpoint.path}, not of the published kind: {make}"
 
 
 def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:

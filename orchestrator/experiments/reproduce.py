@@ -28,7 +28,7 @@ from orchestrator.evals.harness import require_questions
 from orchestrator.evals.suite_runs import published_pace, suite_run, tau2_note
 from orchestrator.evals.suites import find_suite
 from orchestrator.kernels.coverage import uses_tuned_table
-from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, untuned_upstream
+from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -87,6 +87,7 @@ class ReproduceRequest:
     dataset: Path | None = None  # directory with local copies of the questions
     evals: bool = True  # run the suites of the published runs
     tune: bool = False  # measure the MoE kernels that upstream tables lack
+    model: str | None = None  # catalog entry to use instead of the model of each profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,8 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
     own_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
     here = request.checkpoint.absolute() if request.checkpoint and not own_model else None
     staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
-    overrides = (*request.overrides, *staged, *run.settings)
+    model = (f"model={request.model}",) if request.model and not own_model else ()
+    overrides = (*model, *request.overrides, *staged, *run.settings)
     return MeasuredServer(
         name=run.server,
         profile=run.profile,
@@ -163,7 +165,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
         return "its checkpoint is made on the way up"
     if stage in _TABLE and not needs_table(plan):
         return "its server reads aiter's own tables" if uses_tuned_table(plan) else _NO_EXPERTS
-    if stage == "tune" and not untuned_upstream(plan):
+    if stage == "tune" and tuning_options(plan) is None:
         return "every batch of its workload has a tuned kernel"
     if stage == "build" and not runtime_class(plan.runtime).in_container:
         return "it runs in no container"
@@ -178,7 +180,8 @@ def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceReq
     for stage, server in needed:
         what, seconds = _download(stage, server.plan, request.download_mb_s)
         there = _there(request.host) if stage in {"preflight", "stage"} else ()
-        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *_settings(server), *there)
+        options = (tuning_options(server.plan) or ()) if stage == "tune" else ()
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *there)
         yield _step(stage, server.name, *command, more=0.0 if what in here else seconds)
         here.add(what)
 

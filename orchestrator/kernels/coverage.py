@@ -113,6 +113,12 @@ class Coverage:
         return f"{self.layout}, {'; '.join(counts)}; {used}; {untuned}"
 
     @property
+    def derived(self) -> tuple[Key, ...]:
+        """The keys with a derived row, of a shape that the server is known to look up."""
+        buckets = (bucket for shape in self.keys if shape.expected for bucket in shape.buckets)
+        return tuple(bucket.key for bucket in buckets if bucket.label == RowOrigin.DERIVED.value)
+
+    @property
     def untuned(self) -> tuple[Key, ...]:
         """The keys without a usable tuned kernel, of each shape that the server may look up."""
         return tuple(key for shape in self.keys if shape.expected is not False for key in shape.untuned)

@@ -48,6 +48,7 @@ class RowSources:
 NO_SOURCES: Final = RowSources()
 TABLE_PATCH: Final = "aiter-fp4-moe-table"
 TUNING_HOURS: Final = 12.0  # limit for aiter's tuner; no duration is published
+_LISTED: Final = 6  # counts of tokens in a hint
 TUNE: Final = "`deploy kernels tune PROFILE` on a node with these GPUs"
 
 
@@ -155,6 +156,8 @@ def report_coverage(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) ->
     """Print the coverage of the plan before a start; nothing if its server looks up no kernels."""
     if text := coverage_text(plan, home, sources):
         note(f"tuned kernels of `{plan.profile}`: {text}")
+    if text := derived_text(plan, home, sources):
+        note(text)
 
 
 def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
@@ -178,6 +181,15 @@ def table_coverage(plan: Plan, table: bytes) -> str:
     require_readable(problems)
     covered = coverage_of(plan, rows, names=read_pins().names_of(plan.engine.aiter_commit))
     return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
+
+
+def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
+    """Return the command that measures the derived kernels that the server will look up; empty if there are none."""
+    covered = compute_coverage(plan, sources, home) if needs_table(plan) else None
+    if covered is None or not covered.known or not (keys := covered.coverage.derived):
+        return ""
+    tune = TUNE.replace("PROFILE", "PROFILE --retune-derived")
+    return f"derived kernels were never measured for this key; {tune}: {_tuning_cost(plan, keys)}"
 
 
 def require_tuned(
@@ -227,7 +239,8 @@ def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
     """Format the limit of the time that tuning takes, and its price if one is published."""
     from orchestrator.bench.published import price_book  # noqa: PLC0415 - a start needs no report
 
-    tokens = ", ".join(map(str, sorted({key.token for key in keys})))
+    counts = sorted({key.token for key in keys})
+    tokens = ", ".join(map(str, counts)) if len(counts) <= _LISTED else f"{counts[0]} to {counts[-1]}"
     longest = f"{len(keys)} keys of {tokens} tokens, at most {TUNING_HOURS:.0f} hours (no duration is published)"
     price, source = price_book(()).price_of(plan.hardware.name)
     if price is None:
@@ -236,16 +249,19 @@ def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
     return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
 
 
-def untuned_upstream(plan: Plan) -> bool:
-    """Return whether the plan's workload needs rows that neither its aiter nor the pinned upstream table has.
+def tuning_options(plan: Plan) -> tuple[str, ...] | None:
+    """Return the options of `deploy kernels tune` for the plan's workload; None if every batch has a tuned kernel.
 
-    Independent of this host: measured rows and checkpoints do not count.
+    Independent of this host: measured rows and checkpoints do not count. Derived rows count as untuned if only the
+    unfused shape is looked up.
     """
     names = read_pins().names_of(plan.engine.aiter_commit)
     if not needs_table(plan) or names is None:
-        return False
-    rows = expected_rows(plan, read_pins().upstream_keys, names)
-    return bool(coverage_of(plan, rows, names=names).untuned_in_workload)
+        return None
+    found = coverage_of(plan, expected_rows(plan, read_pins().upstream_keys, names), names=names)
+    if found.derived:
+        return ("--retune-derived",)
+    return () if found.untuned_in_workload else None
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:

@@ -32,6 +32,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, format_duration, note, warn
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_file
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
@@ -63,7 +64,7 @@ class QuantizationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedCheckpoint:
-    """The new checkpoint; sizes are bytes. `model` is None if the catalog entry could not be written."""
+    """The new checkpoint; sizes are bytes. `model` is None if no catalog entry was written."""
 
     target: Path
     shards: int
@@ -115,7 +116,9 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     recipe = load_recipe(request.recipe, Catalog.of(home))
     foreseen = forecast(source, recipe)
     name = request.name or request.target.name.lower()
-    _require_free(name, home)
+    known = names_target(name, request.target, home)
+    if not known:
+        _require_free(name, home)
     _require_apart(source, request.target)
     folder = WorkDir(request.target)
     _require_room(request.target, foreseen, copied_size(request.source), folder)
@@ -128,12 +131,14 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
         folder.require_complete(foreseen)
         of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, forecast=foreseen)
         receipt = assemble(folder, request.target, of)
+    if known:
+        note(f"model `{name}` of the catalog names this directory; no other entry is written")
     return QuantizedCheckpoint(
         target=request.target,
         shards=receipt.shards,
         size=sum(size for file, (size, _) in receipt.files.items() if file.endswith(".safetensors")),
         source_size=source.size,
-        model=_added_model(request.target, name, home),
+        model=None if known else _added_model(request.target, name, home),
     )
 
 
@@ -234,6 +239,13 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     if fit < 1:
         raise HostError(said, hint="free some; `--workers 1` tries all the same")
     return int(min(cores, left, fit))
+
+
+def names_target(name: str, target: Path, home: Home) -> bool:
+    """Return whether the catalog has a model of this name, with this directory as its checkpoint."""
+    path = Catalog.of(home).find(EntryKind.MODEL, name)
+    checkpoint = read_file(path, str(path)).data.get("checkpoint") if path else None
+    return isinstance(checkpoint, dict) and checkpoint.get("path") == str(target)
 
 
 def _require_free(name: str, home: Home) -> None:

@@ -8,7 +8,7 @@ from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import format_duration
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
-from orchestrator.kernels.plan_coverage import coverage_text, untuned_problem
+from orchestrator.kernels.plan_coverage import coverage_text, derived_text, untuned_problem
 from orchestrator.plan.capacity import Load
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.image_env import image_of, image_variables
@@ -143,6 +143,8 @@ def _patches(plan: Plan) -> _Rows:
 def _kernels(plan: Plan, home: Home) -> _Rows:
     if text := coverage_text(plan, home):
         yield "kernels", text
+    if text := derived_text(plan, home):
+        yield "derived", expand_commands(text)
     if problem := untuned_problem(plan, home):
         first_way, _, _ = problem.hint.partition("; or ")
         yield "missing", problem.message

@@ -150,7 +150,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
         layout=layout_name(result),
         result=result,
         reasons=reasons,
-        caveats=caveats,
+        caveats=(*caveats, *_checkpoint_caveat(result, published)),
         rows=_rows(result, beside, price=price, terms=terms),
         knee_rps=None if closed else knee,
         knee_reached=result.knee_reached,
@@ -270,6 +270,16 @@ def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...
     if label == main or result.run.workload_name != published.workload.name:
         return ()
     return (f"the published rates are those of {main}, this is {label}; its best is listed with the published layouts",)
+
+
+def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iterator[str]:
+    """Yield which checkpoint was measured, and whether it is like the published one."""
+    model = (result.run.provenance.plan or {}).get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    if published is None or not (wanted := published.reproduce.published_model) or name is None:
+        return
+    kind = "of the published kind" if name == wanted else f"not of the published kind, as `{wanted}` is"
+    yield f"the checkpoint is `{name}`, {kind}"
 
 
 def _rows(

@@ -10,10 +10,11 @@ from quark_samples import Tiny, write_tiny
 
 from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.checkpoints.quantize.work_dir import WorkDir
+from orchestrator.core.catalog import EntryKind
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner import quantize as command
-from orchestrator.planner.quantize import QuantizationRequest, quantize, recipe_rows, worker_memory
+from orchestrator.planner.quantize import QuantizationRequest, names_target, quantize, recipe_rows, worker_memory
 
 
 @pytest.fixture
@@ -53,6 +54,16 @@ def test_a_target_in_the_source(request_: QuantizationRequest, home: Home) -> No
 def test_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
     taken = QuantizationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
     assert "there is a model `tiny` already" in refused(taken, home, UsageError)
+
+
+def test_the_directory_of_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
+    """The shipped entry for `glm-5.2-routed` names a directory: to make it there needs no other entry."""
+    path = home.root / EntryKind.MODEL.file("mine")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"checkpoint: {{source: local, path: {request_.target}}}\n")
+    assert names_target("mine", request_.target, home)
+    assert not names_target("mine", request_.target / "other", home)
+    assert not names_target("nobody", request_.target, home)
 
 
 def test_a_disk_that_does_not_hold_it(

@@ -32,6 +32,7 @@ from orchestrator.kernels.plan_coverage import (
     compute_coverage,
     report_coverage,
     require_tuned,
+    tuning_options,
 )
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import NO_FACTS, Facts
@@ -64,6 +65,23 @@ def test_what_each_pin_covers_is_known(
     for key in found.keys:
         assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.runs_tuned) == missing
     assert found.untuned_in_workload == met
+
+
+@pytest.mark.parametrize(("layout", "label", "keys"), [("tp8", "TP8", 17), ("tp4dp2", "TP4×DP2", 16)])
+def test_the_published_kind_of_checkpoint_runs_derived_kernels_until_they_are_tuned(
+    layout: str, label: str, keys: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its shared experts are BF16, so its key is 256/8, for which no table is published."""
+    name, home = f"mi355x-{layout}-routed", Home(tmp_path)
+    report_coverage(plan_of(name), home)
+    told = capsys.readouterr().err
+    assert f"{label}, unfused 256/8: 0 tuned, {keys} derived, 0 fallback, 0 untuned of {keys};" in told
+    assert "257/9" not in told
+    assert f"`deploy kernels tune PROFILE --retune-derived` on a node with these GPUs: {keys} keys of 1 to" in told
+    assert tuning_options(plan_of(name)) == ("--retune-derived",)
+    assert tuning_options(plan_of(f"mi355x-{layout}")) is None
+    report_coverage(plan_of(f"mi355x-{layout}"), home)
+    assert "--retune-derived" not in capsys.readouterr().err
 
 
 def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
@@ -156,7 +174,7 @@ def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None
         reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
     assert "--allow-untuned" not in caught.value.hint, "it has no such option"
     assert caught.value.hint.startswith(
-        "`--tune` runs `deploy kernels tune` as a step for each layout: 16 keys of 1, 2"
+        "`--tune` runs `deploy kernels tune` as a step for each layout: 16 keys of 1 to 512"
     )
 
 

@@ -165,6 +165,23 @@ def test_an_ablation_alone_answers_nothing() -> None:
     assert "What each thing brings" not in render_markdown(made)
 
 
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("glm-5.2-mxfp4-routed", "of the published kind"),
+        ("glm-5.2-mxfp4", "not of the published kind, as `glm-5.2-mxfp4-routed` is"),
+    ],
+)
+def test_a_report_says_which_checkpoint_was_measured(model: str, kind: str) -> None:
+    result = tp4dp2()
+    provenance = replace(result.run.provenance, plan={**(result.run.provenance.plan or {}), "model": {"name": model}})
+    comparison = compared(replace(result, run=replace(result.run, provenance=provenance)))
+    assert comparison.caveats == (f"the checkpoint is `{model}`, {kind}",)
+    assert comparison.comparable
+    assert comparison.knee_rps is not None
+    assert comparison.knee_rps.published == 2.4, "the published rates stand beside it all the same"
+
+
 def test_another_layout_is_no_fault_and_stands_beside_no_rate() -> None:
     comparison = compared(tp8())
     assert comparison.comparable

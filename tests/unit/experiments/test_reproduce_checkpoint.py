@@ -1,0 +1,56 @@
+"""Which checkpoint `deploy reproduce` measures: one of the published kind where the host has it, else the default."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.reproduce import command as reproduce
+from orchestrator.core.catalog import Catalog, EntryKind
+
+ROUTED = "glm-5.2-mxfp4-routed"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that the catalog's entry names; it does not exist yet."""
+    home, directory = tmp_path / "home", tmp_path / "routed"
+    monkeypatch.setenv("DEPLOY_HOME", str(home))
+    text = Catalog.shipped().path(EntryKind.MODEL, ROUTED).read_text()
+    mine = home / EntryKind.MODEL.file(ROUTED)
+    mine.parent.mkdir(parents=True)
+    mine.write_text(text.replace("/mnt/GLM-5.2-MXFP4-routed", str(directory)))
+    return directory
+
+
+def steps(capsys: pytest.CaptureFixture[str], tmp_path: Path, **options: object) -> tuple[str, str]:
+    reproduce("wafer-glm52", dry_run=True, output=tmp_path / "results", **options)  # type: ignore[arg-type]
+    return capsys.readouterr()
+
+
+def test_without_it_the_default_is_measured_and_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not checkpoint.exists()
+    table, notes = steps(capsys, tmp_path)
+    assert ROUTED not in table
+    assert f"checkpoint: `glm-5.2-mxfp4`, amd/GLM-5.2-MXFP4, not of the published kind: `{ROUTED}` is" in notes
+
+
+def test_it_is_measured_where_the_host_has_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(
+        '{"hidden_size": 6144, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,'
+        ' "num_experts_per_tok": 8, "num_hidden_layers": 78,'
+        ' "quantization_config": {"quant_method": "quark", "exclude": ["model.layers.3.mlp.shared_experts.up_proj"]}}'
+    )
+    table, notes = steps(capsys, tmp_path, ablation=["baseline-checkpoint"], tune=True)
+    ups = [line.split("  ")[0] for line in table.splitlines() if line.startswith("deploy up")]
+    assert len(ups) == 5
+    assert all(f"--set model={ROUTED}" in up for up in ups[:-1])
+    assert ROUTED not in ups[-1], "the ablation has a checkpoint of its own"
+    assert table.count("deploy kernels tune") == 4
+    assert table.count("--retune-derived") == 4
+    assert f"checkpoint: `{ROUTED}`, {checkpoint}, of the published kind" in notes
+    assert ROUTED not in steps(capsys, tmp_path, set_=["model=glm-5.2-mxfp4"])[0], "the user's choice goes first"
