@@ -5,12 +5,13 @@ bytes.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from pydantic import Field
 
+from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.engine.memory import (
     GIB,
@@ -309,6 +310,25 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
     )
 
 
+def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) -> Iterator[Problem]:
+    """Yield a problem if the cache of a replica is smaller than the context: sglang rejects longer requests.
+
+    `location` gives `file:line` of a key. Source: sglang 0.5.16, srt/managers/tp_worker.py, max_req_len.
+    """
+    cap, page = capacity.max_tokens, capacity.cache.page if capacity.cache else 1
+    tokens = cap if capacity.cache is None else capacity.cache.tokens
+    if not tokens or tokens + page > capacity.context:
+        return  # unknown, or no room at all, which `weights_fit` reports
+    capped = cap is not None and tokens + page > cap
+    key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
+    raised = f"raise `flags.{Meaning.CACHE_TOKENS}`" if capped else "raise `layout.tp`"
+    yield Problem(
+        f"the cache of a replica holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
+        location("flags", key),
+        f"{raised}, or set `flags.{Meaning.CONTEXT}` to {tokens:,} or less",
+    )
+
+
 def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     """Warn of what does not fit but does not prevent a start: sglang queues requests, or runs out of memory later."""
     fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
@@ -325,16 +345,6 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
             ),
             source="estimate of `deploy show --capacity`",
             hint=", or ".join(_remedies(cache, fitting=fitting, capped=capped)),
-        )
-    if capacity.max_tokens is not None and capacity.max_tokens < capacity.context:
-        yield PlanWarning(
-            id="capacity-context",
-            summary=(
-                f"`{Meaning.CACHE_TOKENS}` {capacity.max_tokens:,} is less than one context of {capacity.context:,} "
-                "tokens: sglang rejects longer requests"
-            ),
-            source="sglang 0.5.16, srt/managers/tp_worker.py, max_req_len",
-            hint=f"raise `flags.{Meaning.CACHE_TOKENS}`, or lower `flags.{Meaning.CONTEXT}`",
         )
     if memory is not None and memory.fraction_source == "set" and memory.fraction > memory.safe_fraction:
         reserved = capacity.reserved_bytes

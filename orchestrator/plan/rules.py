@@ -16,7 +16,7 @@ from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Capacity, Load, capacity_of
+from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage
 from orchestrator.plan.known_issues import KnownIssue
 from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica, replica_ports
 from orchestrator.plan.serving import profile_serving
@@ -207,6 +207,11 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
         )
 
 
+def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
+    """Check that the cache of a replica holds one request of the profile's context."""
+    yield from context_shortage(context.capacity, context.location)
+
+
 def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
     """Check that the image is built for this vendor and this GPU family."""
     engine, hardware = context.profile.engine, context.profile.hardware
@@ -330,6 +335,7 @@ RULES: Final[Sequence[Rule]] = (
     replicas_have_ports,
     heads_divide,
     weights_fit,
+    cache_holds_a_context,
     runtime_can_start,
     flags_are_known,
     flag_values_are_valid,

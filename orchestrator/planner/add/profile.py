@@ -17,7 +17,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.options import Meaning, Tie, flag_for, ties
-from orchestrator.plan.capacity import Capacity, graph_requests
+from orchestrator.plan.capacity import Capacity, context_shortage, graph_requests
 from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import (
     ContextNeed,
@@ -312,7 +312,9 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     try:
         valid.decide()
     except ProfileError as error:
-        return draft, LayoutAttempt(tp=tp, capacity=None, problems=error.each())
+        short = {problem.message for problem in context_shortage(valid.capacity, lambda *_: "")}  # `shortfall` tells it
+        if problems := tuple(problem for problem in error.each() if problem.message not in short):
+            return draft, LayoutAttempt(tp=tp, capacity=None, problems=problems)
     return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, problems=())
 
 

@@ -48,7 +48,7 @@ def test_an_origin_that_comes_after_the_value_is_the_users_too() -> None:
 
 
 def test_the_layout_is_explained_as_the_users_where_it_is_set() -> None:
-    assert row("mi355x-tp4dp2", "layout.tp", "layout.tp.value=2").origin == "user"
+    assert row("mi355x-tp4dp2", "layout.tp", "layout.tp.value=2", "flags.context-length=131072").origin == "user"
     assert row("mi355x-tp4dp2", "layout.tp").origin == "published"
 
 

@@ -53,7 +53,8 @@ def test_a_replica_is_a_server_of_this_machine_alone_with_gpus_of_its_own() -> N
 
 
 def test_gpus_are_counted_from_the_first_one_and_in_steps() -> None:
-    plan = plan_of("mi355x-tp4x2", "layout.tp=2", "flags.base-gpu-id=1", "flags.gpu-id-step=2", "engine.python=python3")
+    small = ("layout.tp=2", "flags.context-length=131072")
+    plan = plan_of("mi355x-tp4x2", *small, "flags.base-gpu-id=1", "flags.gpu-id-step=2", "engine.python=python3")
     first, second = replica_plans(plan)
     assert (list(first.gpus), list(second.gpus)) == ([1, 3], [5, 7])
 
@@ -134,5 +135,5 @@ def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
     before = plan_of("mi355x-tp4x2")
     assert rolling_update_blocker(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
     assert "the GPUs of a replica change from 4 to 2" in rolling_update_blocker(
-        before, plan_of("mi355x-tp4x2", "layout.tp=2")
+        before, plan_of("mi355x-tp4x2", "layout.tp=2", "flags.context-length=131072")
     )

@@ -143,19 +143,36 @@ def test_more_requests_than_fit_are_told() -> None:
         "capacity-requests": "512 concurrent requests of `wafer-20k-1k` need 4,748,800 tokens of cache; a replica has "
         "2,713,536: 288 fit, the others wait"
     }
-    assert "capacity-requests" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
+    many = ("flags.max-total-tokens=4096", "flags.context-length=4096", "flags.max-running-requests=50")
+    assert "capacity-requests" in warnings("cpu-tiny", *many)
 
 
-def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
-    assert warnings("cpu-tiny", "flags.max-total-tokens=1000") == {
+def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
+    short = ("flags.max-total-tokens=1000", "flags.context-length=1000")
+    assert warnings("cpu-tiny", *short) == {
         "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of cache; a replica has 1,000: none fits",
-        "capacity-context": "`max-total-tokens` 1,000 is less than one context of 32,768 tokens: sglang rejects "
-        "longer requests",
     }
-    assert "capacity-context" in warnings("cpu-tiny", "flags.max-total-tokens=1000", "model.kv_cache=null")
-    assert warnings("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
-    plan = load("cpu-tiny", overrides=["flags.max-total-tokens=1000"]).plan
+    plan = load("cpu-tiny", overrides=short).plan
     assert plan.warnings[0].hint == "raise `flags.max-total-tokens`"
+    assert warnings("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "held", "context", "hint"),
+    [
+        ("cpu-tiny", ["flags.max-total-tokens=1000"], "1,000", "32,768", "raise `flags.max-total-tokens`"),
+        ("cpu-tiny", ["flags.max-total-tokens=9", "model.kv_cache=null"], "9", "32,768", "raise `flags.max-total"),
+        ("mi300x-tp8", ["flags.context-length=1048576"], "780,416", "1,048,576", "raise `layout.tp`, or set `flags."),
+    ],
+)
+def test_a_cache_of_less_than_one_context_is_refused(
+    profile: str, overrides: list[str], held: str, context: str, hint: str
+) -> None:
+    with pytest.raises(ProfileError) as refused:
+        load(profile, overrides=overrides)
+    [problem] = refused.value.problems or [refused.value]
+    assert f"holds {held} tokens, less than one request of the context of {context}" in problem.message
+    assert problem.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])

@@ -31,7 +31,7 @@ def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
 
 def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(GOOD + "flags: {max-total-tokens: 1024}\n")
+    path.write_text(GOOD + "flags: {max-total-tokens: 1024, context-length: 1024}\n")
     flag = next(flag for flag in load(str(path)).plan.flags if flag.name == "max-total-tokens")
     assert (flag.values, flag.origin) == (("1024",), "user")
 

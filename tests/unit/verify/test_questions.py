@@ -58,7 +58,6 @@ def words(profile: str, *overrides: str) -> list[int]:
         ("b200-tp8", ("flags.chunked-prefill-size=null",), [0, 64, 16384]),  # sglang's largest default
         ("b200-tp8", ("flags.chunked-prefill-size=-1",), [0, 64, 16384]),
         ("b200-tp8", ("flags.context-length=12000",), [0, 64, 4000]),  # three tokens a word
-        ("b200-tp8", ("flags.max-total-tokens=12000",), [0, 64, 4000]),
         ("cpu-tiny", (), [0, 64, 950]),
         ("cpu-tiny", ("flags.chunked-prefill-size=4096",), [0, 64, 950]),  # another length has another answer
         ("cpu-tiny", ("flags.context-length=1000",), [0, 64]),  # so that one which does not fit is not asked
