@@ -1,12 +1,12 @@
 """Staging: download of a checkpoint from the hub, resumable at any byte, then verification."""
 
-import shutil
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.hub import DISK_FULL, Hub, Listing, list_files
@@ -14,11 +14,13 @@ from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.remote_fetch import arrived_bytes
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_fresh
 from orchestrator.core import subprocesses
+from orchestrator.core.disk_space import require_disk_space
 from orchestrator.core.errors import HostError
 from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.plan.plan import Model
 
+OTHER_DIRECTORY: Final = "use another directory: `--dir DIR`"
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _TICK = 1.0
 _WINDOW = 30  # ticks of the rate's moving average
@@ -73,19 +75,8 @@ def _check_progress(
         require_profile_match(directory, model)
 
 
-def disk_full_error(location: str, *, missing: int, free: int) -> HostError:
-    """Return the error for a disk without space for the rest of a checkpoint."""
-    return HostError(
-        f"not enough disk space: {missing / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
-        where=location,
-        hint="free up space, or use another directory: `--dir DIR`",
-    )
-
-
 def _require_space(directory: Path, listing: Listing) -> None:
-    missing, free = listing.size - _arrived(directory, listing), shutil.disk_usage(directory).free
-    if missing > free:
-        raise disk_full_error(str(directory), missing=missing, free=free)
+    require_disk_space(directory, listing.size - _arrived(directory, listing), hint=OTHER_DIRECTORY)
 
 
 def _arrived(directory: Path, listing: Listing) -> int:

@@ -16,8 +16,8 @@ from typing import Final
 
 from orchestrator.checkpoints import remote_fetch
 from orchestrator.checkpoints.download import (
+    OTHER_DIRECTORY,
     DownloadProgress,
-    disk_full_error,
     download_interrupted,
     progress_from,
     rate_window,
@@ -26,6 +26,7 @@ from orchestrator.checkpoints.hub import Hub, Listing, download_url, list_files
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_checkpoint, verify_fresh
 from orchestrator.core import safe_paths
+from orchestrator.core.disk_space import disk_full_error
 from orchestrator.core.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -116,7 +117,8 @@ class RemoteDownload:
                 why, full = str(told["error"]), bool(told.get("full"))
                 raise download_interrupted(self._where, reason=why, full=full, done=done, total=total)
             elif isinstance(room := told.get("room"), dict):
-                raise disk_full_error(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
+                needed, free = _number(room.get("missing")), _number(room.get("free"))
+                raise disk_full_error(self._where, needed=needed, free=free, hint=OTHER_DIRECTORY)
             elif "nothing" in told:
                 message = f"no checkpoint of `{self.model.name}` found"
                 raise CheckpointNotFoundError(message, where=f"{self.host}: {told['nothing']}", hint=self._hint)

@@ -30,6 +30,7 @@ from orchestrator.checkpoints.quantize.workers import (
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, format_duration, note, warn
+from orchestrator.core.disk_space import require_disk_space
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
@@ -280,13 +281,8 @@ def _hint_of_what_exists(target: Path) -> str:
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
     """Raise HostError if the disk has no room for the result."""
     done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
-    missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
-    if missing > free:
-        raise HostError(
-            f"not enough disk space: {missing / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free",
-            where=str(target.parent),
-            hint="free up space, or choose a target on another disk",
-        )
+    missing = foreseen.size - done + others + _SPARE
+    require_disk_space(target.parent, missing, hint="choose a target on another disk")
 
 
 def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:

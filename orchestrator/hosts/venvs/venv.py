@@ -19,6 +19,7 @@ from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress
+from orchestrator.core.disk_space import require_disk_space
 from orchestrator.core.errors import BuildError
 from orchestrator.core.files import atomic_write, copy_file, remove_tree
 from orchestrator.core.locks import file_lock
@@ -31,6 +32,7 @@ _MARKER: Final = "environment.json"
 _SHIM: Final = "cpu_shim"
 # The local version of a platform-specific torch is the name of the platform, and of its index.
 _TORCH: Final = re.compile(r"^torch==\S+\+(?P<platform>\w+)$", re.MULTILINE)
+_SIZE: Final = re.compile(r"^# Installed size: (?P<megabytes>[0-9,]+) MB", re.MULTILINE)
 _TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
 
 
@@ -60,6 +62,12 @@ class _Recipe:
         on_cpu = torch is not None and torch["platform"] == "cpu"
         files = sorted(file for file in shim.iterdir() if file.is_file()) if on_cpu else []
         return cls(requirements=requirements, torch=torch, shim=tuple(files))
+
+    @property
+    def installed_bytes(self) -> int:
+        """The size of the environment, from the comment in its requirement file; 0 if there is none."""
+        found = _SIZE.search(self.requirements.read_text())
+        return int(found["megabytes"].replace(",", "")) * 1_000_000 if found else 0
 
     @property
     def digest(self) -> str:
@@ -108,7 +116,7 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
 
     `shim` is the folder of the modules that a CPU build of torch additionally needs; by default the shipped one.
     Concurrent builds of one environment wait for each other. A failed or interrupted build leaves no files behind.
-    Raises BuildError with the last lines of uv if the build fails.
+    Raises HostError if the disk has no room for it, and BuildError with the last lines of uv if the build fails.
     """
     recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
     digest, folder = recipe.digest, _folder(recipe, home)
@@ -119,6 +127,9 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
         if _complete(folder):  # another process has built it in the meantime
             return environment
         remove_tree(folder, within=home.environments)
+        require_disk_space(
+            home.environments, recipe.installed_bytes, hint="set DEPLOY_HOME to a directory on another disk"
+        )
         try:
             _build(folder, recipe, progress)
         finally:

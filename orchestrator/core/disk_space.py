@@ -1,0 +1,19 @@
+"""Free disk space, looked at before a long download or build."""
+
+import shutil
+from pathlib import Path
+
+from orchestrator.core.errors import HostError
+
+
+def require_disk_space(directory: Path, needed: int, *, hint: str) -> None:
+    """Raise HostError if the file system of an existing directory has less than `needed` bytes free."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise disk_full_error(str(directory), needed=needed, free=free, hint=hint)
+
+
+def disk_full_error(location: str, *, needed: int, free: int, hint: str) -> HostError:
+    """Return the error for a disk without space; sizes in bytes."""
+    message = f"not enough disk space: {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
+    return HostError(message, where=location, hint=f"free up space, or {hint}")
