@@ -20,6 +20,6 @@ def test_an_environment_that_the_disk_cannot_hold_is_refused_before_it_is_begun(
     assert [path.suffix for path in home.environments.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("engine", ["sglang-cpu-0.5.14", "lm-eval-0.4.13", "smg-1.13.0"])
+@pytest.mark.parametrize("engine", ["sglang-cpu-0.5.14", "sglang-cuda-0.5.16", "lm-eval-0.4.13", "smg-1.13.0"])
 def test_a_shipped_requirement_file_names_its_size(engine: str) -> None:
     assert "\n# Installed size: " in (data_root() / "images" / f"{engine}.txt").read_text()
