@@ -150,11 +150,24 @@ class Ablation(ReproduceRun):
         return f"{self.full_server}-{self.name}"
 
 
+class PublishedModel(StrictModel):
+    """A catalog entry like the published checkpoint, used `instead_of` another one if its checkpoint is on the host."""
+
+    name: str
+    instead_of: str
+
+    def describe(self, model: object) -> str:
+        """Describe a model as like the published one or not; empty for any model but these two."""
+        if model == self.name:
+            return "of the published kind"
+        return f"not of the published kind, as `{self.name}` is" if model == self.instead_of else ""
+
+
 class Reproduce(StrictModel):
     """The runs of `deploy reproduce`; an ablation runs only on request."""
 
     summary: str
-    published_model: str = ""  # catalog entry like the published checkpoint; used if that is on the host
+    published_model: PublishedModel | None = None
     runs: tuple[ReproduceRun, ...]
     ablations: tuple[Ablation, ...] = ()
 

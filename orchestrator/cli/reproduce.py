@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.bench.cost import CommandEstimate, CostEstimate
-from orchestrator.bench.published import Published, load_published, split_currency
+from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
@@ -67,6 +67,16 @@ OutputOption: TypeAlias = Annotated[
 DatasetOption: TypeAlias = Annotated[
     Path | None, typer.Option("--dataset", metavar="DIR", help="local questions of the suites, instead of a download")
 ]
+OneProfileOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="PROFILE",
+        help="measure this profile only, such as b200-tp8",
+        autocompletion=complete_names("PROFILE"),
+    ),
+]
 TuneOption: TypeAlias = Annotated[bool, typer.Option("--tune", help="measure missing MoE kernels first, on this host")]
 NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="skip the evaluations")]
 CheckpointOption: TypeAlias = Annotated[
@@ -95,6 +105,7 @@ def command(
     engine: EngineOption = None,
     output: OutputOption = None,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a server whose measurement failed")] = False,
+    profile_: OneProfileOption = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -119,14 +130,19 @@ def command(
         dataset=dataset,
         evals=not no_evals,
         tune=tune,
+        profile=profile_,
         model=_published_model(published, host, [*(set_ or ())], checkpoint),
     )
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
-    bill = CostEstimate.for_node(published, prices, currency)
+    if profile_ is None:
+        bill = CostEstimate.for_node(published, prices, currency)
+    else:
+        hardware = planned.servers[0].plan.hardware
+        bill = CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     _look(planned, host, covered=dry_run, tune=tune)
-    note(_measured_model(planned, published))
+    _note_checkpoint(planned, published)
     if dry_run and json:
         print_json(bill.to_dict(todo, planned.left_out))
         return
@@ -143,26 +159,24 @@ def command(
 
 def _published_model(
     published: Published, host: str | None, overrides: Sequence[str], checkpoint: Path | None
-) -> str | None:
+) -> PublishedModel | None:
     """Return the model like the published one if its checkpoint is on the host and the user named none."""
-    name = published.reproduce.published_model
-    if not name or checkpoint or any(override.startswith("model") for override in overrides):
+    model = published.reproduce.published_model
+    if model is None or checkpoint or any(override.startswith("model") for override in overrides):
         return None
     home = Home.from_environment()
-    plan = load(published.reproduce.runs[0].profile, overrides=[f"model={name}"]).plan
+    plan = load(published.reproduce.runs[0].profile, overrides=[f"model={model.name}"]).plan
     place, config = host_ref(plan.runtime, home, host), checkpoint_directory(plan.model, home) / CONFIG
     if place.remote is None:
-        return name if config.is_file() else None
-    return name if runner_for(place)(["test", "-f", str(config)]).code == 0 else None
+        return model if config.is_file() else None
+    return model if runner_for(place)(["test", "-f", str(config)]).code == 0 else None
 
 
-def _measured_model(planned: ReproducePlan, published: Published) -> str:
-    """Return the sentence that names the checkpoint, and whether it is like the published one."""
+def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
+    """Name the checkpoint, and say whether it is like the published one."""
     model, wanted = planned.servers[0].plan.model, published.reproduce.published_model
-    if not wanted or model.name == wanted:
-        return f"checkpoint: `{model.name}`, {model.checkpoint.path}" + (", of the published kind" if wanted else "")
-    make = f"`{wanted}` is; `deploy quantize` makes it by the recipe in its file"
-    return f"checkpoint: `{model.name}`, {model.checkpoint.path}, not of the published kind: {make}"
+    kind = wanted.describe(model.name) if wanted else ""
+    note(f"checkpoint: `{model.name}`, {model.checkpoint.path}{', ' if kind else ''}{kind}")
 
 
 def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.published import Ablation, Published, ReproduceRun
+from orchestrator.bench.published import Ablation, Published, PublishedModel, ReproduceRun
 from orchestrator.bench.result import RESULT_FILE
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.core.console import say
@@ -87,7 +87,8 @@ class ReproduceRequest:
     dataset: Path | None = None  # directory with local copies of the questions
     evals: bool = True  # run the suites of the published runs
     tune: bool = False  # measure the MoE kernels that upstream tables lack
-    model: str | None = None  # catalog entry to use instead of the model of each profile
+    model: PublishedModel | None = None  # replaces the model of a profile
+    profile: str | None = None  # the only profile to measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
     if unknown := next((name for name in request.ablations if name not in known), None):
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
     chosen = [known[name] for name in dict.fromkeys(request.ablations)]
-    for run in published.reproduce.runs:
+    for run in _runs(published, request.profile):
         if not run.workloads and not request.evals:
             continue
         beside = (suite for each in chosen if each.full_server == run.server for suite in each.suites)
@@ -141,17 +142,28 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
         yield _server(ablation, request, suites=ablation.suites)
 
 
+def _runs(published: Published, profile: str | None) -> Sequence[ReproduceRun]:
+    """Return the published runs, those of one profile, or a run of any other profile with the published workload."""
+    if profile is None:
+        return published.reproduce.runs
+    runs = [run for run in published.reproduce.runs if run.profile == profile]
+    return runs or [ReproduceRun(profile=profile, workloads=(published.workload.name,))]
+
+
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
     here = request.checkpoint.absolute() if request.checkpoint and not own_model else None
     staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
-    model = (f"model={request.model}",) if request.model and not own_model else ()
-    overrides = (*model, *request.overrides, *staged, *run.settings)
+    overrides = (*request.overrides, *staged, *run.settings)
+    plan = load(run.profile, overrides=overrides).plan
+    if request.model and plan.model.name == request.model.instead_of:
+        overrides = (f"model={request.model.name}", *overrides)
+        plan = load(run.profile, overrides=overrides).plan
     return MeasuredServer(
         name=run.server,
         profile=run.profile,
         overrides=overrides,
-        plan=load(run.profile, overrides=overrides).plan,
+        plan=plan,
         workloads=run.workloads,
         suites=suites,
         ablation=isinstance(run, Ablation),

@@ -1,10 +1,16 @@
 """The known issues and warnings of a plan, as `up`, its dry run, `render` and `show` report them."""
 
+import re
+from typing import Final
+
 from orchestrator.core.console import note, warn
 from orchestrator.images.config import ImageConfig
 from orchestrator.plan.fusion import inferred_fusion_flag
 from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.image_env import image_warnings
+from orchestrator.runtimes import runtime_class
+
+_COMMIT: Final = re.compile("[0-9a-f]{7,40}")  # or its first digits
 
 
 def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | None = None) -> tuple[PlanWarning, ...]:
@@ -28,6 +34,19 @@ def report_warnings(
     for warning in plan_warnings(plan, name=name, image=image):
         if warning not in printed:
             warn(warning_text(warning), hint=warning.hint)
+
+
+def warn_unpinned(plan: Plan) -> None:
+    """Warn of an image without a digest and a hub checkpoint without a commit, which may change between two starts."""
+    engine, checkpoint = plan.engine, plan.model.checkpoint
+    unpinned = []
+    if runtime_class(plan.runtime).in_container and not plan.prebuilt_image and engine.image_digest is None:
+        unpinned.append(f"image `{engine.image}`")
+    if checkpoint.source == "hub" and not _COMMIT.fullmatch(checkpoint.revision or ""):
+        unpinned.append(f"checkpoint `{checkpoint.path}`")
+    if unpinned:
+        hint = "`deploy lock PROFILE` asks registry and hub for the pins; `up --locked` then starts them"
+        warn(f"not pinned, so a later start may get another: {', '.join(unpinned)}", hint=hint)
 
 
 def warning_text(warning: PlanWarning) -> str:

@@ -276,10 +276,9 @@ def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iter
     """Yield which checkpoint was measured, and whether it is like the published one."""
     model = (result.run.provenance.plan or {}).get("model")
     name = model.get("name") if isinstance(model, dict) else None
-    if published is None or not (wanted := published.reproduce.published_model) or name is None:
-        return
-    kind = "of the published kind" if name == wanted else f"not of the published kind, as `{wanted}` is"
-    yield f"the checkpoint is `{name}`, {kind}"
+    wanted = published.reproduce.published_model if published else None
+    if wanted is not None and (kind := wanted.describe(name)):
+        yield f"the checkpoint is `{name}`, {kind}"
 
 
 def _rows(

@@ -11,7 +11,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import note_capacity
 from orchestrator.planner.estimate import UpStep, steps_of, steps_table
 from orchestrator.planner.image_env import image_config, note_environment
-from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
+from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import RenderedFile
@@ -57,6 +57,8 @@ class Preview:
         if self.capacity is not None:
             note_capacity(self.plan, self.capacity)
         report_warnings(self.plan, name=self.name, image=self.image)
+        if self.capacity is not None:
+            warn_unpinned(self.plan)
 
 
 def preview(request: UpRequest, home: Home) -> Preview:

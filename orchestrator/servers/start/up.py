@@ -12,7 +12,7 @@ from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import ignore_signals
 from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.plan_warnings import report_warnings
+from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import (
@@ -58,6 +58,8 @@ def up(
     name = request.name or plan.profile
     key = api_key(plan.server.api_key_env)
     report_warnings(plan, name=name)
+    if not source.decided:
+        warn_unpinned(plan)
     with open_servers(home, request.host) as servers, name_lock(home, name):
         on_locked(servers)
         if (already := _already_up(servers, name, plan=plan, request=request)) is not None:

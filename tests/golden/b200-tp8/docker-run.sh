@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=3ed386f93a07fbb0ddff9776e97003b64b8aded784f696527fe1fbe80ac810ae \
+  --label deploy.plan=e9381d1dd39153c87061bc36a2f0ccf832cdeef2765604472312d7fe7e19c38d \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -20,12 +20,12 @@ docker run --detach --init --name deploy-b200-tp8 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
-  --mount type=volume,source=deploy-cache-c052a4c9ae1e-sm100-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-c052a4c9ae1e-sm100-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-63e464c41ce5-sm100-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-63e464c41ce5-sm100-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env TORCH_CUDA_ARCH_LIST=10.0 \
-  deploy/b200-tp8:76a51a20dd8c \
+  deploy/b200-tp8:a742219b1a09 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
@@ -47,10 +47,12 @@ exec "$@"
   --tp-size 8 \
   --bf16-gemm-backend cutedsl \
   --chunked-prefill-size 8192 \
+  --cuda-graph-max-bs-decode 64 \
   --enable-cache-report \
   --enable-metrics \
   --kv-cache-dtype fp8_e4m3 \
   --max-prefill-tokens 8192 \
+  --max-running-requests 96 \
   --mem-fraction-static 0.83 \
   --quantization modelopt_fp4 \
   --reasoning-parser glm45 \

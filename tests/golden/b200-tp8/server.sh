@@ -3,10 +3,12 @@
 #
 # recipe     --bf16-gemm-backend cutedsl       sglang cookbook GLM-5.2.mdx
 # recipe     --chunked-prefill-size 8192       InferenceX glm5.2_fp4_b200_sglang_mtp.sh
+# recipe     --cuda-graph-max-bs-decode 64     InferenceX glm5.2_fp4_b200_sglang_mtp.sh
 # inferred   --enable-cache-report
 # recipe     --enable-metrics                  sglang cookbook GLM-5.2.mdx
 # recipe     --kv-cache-dtype fp8_e4m3         InferenceX glm5.2_fp4_b200_sglang_mtp.sh
 # recipe     --max-prefill-tokens 8192         InferenceX glm5.2_fp4_b200_sglang_mtp.sh
+# recipe     --max-running-requests 96         InferenceX glm5.2_fp4_b200_sglang_mtp.sh
 # recipe     --mem-fraction-static 0.83        InferenceX glm5.2_fp4_b200_sglang_mtp.sh
 # recipe     --quantization modelopt_fp4       sglang cookbook GLM-5.2.mdx
 # recipe     --reasoning-parser glm45          sglang cookbook GLM-5.2.mdx
@@ -30,10 +32,12 @@ exec python3 -m sglang.launch_server \
   --tp-size 8 \
   --bf16-gemm-backend cutedsl \
   --chunked-prefill-size 8192 \
+  --cuda-graph-max-bs-decode 64 \
   --enable-cache-report \
   --enable-metrics \
   --kv-cache-dtype fp8_e4m3 \
   --max-prefill-tokens 8192 \
+  --max-running-requests 96 \
   --mem-fraction-static 0.83 \
   --quantization modelopt_fp4 \
   --reasoning-parser glm45 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=9881bc69db4ea329a934259ac56315cfbafcdfc3fafdf1ae6892bd1e281bc624 \
+  --label deploy.plan=81ba0647908a6d1f669c9366bedb2cd76fbe24ff9f58096295ad3b29630bfa5f \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

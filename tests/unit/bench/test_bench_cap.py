@@ -29,7 +29,12 @@ def behind(profile: str, *overrides: str) -> ServerProvenance:
         ("mi355x-tp8", (), 16.0, "16 requests ran at once, the limit of `max-running-requests 16`"),
         ("mi355x-tp4dp2", (), 80.0, None),
         ("mi355x-tp4dp2", (), 160.0, "the limit of `max-running-requests 80` on each of 2 replicas"),
-        ("b200-tp8", (), 48.0, "the limit of sglang's default of 48 with speculation"),
+        (
+            "b200-tp8",
+            ("flags.max-running-requests=null",),
+            48.0,
+            "the limit of sglang's default of 48 with speculation",
+        ),
         ("cpu-tiny", (), 500.0, None),
         ("mi355x-tp8", (), None, None),
     ],

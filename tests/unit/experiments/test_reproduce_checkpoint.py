@@ -1,5 +1,6 @@
 """Which checkpoint `deploy reproduce` measures: one of the published kind where the host has it, else the default."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,15 @@ from orchestrator.cli.reproduce import command as reproduce
 from orchestrator.core.catalog import Catalog, EntryKind
 
 ROUTED = "glm-5.2-mxfp4-routed"
+CONFIG = {
+    "hidden_size": 6144,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 78,
+    "quantization_config": {"quant_method": "quark", "exclude": ["model.layers.3.mlp.shared_experts.up_proj"]},
+}
 
 
 @pytest.fixture
@@ -22,6 +32,11 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+def stage(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+
+
 def steps(capsys: pytest.CaptureFixture[str], tmp_path: Path, **options: object) -> tuple[str, str]:
     reproduce("wafer-glm52", dry_run=True, output=tmp_path / "results", **options)  # type: ignore[arg-type]
     return capsys.readouterr()
@@ -33,18 +48,13 @@ def test_without_it_the_default_is_measured_and_named(
     assert not checkpoint.exists()
     table, notes = steps(capsys, tmp_path)
     assert ROUTED not in table
-    assert f"checkpoint: `glm-5.2-mxfp4`, amd/GLM-5.2-MXFP4, not of the published kind: `{ROUTED}` is" in notes
+    assert f"checkpoint: `glm-5.2-mxfp4`, amd/GLM-5.2-MXFP4, not of the published kind, as `{ROUTED}` is" in notes
 
 
 def test_it_is_measured_where_the_host_has_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(
-        '{"hidden_size": 6144, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,'
-        ' "num_experts_per_tok": 8, "num_hidden_layers": 78,'
-        ' "quantization_config": {"quant_method": "quark", "exclude": ["model.layers.3.mlp.shared_experts.up_proj"]}}'
-    )
+    stage(checkpoint)
     table, notes = steps(capsys, tmp_path, ablation=["baseline-checkpoint"], tune=True)
     ups = [line.split("  ")[0] for line in table.splitlines() if line.startswith("deploy up")]
     assert len(ups) == 5
@@ -54,3 +64,28 @@ def test_it_is_measured_where_the_host_has_it(
     assert table.count("--retune-derived") == 4
     assert f"checkpoint: `{ROUTED}`, {checkpoint}, of the published kind" in notes
     assert ROUTED not in steps(capsys, tmp_path, set_=["model=glm-5.2-mxfp4"])[0], "the user's choice goes first"
+
+
+def test_one_profile_is_measured_alone_and_at_the_price_of_its_gpus(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The post's B200 figure is of its own workload; engine and flags were not published."""
+    stage(checkpoint)
+    table, notes = steps(capsys, tmp_path, profile_="b200-tp8")
+    words = [line.split("  ")[0].split()[1:3] for line in table.splitlines() if line.startswith("deploy ")]
+    assert [" ".join(pair) for pair in words] == [
+        "preflight --profile",
+        "stage --profile",
+        "build --profile",
+        "up --profile",
+        "smoke b200-tp8",
+        "bench b200-tp8",
+        "report " + str(tmp_path / "results"),
+        "down b200-tp8",
+    ]
+    assert "--workload wafer-20k-1k" in table
+    assert "at 15.60 USD per node-hour (InferenceX total cost of ownership" in notes
+    assert "checkpoint: `glm-5.2-nvfp4`, nvidia/GLM-5.2-NVFP4\n" in notes
+    table, _ = steps(capsys, tmp_path, profile_="mi355x-tp4dp2")
+    ups = [line for line in table.splitlines() if line.startswith("deploy up")]
+    assert len(ups) == 2, "with and without speculation, as published"

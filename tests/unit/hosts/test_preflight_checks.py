@@ -151,6 +151,7 @@ def test_an_nvidia_node() -> None:
         plan,
         layout=replace(plan.layout, tp=1),
         hardware=replace(plan.hardware, gpus=1, arch="sm90", vram_bytes=140 * GIB),
+        engine=replace(plan.engine, image_digest=None),
     )
     assert raised(look("h200-idle", one)) == set()
     assert only(look("h200-idle", one), "driver").needed == "CUDA 13.0 in the image"

@@ -1,14 +1,17 @@
 """What is known of a plan is said by one function: by `up`, its dry run and `render` alike."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.images.config import ImageConfig
 from orchestrator.planner import estimate, image_env
-from orchestrator.planner.plan_warnings import plan_warnings, report_warnings
+from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import load
 
 OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_unauthenticated=true")
@@ -50,3 +53,35 @@ def test_what_was_said_of_an_earlier_plan_is_not_repeated(capsys: pytest.Capture
     report_warnings(after, before=before)
     said = capsys.readouterr().err
     assert (KNOWN in said, "512 concurrent requests" in said) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "unpinned"),
+    [
+        ("mi355x-tp8", (), "image `lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728`"),
+        (
+            "mi355x-tp8-july",
+            ("model.checkpoint.revision=main",),
+            "image `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`, checkpoint `amd/GLM-5.2-MXFP4`",
+        ),
+        ("b200-tp8", (), ""),
+        ("mi325x-tp8", (), ""),
+        ("cpu-tiny", (), ""),
+        ("mi355x-tp8", ("runtime=process", "engine.python=python3"), ""),
+        ("mi355x-tp8", (f"engine.image_digest=sha256:{'0' * 64}",), ""),
+    ],
+)
+def test_what_may_change_between_two_starts_is_told_in_one_warning(
+    profile: str, overrides: tuple[str, ...], unpinned: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_unpinned(load(profile, overrides=overrides).plan)
+    told = capsys.readouterr().err
+    assert told.count("warning:") == bool(unpinned)
+    assert unpinned in told
+    assert ("`deploy lock PROFILE` asks registry and hub for the pins" in told) == bool(unpinned)
+
+
+@pytest.mark.parametrize("name", Catalog.shipped().names(EntryKind.MODEL))
+def test_each_hub_checkpoint_of_the_catalog_is_pinned_to_a_commit(name: str) -> None:
+    checkpoint = yaml.safe_load(Catalog.shipped().path(EntryKind.MODEL, name).read_text())["checkpoint"]
+    assert checkpoint["source"] != "hub" or re.fullmatch("[0-9a-f]{8,40}", checkpoint["revision"])

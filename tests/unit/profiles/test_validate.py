@@ -121,7 +121,7 @@ def test_a_published_value_names_its_source(tmp_path: Path) -> None:
 
 def test_sizes_read_as_people_write_them() -> None:
     assert load("mi355x-tp8").plan.hardware.vram_bytes == 288 * 1024**3
-    assert load("b200-tp8").plan.model.weight_bytes == 440 * 1000**3
+    assert load("mi325x-tp8").plan.model.weight_bytes == 756 * 1000**3
 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
