@@ -228,7 +228,7 @@ class EngineClient:
 
 def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
     if end.reached:
-        return f"no whole answer within {round(limits.whole, 1):g} s"
+        return f"no complete response within {round(limits.whole, 1):g} s"
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {limits.connect:g} s"
     if isinstance(error, httpx.TimeoutException):
@@ -237,7 +237,7 @@ def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
         return f"no connection: {_ERRNO.sub('', str(error))}"
     if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
         return "this is not the URL of a server"
-    return "no whole HTTP/1.1 answer"
+    return "no complete HTTP/1.1 response"
 
 
 def _tls(url: str) -> ssl.SSLContext:

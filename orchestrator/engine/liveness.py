@@ -185,7 +185,7 @@ class LivenessCheck:
 
 
 def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[int, bytes]:
-    """Status and content; 0 and why where there is no whole answer."""
+    """Status and content; 0 and why where there is no complete response."""
     try:
         connection.sock.settimeout(within)
         answer = connection.getresponse()
@@ -197,7 +197,7 @@ def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[i
 
 
 def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or "no whole answer"
+    return getattr(error, "strerror", None) or "no complete response"
 
 
 def unresponsive_ranks(look: LivenessCheck, kept: Path) -> dict[int, str]:

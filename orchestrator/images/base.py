@@ -18,7 +18,7 @@ _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
 _MIRROR: Final = Registry(within=10.0)  # seconds for the registry of a fallback name
-_PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
+_PIN: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: DockerCli, engine: Engine) -> str:
@@ -34,12 +34,12 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
             _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
         except _GoneError as error:
             if mirror := _same_elsewhere(engine):
-                error.hint = f"`--set engine.image={mirror}` has it, by the same digest"
+                error.hint = f"`--set engine.image={mirror}` names the same digest in another repository"
             raise
     _warn_of_moved_tag(docker, engine)
     found = image_id(docker, reference)
     if found is None:
-        raise BuildError(f"base image `{reference}` was pulled, and is not there")
+        raise BuildError(f"base image `{reference}` was pulled but is missing on this docker host")
     return found
 
 
@@ -66,8 +66,8 @@ def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> No
                 pull(docker, other, "base image", hint=_PIN)
                 docker.run("tag", other, reference)
                 warn(
-                    f"base image `{reference}` is gone; `{other}` takes its place and its name on this docker host",
-                    hint="which patches it needs is told by its content; its version and its aiter are checked",
+                    f"base image `{reference}` no longer exists; using `{other}` under that name on this docker host",
+                    hint="its content decides which patches apply; its versions of sglang and aiter are checked",
                 )
                 return
         raise
@@ -88,7 +88,7 @@ def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
     `what` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
     BuildError if the pull fails.
     """
-    say(f"{what} `{reference}` is not on this docker host: pulling it")
+    say(f"{what} `{reference}` is missing on this docker host; pulling it")
     progress, lines = Progress(), []
 
     def show(line: str) -> None:
@@ -101,8 +101,8 @@ def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
         return
     last = lines[-1] if lines else ""
     if _GONE.search(last):
-        raise _GoneError(f"{what} `{reference}` does not exist in its registry (any more)", hint=hint, details=last)
-    raise BuildError(f"{what} `{reference}` cannot be pulled", details=last, hint="is its registry reachable?")
+        raise _GoneError(f"{what} `{reference}` does not exist in its registry", hint=hint, details=last)
+    raise BuildError(f"cannot pull {what} `{reference}`", details=last, hint="is its registry reachable?")
 
 
 def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:
@@ -117,4 +117,4 @@ def _warn_of_moved_tag(docker: DockerCli, engine: Engine) -> None:
         return
     digests = known_digests(docker, engine.image)
     if digests and not any(digest.endswith(engine.image_digest) for digest in digests):
-        warn(f"the tag `{engine.image}` has moved since it was pinned; the pinned {engine.image_digest[:19]}… is used")
+        warn(f"the tag `{engine.image}` has moved since it was pinned; using the pinned {engine.image_digest[:19]}…")

@@ -101,8 +101,8 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
     fresh = found is None or RECEIPT_LABEL not in found or options.no_cache
     if found is not None and not fresh and found.get(BASE_LABEL) != base:
         raise BuildError(
-            f"base image `{engine.image}` is not the one `{options.tag}` was built on: its tag has moved",
-            hint="pin it (`image_digest` in the engine's file), or build on the new one with `--no-cache`",
+            f"`{options.tag}` was built on another base image: the tag `{engine.image}` has moved",
+            hint="pin it (`image_digest` in the engine's file), or rebuild on the new image with `--no-cache`",
         )
     if fresh:
         replaced = image_id(docker, options.tag)
@@ -131,7 +131,7 @@ def tag_image(docker: DockerCli, image: str, reference: str) -> None:
     ignore_sigpipe()
     done = docker.run("tag", image, reference)
     if not done.ok:
-        raise BuildError(f"`{image}` cannot be named `{reference}`", details=done.stderr.strip())
+        raise BuildError(f"cannot tag `{image}` as `{reference}`", details=done.stderr.strip())
 
 
 def push_image(docker: DockerCli, reference: str) -> str:
@@ -142,7 +142,7 @@ def push_image(docker: DockerCli, reference: str) -> str:
     code, log = _follow(docker, ["push", reference], b"", str)
     digest = next((match[1] for line in log if (match := re.search(r"digest: (sha256:[0-9a-f]{64})", line))), None)
     if code != 0 or digest is None:
-        raise BuildError(f"`{reference}` cannot be pushed", details="\n".join(log[-3:]), hint="`docker login` first?")
+        raise BuildError(f"cannot push `{reference}`", details="\n".join(log[-3:]), hint="`docker login` first?")
     return f"{repository(reference)}@{digest}"
 
 
@@ -157,7 +157,7 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untun
         for name, path in sorted(options.secrets.items()):
             arguments += ["--secret", f"id={name},src={path}"]
     elif options.secrets:
-        raise BuildError("the classic builder has no secrets", hint="install the buildx plugin of your docker client")
+        raise BuildError("the classic builder does not support build secrets", hint="install the buildx plugin of your docker client")
     else:
         arguments += ["--force-rm"]
     arguments += ["--no-cache"] if options.no_cache else []
@@ -204,8 +204,8 @@ def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, ima
             "a patch does not fit the sources in the base image", details=refusal, hint=_FITS.format(image)
         )
     full = any("no space left on device" in line.lower() for line in log)
-    hint = "free space where Docker keeps its data: `docker system df`, `docker system prune`" if full else ""
-    raise BuildError("the image cannot be built", details="\n".join(log[-30:]), hint=hint)
+    hint = "free disk space in Docker's data directory: `docker system df`, `docker system prune`" if full else ""
+    raise BuildError("image build failed", details="\n".join(log[-30:]), hint=hint)
 
 
 def _follow(
@@ -234,7 +234,7 @@ def parse_step(line: str) -> str | None:
     return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
 
 
-_FITS: Final = "`deploy patches check --image {}` shows every patch; a newer engine may hold the fix"
+_FITS: Final = "`deploy patches check --image {}` shows every patch; a newer engine may contain the fix"
 
 
 def parse_patch_error(log: Sequence[str]) -> str | None:
@@ -265,7 +265,7 @@ def verify_inside(docker: DockerCli, image: str) -> str:
     finally:
         docker.run("rm", "--force", name)
     if not done.ok:
-        raise PatchError(f"`{image}` is not what its receipt claims", details=done.stderr)
+        raise PatchError(f"`{image}` does not match its receipt", details=done.stderr)
     return done.stdout
 
 
@@ -274,4 +274,4 @@ def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:
     try:
         atomic_write(path, json.dumps(metadata, indent=2) + "\n")
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be written: {error.strerror}") from error
+        raise UsageError(f"cannot write `{path}`: {error.strerror}") from error

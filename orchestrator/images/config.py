@@ -30,7 +30,7 @@ class ImageConfig:
         """Parse the `config` object of an image from a registry or docker. Raises TypeError if it is malformed."""
         env, labels = config.get("Env") or [], config.get("Labels") or {}
         if not isinstance(env, list) or not isinstance(labels, dict):
-            raise TypeError("`Env` is no list, or `Labels` no mapping")
+            raise TypeError("`Env` is not a list, or `Labels` is not a mapping")
         pairs = (str(entry).partition("=") for entry in env)
         return cls(
             reference=reference,

@@ -33,11 +33,11 @@ def read_facts(docker: DockerCli, image: str) -> ImageFacts:
     applier, reader = program_paths()
     done = python_in(docker, image, inline_modules(_ASK, reader, applier))
     if not done.ok:
-        raise BuildError(f"`{image}` cannot be asked what it serves with", details=done.stderr.strip())
+        raise BuildError(f"cannot read the packages of `{image}`", details=done.stderr.strip())
     said = parse_json(done.stdout)
     if said["sglang"] is None:
-        hint = "an image of sglang is expected, in which `python3` imports it"
-        raise BuildError(f"`{image}` has no sglang that its Python would import", hint=hint)
+        hint = "expected an sglang image, in which `python3` can import sglang"
+        raise BuildError(f"no sglang found in `{image}`", hint=hint)
     torch = said["torch"] or {"platform": None, "says": ""}
     return ImageFacts(
         sglang=SourceRecord(**said["sglang"]),
@@ -54,11 +54,11 @@ def copy_package(docker: DockerCli, image: str, package: str, folder: Path) -> N
     """
     created = docker.run("create", "--entrypoint", "true", image)
     if not created.ok:
-        raise BuildError(f"`{image}` cannot be looked into", details=created.stderr.strip())
+        raise BuildError(f"cannot create a container of `{image}`", details=created.stderr.strip())
     container = created.stdout.strip()
     try:
         copied = docker.run("cp", f"{container}:{package}", str(folder))
     finally:
         docker.run("rm", "--force", container)
     if not copied.ok:
-        raise BuildError(f"`{package}` cannot be copied out of `{image}`", details=copied.stderr.strip())
+        raise BuildError(f"cannot copy `{package}` from `{image}`", details=copied.stderr.strip())

@@ -88,7 +88,7 @@ class SourceChecker:
 
     def _states(self, done: CompletedProgram) -> tuple[PatchState, ...]:
         if not done.ok:
-            raise BuildError("the sources cannot be checked", details=done.stderr.strip())
+            raise BuildError("cannot check the sources", details=done.stderr.strip())
         return tuple(
             PatchState(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
             for found in parse_json(done.stdout)
@@ -135,7 +135,7 @@ def package_in(directory: Path) -> Path:
     for place in ("", "sglang", "python/sglang", "sglang/python/sglang"):
         if (directory / place / "srt").is_dir():
             return (directory / place).absolute()
-    raise UsageError(f"there are no sources of sglang in `{directory}`", hint="give a checkout or the package itself")
+    raise UsageError(f"no sources of sglang found in `{directory}`", hint="name a checkout or the package folder")
 
 
 def aiter_beside(package: Path, directory: Path) -> Path:
@@ -166,9 +166,9 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     except OSError as error:
         if error.errno == errno.ENOSPC:  # the target's disk is full; the wheel is fine
             raise
-        raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
+        raise UsageError(f"cannot read `{wheel}`: {error.strerror}", hint=_WHEEL) from error
     except UnsafeValueError as error:
-        raise UsageError(f"`{wheel}` cannot be unpacked: {error}", hint=_WHEEL) from error
+        raise UsageError(f"cannot unpack `{wheel}`: {error}", hint=_WHEEL) from error
 
 
 def wheel_version(wheel: Path) -> str | None:
@@ -185,13 +185,13 @@ def _no_wheel(version: str, said: str) -> UsageError:
     if listed is None or not (near := _nearest(Version(version), listed[1].split(", "))):
         download = quote(["pip", "download", f"sglang=={version}"])
         return UsageError(
-            f"the package index gave no wheel of sglang {version}",
+            f"cannot download a wheel of sglang {version}",
             details=said.strip()[-2000:],
-            hint=f"download it yourself and give the file: `{download}`",
+            hint=f"download the wheel with `{download}`, then name the file",
         )
     names = ", ".join(f"`{each}`" for each in near)
     return UsageError(
-        f"the package index has no sglang {version}", hint=f"the nearest it has: {names}; or give a wheel file"
+        f"the package index has no sglang {version}", hint=f"the nearest versions: {names}; or name a wheel file"
     )
 
 

@@ -33,10 +33,10 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
         return
     if not version.is_devrelease:
         raise BuildError(
-            f"`{engine.image}` holds sglang {found}, the engine says {engine.version}",
+            f"`{engine.image}` contains sglang {found}; the engine names {engine.version}",
             hint=f"`--set engine.version={found}`, or an image of {engine.version}: `--set engine.image=…`",
         )
-    warn(f"`{engine.image}` holds sglang {found}, between two releases; options are checked as of {engine.version}")
+    warn(f"`{engine.image}` contains sglang {found}, a version between two releases; flags are checked for {engine.version}")
 
 
 def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
@@ -44,11 +44,11 @@ def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
     for use in plan.patches:
         state = receipt.state(use.id)
         if use.expected and use.kind != "file" and state in _WITHOUT:
-            yield f"patch `{use.id}` was expected to be needed, and is {state}: {use.reason}"
+            yield f"patch `{use.id}` was expected to be needed, but its state is {state}: {use.reason}"
         elif not use.expected and state in _NEEDED:
-            yield f"patch `{use.id}` was not expected, and the sources need it ({state}): {use.reason}"
+            yield f"patch `{use.id}` was not expected, but the sources need it ({state}): {use.reason}"
         elif not use.expected and state == _OPEN:
-            yield f"whether the sources need patch `{use.id}` cannot be told: {use.reason}"
+            yield f"cannot tell whether the sources need patch `{use.id}`: {use.reason}"
 
 
 def found_at_start(plan: Plan, receipt: ImageReceipt) -> DetectedPatches:

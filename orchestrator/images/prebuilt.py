@@ -27,8 +27,8 @@ from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
 _APPLIED: Final = "applied"  # a state from the applier, as below
 _OF_THE_IMAGE: Final = frozenset({_APPLIED, "applied at startup"})
 _OVERLAY: Final = "config"  # kind of a patch that acts on the checkpoint, not on the image
-_NO_SUCH: Final = "`docker login` where it is private; the name that `deploy build --push` printed"
-_ANEW: Final = "build it anew with this version of the tool: `deploy build PROFILE`"
+_NO_SUCH: Final = "`docker login` for a private image; `deploy build --push` prints the name of an image"
+_ANEW: Final = "rebuild the image with this version of `deploy`: `deploy build PROFILE`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     except BuildError as error:
         if here is None:
             raise
-        warn(f"{error.message}; what this docker host has under that name is taken", hint=error.hint)
+        warn(f"{error.message}; using the image of that name on this docker host", hint=error.hint)
     return _reference(docker, image) or image
 
 
@@ -112,7 +112,7 @@ def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
     except ValueError:
         same = False
     if not same:
-        raise BuildError(f"`{reference}` holds another receipt than its label says", hint="build it anew")
+        raise BuildError(f"the receipt in `{reference}` differs from its label", hint="rebuild the image")
     return PrebuiltImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 
 
@@ -125,7 +125,7 @@ def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None
         return None
     found = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
     if not found.ok:
-        raise BuildError(f"`{path}` in `{image.reference}` cannot be read", details=found.stderr.strip())
+        raise BuildError(f"cannot read `{path}` in `{image.reference}`", details=found.stderr.strip())
     return found.stdout
 
 
@@ -137,14 +137,14 @@ def require_matches_plan(plan: Plan, image: PrebuiltImage) -> None:
     """
     problems = tuple(_differences(plan, image))
     if problems:
-        raise BuildError(f"`{image.reference}` is not an image for `{plan.profile}`", problems=problems)
+        raise BuildError(f"`{image.reference}` does not match the plan of `{plan.profile}`", problems=problems)
 
 
 def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     try:
         require_version(image.receipt, plan.engine)
     except BuildError as error:
-        message = error.message.replace(f"`{plan.engine.image}`", "it", 1)
+        message = error.message.replace(f"`{plan.engine.image}`", "the image", 1)
         yield Problem(message, f"engine {plan.engine.name}", error.hint)
     yield from _aiter(plan, image)
     yield from _base(plan, image)
@@ -157,7 +157,7 @@ def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     found, wanted = source.commit if source else None, plan.engine.aiter_commit
     if found and wanted and not found.startswith(wanted):
         yield Problem(
-            f"it holds aiter {found[:12]}, the engine pins {wanted[:12]}",
+            f"the image contains aiter {found[:12]}; the engine pins {wanted[:12]}",
             f"engine {plan.engine.name}: aiter_commit",
             f"`--set engine.aiter_commit={found}`, or an image of that engine",
         )
@@ -168,9 +168,9 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     held = image.labels.get(GATEWAY_LABEL)
     if plan.gateway is not None and held != plan.gateway.version:
         yield Problem(
-            f"it holds gateway {held}, the plan has {plan.gateway.version}" if held else "it holds no gateway",
+            f"the image contains gateway {held}; the plan needs {plan.gateway.version}" if held else "the image contains no gateway",
             "replicas",
-            f"`deploy build PROFILE --set replicas={plan.replicas}` puts it in",
+            f"`deploy build PROFILE --set replicas={plan.replicas}` adds it",
         )
 
 
@@ -179,11 +179,11 @@ def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
     place = f"engine {engine.name}: image"
     if name != engine.image:
-        hint = f"`--set engine.image={name}`, or an image that was built on this one"
-        yield Problem(f"it was built on `{name or 'an unknown base'}`, the engine names `{engine.image}`", place, hint)
+        hint = f"`--set engine.image={name}`, or an image built on this base"
+        yield Problem(f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", place, hint)
     elif engine.image_digest and digest and digest != engine.image_digest:
-        hint = f"`--set engine.image_digest={digest}`, or an image that was built on that one"
-        yield Problem(f"it was built on {digest[:19]}…, the engine pins {engine.image_digest[:19]}…", place, hint)
+        hint = f"`--set engine.image_digest={digest}`, or an image built on that base"
+        yield Problem(f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", place, hint)
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
@@ -194,10 +194,10 @@ def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     carried = {use.id for use in plan.patches}
     for use in plan.patches:
         if (record := records.get(use.id)) is None:
-            yield Problem(f"patch `{use.id}` was not looked for in it: {use.reason}", f"patches/{use.id}", _ANEW)
+            yield Problem(f"the image was not checked for patch `{use.id}`: {use.reason}", f"patches/{use.id}", _ANEW)
         elif record.digest != patch_digest(patches[use.id], diffs):
-            yield Problem(f"patch `{use.id}` is in it in another form than here", f"patches/{use.id}", _ANEW)
+            yield Problem(f"the image contains another version of patch `{use.id}`", f"patches/{use.id}", _ANEW)
     for name, record in records.items():
         if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
-            hint = "take an image that was built without it, or leave it out of `skip_patches`"
-            yield Problem(f"it carries patch `{name}` ({record.state}), the plan does not", f"patches/{name}", hint)
+            hint = "use an image built without the patch, or remove it from `skip_patches`"
+            yield Problem(f"the image contains patch `{name}` ({record.state}); the plan does not", f"patches/{name}", hint)

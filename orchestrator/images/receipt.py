@@ -112,14 +112,14 @@ def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
     """Read the receipt of an image on the docker host. Raises BuildError if the image or its receipt is missing."""
     found = labels(docker, image)
     if found is None:
-        raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
+        raise BuildError(f"no image `{image}` found on this docker host", hint=f"`docker pull {image}`")
     return require_receipt(found, image)
 
 
 def require_receipt(labels: Mapping[str, str], image: str) -> ImageReceipt:
     """Return the receipt in the labels of an image. Raises BuildError if it is missing or malformed."""
     if (receipt := receipt_in(labels, image)) is None:
-        raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
+        raise BuildError(f"`{image}` has no receipt", hint="only images built by `deploy build` have one")
     return receipt
 
 
@@ -130,7 +130,7 @@ def receipt_in(labels: Mapping[str, str], image: str) -> ImageReceipt | None:
     try:
         return parse_receipt(labels[RECEIPT_LABEL])
     except ValueError as error:
-        hint = f"build it anew with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
+        hint = f"rebuild the image with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
         raise BuildError(
-            f"the receipt in `{image}` is of another version of this tool, or damaged", hint=hint
+            f"the receipt in `{image}` is from another version of `deploy`, or damaged", hint=hint
         ) from error

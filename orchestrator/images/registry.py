@@ -29,7 +29,7 @@ _MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
-_PULL_IT: Final = "`docker pull {}` first, after `docker login` where it is private"
+_PULL_IT: Final = "`docker pull {}` first; for a private image, `docker login` before that"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ class Registry:
             with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
                 return _Repository(client, name, end, self.clock() + self.within, self.clock).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = f"no whole answer within {self.within:g} s" if end.reached else str(error) or type(error).__name__
+            why = f"no complete response within {self.within:g} s" if end.reached else str(error) or type(error).__name__
             raise _unknown(reference, why) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unknown(reference, "it answers in another form") from error
+            raise _unknown(reference, "unexpected response") from error
 
 
 def _unknown(reference: str, why: str) -> BuildError:
-    return BuildError(f"the registry of `{reference}` cannot be asked: {why}", hint=_PULL_IT.format(reference))
+    return BuildError(f"cannot read `{reference}` from its registry: {why}", hint=_PULL_IT.format(reference))
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Repository:
         if "manifests" in manifest:
             chosen = next((entry for entry in manifest["manifests"] if _fits(entry.get("platform", {}))), None)
             if chosen is None:
-                raise httpx.ProtocolError("it has the image for other platforms than linux/amd64")
+                raise httpx.ProtocolError("the image has no variant for linux/amd64")
             manifest = parse_json(self._manifest(chosen["digest"]))
         config = parse_json(self._get(f"blobs/{manifest['config']['digest']}", {}, manifest["config"]["digest"]))
         return ImageConfig.of(reference, digest, config["config"])
@@ -96,7 +96,7 @@ class _Repository:
             answer, content = self._read(url, {**headers, **self.headers})
         answer.raise_for_status()
         if digest is not None and _digest(content) != digest:
-            raise httpx.DecodingError("the content is not that of its digest")
+            raise httpx.DecodingError("the content does not match its digest")
         return content
 
     def _token(self, challenge: str) -> str:
@@ -104,7 +104,7 @@ class _Repository:
         said = dict(_CHALLENGE.findall(challenge))
         realm = said.pop("realm", "")
         if not challenge.lower().startswith("bearer") or not _is_safe(realm):
-            raise httpx.ProtocolError("it asks for a login")
+            raise httpx.ProtocolError("the registry requires a login")
         answer, content = self._read(str(httpx.URL(realm, params=said)), {})
         answer.raise_for_status()
         told = parse_json(content)
@@ -118,7 +118,7 @@ class _Repository:
             for piece in iter_capped(answer, _MOST):
                 content += piece
                 if self.clock() > self.end:
-                    raise httpx.ReadTimeout("it takes too long")
+                    raise httpx.ReadTimeout("the response takes too long")
         return answer, content
 
     def _address(self) -> str:

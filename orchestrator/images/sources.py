@@ -60,7 +60,7 @@ def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
     try:
         return {name: read_file(path, most=_MOST_GIVEN) for name, path in paths.items()}
     except OSError as error:
-        raise UsageError(f"`{error.filename}` cannot be read: {error.strerror}") from error
+        raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
 
 
 def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
 def _template(plan: Plan, catalog: Catalog) -> str:
     path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.dockerfile}.Dockerfile.j2")
     if path is None:
-        raise BuildError(f"there is no image template `{plan.engine.dockerfile}`", where=f"engine {plan.engine.name}")
+        raise BuildError(f"no image template `{plan.engine.dockerfile}` found", where=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
 
 
@@ -91,7 +91,7 @@ def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
         return {}
     requirements = catalog.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
     if requirements is None:
-        message = f"there is no requirement file `{plan.engine.requirements}`"
+        message = f"no requirement file `{plan.engine.requirements}` found"
         raise BuildError(message, where=f"engine {plan.engine.name}")
     images = data_root() / "images"
     shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}

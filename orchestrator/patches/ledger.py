@@ -43,7 +43,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
         problems += _misplaced(patch, document, places, path.parent)
         places.setdefault(patch.id, document.place(("id",)))
     if problems:
-        raise ProfileError("the ledger of patches is not valid", problems=problems)
+        raise ProfileError("the patch ledger is invalid", problems=problems)
     return tuple(sorted(patches, key=lambda patch: patch.id))
 
 
@@ -59,8 +59,8 @@ def _diff(diff: Diff, beside: Path) -> str:
     try:
         return files.read_file(path, most=_MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ProfileError(f"the diff cannot be read: {reason}", where=str(path)) from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ProfileError(f"cannot read the diff: {reason}", where=str(path)) from error
 
 
 def manifest(
@@ -106,9 +106,9 @@ def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], fold
     """Yield problems outside the schema: a duplicate id, a folder with another name, a missing diff."""
     place = document.place(("id",))
     if patch.id in places:
-        yield Problem(f"patch `{patch.id}` is given twice: here and at {places[patch.id]}", place, "rename one")
+        yield Problem(f"patch `{patch.id}` is defined twice: here and at {places[patch.id]}", place, "rename one")
     elif folder.name != patch.id:
-        yield Problem(f"patch `{patch.id}` lies in a folder of another name", place, f"call the folder `{patch.id}`")
+        yield Problem(f"patch `{patch.id}` is in a folder with another name", place, f"rename the folder to `{patch.id}`")
     if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
         shown = document.name.removesuffix("patch.yaml") + patch.apply.file
         yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)

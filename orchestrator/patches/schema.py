@@ -27,7 +27,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text, re.MULTILINE)
     except re.error as error:
-        raise ValueError(f"this is not a regular expression: {error}") from error
+        raise ValueError(f"invalid regular expression: {error}") from error
     return text
 
 
@@ -36,7 +36,7 @@ Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 def _prose(text: str) -> str:
     if hidden := first_control_char(text, lines=True):
-        raise ValueError(f"a text holds no {hidden!r}")
+        raise ValueError(f"a text cannot contain {hidden!r}")
     return text
 
 
@@ -101,7 +101,7 @@ class SourceProbe(StrictModel):
         if self.match is None and self.left_out is None:
             raise ValueError("a probe needs `match` or `left_out`")
         if self.left_out is not None and self.defines is None:
-            raise ValueError("only with `defines` can something be left out")
+            raise ValueError("`left_out` needs `defines`")
         return self
 
 
@@ -148,7 +148,7 @@ class ConfigTransform(StrictModel):
     def _is_known(cls, name: str) -> str:
         if name not in TRANSFORMS:
             raise ValueError(
-                f"there is no transform `{name}`; there is {', '.join(f'`{known}`' for known in TRANSFORMS)}"
+                f"no transform `{name}` found; available: {', '.join(f'`{known}`' for known in TRANSFORMS)}"
             )
         return name
 
@@ -193,7 +193,7 @@ class Patch(StrictModel):
     def _is_told_when_applied(self) -> "Patch":
         """Require a probe for the applied diff: without one, a base image that has it already would be a conflict."""
         if isinstance(self.apply, Diff) and not self.detect.present:
-            raise ValueError("a diff needs a probe under `detect.present`, which tells that it is applied")
+            raise ValueError("a diff needs a probe under `detect.present` that recognizes the applied diff")
         return self
 
     @property

@@ -37,7 +37,7 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
             hint = "another server listens there: this one was started without a key"
             if key is not None:
                 hint = "the variable that holds its key has another value in this shell than it was started with"
-        raise StartError(f"no whole answer from {url}: {error}", hint=hint) from error
+        raise StartError(f"no complete response from {url}: {error}", hint=hint) from error
 
 
 def ask_server(servers: Servers, name: str, prompt: str, *, tokens: int) -> Iterator[str]:

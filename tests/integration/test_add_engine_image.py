@@ -89,7 +89,7 @@ def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path
     with imported(engine) as bare:
         error = CliRunner().invoke(app, ["add", "engine", bare]).exception
     assert isinstance(error, BuildError)
-    assert error.message == f"`{bare}` cannot be asked what it serves with"
+    assert error.message == f"cannot read the packages of `{bare}`"
     assert "python3" in error.details
     assert [*home.iterdir()] == []
 

@@ -108,21 +108,21 @@ def asking(
     ids=["head", "body of a length", "chunks", "body without a length"],
 )
 def test_an_answer_that_drips_ends_with_the_request(begin: bytes, again: bytes) -> None:
-    late = pytest.raises(NoResponseError, match=r"no whole answer within 0\.6 s")
+    late = pytest.raises(NoResponseError, match=r"no complete response within 0\.6 s")
     with asking(drips(begin, again), limits=LIMITS) as (client, _), late:
         client.models()
 
 
 def test_a_stream_that_drips_ends_with_the_request() -> None:
     dripping = drips(OK + b"Content-Type: text/event-stream\r\n\r\n", b"data: {}\n\n")
-    late = pytest.raises(NoResponseError, match="no whole answer within")
+    late = pytest.raises(NoResponseError, match="no complete response within")
     with asking(dripping, limits=LIMITS) as (client, _), late:
         list(client.events("/v1/completions", {}))
 
 
 @pytest.mark.parametrize("begin", [OK, b"HTTP/1.1 200 ", OK + b"Content-Length: 1000000\r\n\r\n"])
 def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
-    with server(drips(begin, b"a")) as (url, _), pytest.raises(BuildError, match=r"no whole answer within 0\.6 s"):
+    with server(drips(begin, b"a")) as (url, _), pytest.raises(BuildError, match=r"no complete response within 0\.6 s"):
         Registry(within=0.6).config(f"{url.removeprefix('http://')}/a/b:1")
 
 
@@ -191,7 +191,7 @@ def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_hangs_up_has_not_answered() -> None:
-    with asking(lambda _: None) as (client, _), pytest.raises(NoResponseError, match=r"no whole HTTP/1\.1 answer"):
+    with asking(lambda _: None) as (client, _), pytest.raises(NoResponseError, match=r"no complete HTTP/1\.1 response"):
         client.health()
 
 

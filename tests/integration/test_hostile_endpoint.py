@@ -94,14 +94,14 @@ def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
 def test_ask_says_that_there_is_no_whole_answer(behavior: str) -> None:
-    with hostile({"/v1/completions": behavior}) as url, pytest.raises(StartError, match="no whole answer from http"):
+    with hostile({"/v1/completions": behavior}) as url, pytest.raises(StartError, match="no complete response from http"):
         asked(url)
 
 
 @pytest.mark.parametrize("value", ODD_VALUES)
 @pytest.mark.parametrize("key", ["choices", "choices.0", "choices.0.text", "choices.0.finish_reason"])
 def test_ask_takes_only_text_for_text(key: str, value: str) -> None:
-    refused = pytest.raises(StartError, match="no whole answer from http")
+    refused = pytest.raises(StartError, match="no complete response from http")
     with hostile({f"/v1/completions#{key}": value}) as url, refused:
         asked(url)
 

@@ -83,7 +83,7 @@ def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
     try:
         built = table(f"{far}:1", Home(tmp_path / "home"))
         assert built.returncode == 0, built.stderr
-        assert f"base image `{far}:1` is not on this docker host: pulling it" in built.stderr
+        assert f"base image `{far}:1` is missing on this docker host; pulling it" in built.stderr
         assert "2 image" in built.stderr
         assert {row.key.token for row in read_tables([Path(built.stdout.strip())])} == {16, 32}
     finally:

@@ -142,7 +142,7 @@ class _Image:
     def config(self) -> ImageConfig:
         if (found := docker_config(self.docker, self.name)) is None:
             hint = f"`docker pull {self.name}`; a version of sglang is written as 0.5.17"
-            raise BuildError(f"there is no image `{self.name}` on this docker host", hint=hint)
+            raise BuildError(f"no image `{self.name}` found on this docker host", hint=hint)
         return found
 
     @cached_property

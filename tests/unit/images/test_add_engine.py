@@ -100,7 +100,7 @@ def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkey
         lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
     )
     [only] = refused("0.5.21", fault=UsageError)
-    assert only.startswith("the package index has no sglang 0.5.21 | the nearest it has: `0.5.20`, `0.5.22`")
+    assert only.startswith("the package index has no sglang 0.5.21 | the nearest versions: `0.5.20`, `0.5.22`")
     assert written(home) == []
 
 
@@ -243,6 +243,6 @@ def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytes
     [said] = refused("0.5", fault=BuildError)
     assert (
         said
-        == "there is no image `0.5` on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
+        == "no image `0.5` found on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
     )
     assert written(home) == []

@@ -56,7 +56,7 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
     ("listed", "said"),
     [
         ("0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13", "nearest it has: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`"),
-        ("0.5.9, 0.5.10", "the nearest it has: `0.5.9`, `0.5.10`"),
+        ("0.5.9, 0.5.10", "the nearest versions: `0.5.9`, `0.5.10`"),
         ("none", "download it yourself"),  # as pip says it where the index cannot be reached
     ],
 )

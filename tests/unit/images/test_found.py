@@ -39,14 +39,14 @@ def test_sources_of_the_engines_version_or_of_none_are_taken(found: str | None) 
 
 @pytest.mark.parametrize("found", ["0.5.16", "0.5.14.post1", "0.5.15"])
 def test_sources_of_another_release_are_refused_with_the_way_out(found: str) -> None:
-    with pytest.raises(BuildError, match=f"holds sglang {found}, the engine says 0.5.14") as caught:
+    with pytest.raises(BuildError, match=f"contains sglang {found}; the engine names 0.5.14") as caught:
         require_version(receipt(found), july().engine)
     assert f"`--set engine.version={found}`" in caught.value.hint
 
 
 def test_a_build_between_two_releases_is_told_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
     require_version(receipt("0.5.15.dev57+g1234"), july().engine)
-    assert "holds sglang 0.5.15.dev57+g1234, between two releases" in capsys.readouterr().err
+    assert "contains sglang 0.5.15.dev57+g1234, a version between two releases" in capsys.readouterr().err
 
 
 def test_what_was_expected_and_found_is_no_difference() -> None:
@@ -62,16 +62,16 @@ def test_each_difference_is_told_with_its_reason() -> None:
     told = unexpected_patches(july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup"))
     assert list(told) == [
         (
-            "patch `dsa-topk-v2-off` was not expected, and the sources need it (applied at startup): "
+            "patch `dsa-topk-v2-off` was not expected, but the sources need it (applied at startup): "
             "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
         ),
         (
-            "patch `rocm-cuda-runtime-guard` was expected to be needed, and is upstream: "
+            "patch `rocm-cuda-runtime-guard` was expected to be needed, but its state is upstream: "
             "sglang 0.5.14 is in `>=0.5.10,<0.5.15` (sgl-project/sglang#29373)"
         ),
     ]
     newer = load("mi355x-tp8").plan
-    assert "cannot be told" in next(
+    assert "cannot tell whether the sources need" in next(
         iter(unexpected_patches(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict")))
     )
 

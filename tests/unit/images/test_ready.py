@@ -95,29 +95,29 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
 @pytest.mark.parametrize(
     ("image", "message", "hint"),
     [
-        (partial(ready, version="0.5.16"), "it holds sglang 0.5.16, the engine says 0.5.14", "engine.version=0.5.16"),
-        (partial(ready, pinned="9127" * 10), "it holds aiter 912791279127, the engine pins 7d604afe5fa7", "9127" * 10),
+        (partial(ready, version="0.5.16"), "the image contains sglang 0.5.16; the engine names 0.5.14", "engine.version=0.5.16"),
+        (partial(ready, pinned="9127" * 10), "the image contains aiter 912791279127; the engine pins 7d604afe5fa7", "9127" * 10),
         (
             lambda plan: labeled(BASE_NAME, "mine:1", ready(plan)),
-            "it was built on `mine:1`, the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
+            "the image was built on `mine:1`; the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
             "`--set engine.image=mine:1`",
         ),
         (
             lambda plan: without(GUARD, ready(plan)),
-            f"patch `{GUARD}` was not looked for in it",
+            f"the image was not checked for patch `{GUARD}`",
             "`deploy build PROFILE`",
         ),
         (
             lambda plan: in_another_form(GUARD, ready(plan)),
-            f"patch `{GUARD}` is in it in another form than here",
-            "build it anew",
+            f"the image contains another version of patch `{GUARD}`",
+            "rebuild the image",
         ),
     ],
 )
 def test_what_differs_is_refused_with_the_way_out(
     image: Callable[[Plan], PrebuiltImage], message: str, hint: str
 ) -> None:
-    with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
+    with pytest.raises(BuildError, match="does not match the plan of `mi355x-tp8-july`") as caught:
         require_matches_plan(july(), image(july()))
     [problem] = caught.value.problems
     assert message in problem.message
@@ -139,8 +139,8 @@ def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
     with pytest.raises(BuildError) as caught:
         require_matches_plan(plain, image)
     assert [problem.message for problem in caught.value.problems] == [
-        f"it carries patch `{TOPK}` (applied at startup), the plan does not",
-        f"it carries patch `{GUARD}` (applied), the plan does not",
+        f"the image contains patch `{TOPK}` (applied at startup); the plan does not",
+        f"the image contains patch `{GUARD}` (applied); the plan does not",
     ]
     require_matches_plan(plain, without(GUARD, ready(july())))
 
@@ -219,10 +219,10 @@ def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypa
     with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
         previewed()
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july(), version="0.5.16"))))
-    with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`"):
+    with pytest.raises(BuildError, match="does not match the plan of `mi355x-tp8-july`"):
         previewed()
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering({}))
-    with pytest.raises(BuildError, match="holds no receipt"):
+    with pytest.raises(BuildError, match="has no receipt"):
         previewed()
 
 
@@ -250,7 +250,7 @@ def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
     without = ready(plan, version=plan.engine.version)
     with pytest.raises(BuildError) as refused:
         require_matches_plan(plan, without)
-    assert "it holds no gateway" in [problem.message for problem in refused.value.problems]
+    assert "the image contains no gateway" in [problem.message for problem in refused.value.problems]
     with pytest.raises(BuildError) as refused:
         require_matches_plan(plan, labeled("deploy.gateway", "1.9.0", without))
-    assert "it holds gateway 1.9.0, the plan has 1.13.0" in [problem.message for problem in refused.value.problems]
+    assert "the image contains gateway 1.9.0; the plan needs 1.13.0" in [problem.message for problem in refused.value.problems]

@@ -89,14 +89,14 @@ def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: s
     ("answer", "why"),
     [
         (lambda _: httpx.Response(404), "404 Not Found"),
-        (lambda _: httpx.Response(401, headers={"WWW-Authenticate": 'Basic realm="x"'}), "it asks for a login"),
+        (lambda _: httpx.Response(401, headers={"WWW-Authenticate": 'Basic realm="x"'}), "the registry requires a login"),
         (
             lambda _: httpx.Response(401, headers={"WWW-Authenticate": 'Bearer realm="http://elsewhere/token"'}),
-            "it asks for a login",
+            "the registry requires a login",
         ),
-        (lambda _: httpx.Response(200, content=b"<html>"), "it answers in another form"),
-        (lambda _: httpx.Response(200, json={"manifests": [1]}), "it answers in another form"),
-        (lambda _: httpx.Response(200, json={"manifests": []}), "other platforms than linux/amd64"),
+        (lambda _: httpx.Response(200, content=b"<html>"), "unexpected response"),
+        (lambda _: httpx.Response(200, json={"manifests": [1]}), "unexpected response"),
+        (lambda _: httpx.Response(200, json={"manifests": []}), "no variant for linux/amd64"),
         (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than 8 MiB"),
         (
             lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=gzip.compress(b"{}")),

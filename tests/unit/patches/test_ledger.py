@@ -58,7 +58,7 @@ def test_a_patch_that_was_copied_and_not_renamed_is_refused_with_both_places(led
     shutil.copytree(ledger / "patches/dsa-topk-v2-off", ledger / "patches/topk-for-others")
 
     assert (
-        "patches/topk-for-others/patch.yaml:1: patch `dsa-topk-v2-off` is given twice: here and at "
+        "patches/topk-for-others/patch.yaml:1: patch `dsa-topk-v2-off` is defined twice: here and at "
         "patches/dsa-topk-v2-off/patch.yaml:1" in faults(ledger)
     )
 
@@ -66,7 +66,7 @@ def test_a_patch_that_was_copied_and_not_renamed_is_refused_with_both_places(led
 def test_a_patch_is_called_as_its_folder(ledger: Path) -> None:
     (ledger / "patches/dsa-topk-v2-off").rename(ledger / "patches/topk")
 
-    assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` lies in a folder of another name" in faults(ledger)
+    assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` is in a folder with another name" in faults(ledger)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_patch_is_called_as_its_folder(ledger: Path) -> None:
         (
             "transform: mtp-exclude",
             "transform: mtp-include",
-            "there is no transform `mtp-include`; there is `mtp-exclude`",
+            "no transform `mtp-include` found; available: `mtp-exclude`",
         ),
-        ("match: '^class ", "match: '^(class ", "this is not a regular expression"),
-        ("match: '^class ", "left_out: '^class ", "only with `defines` can something be left out"),
+        ("match: '^class ", "match: '^(class ", "invalid regular expression"),
+        ("match: '^class ", "left_out: '^class ", "`left_out` needs `defines`"),
     ],
 )
 def test_what_a_patch_names_has_to_exist(ledger: Path, written: str, instead: str, fault: str) -> None:

@@ -254,16 +254,16 @@ def test_every_plot_says_what_it_shows(tmp_path: Path) -> None:
 def test_errors_stand_by_kind_and_rate(tmp_path: Path) -> None:
     result = own(1.0, 2.0)
     kinds = (
-        FailureCount(kind="timeout", count=3, example="no whole answer within 60 s"),
+        FailureCount(kind="timeout", count=3, example="no complete response within 60 s"),
         FailureCount(kind="http-503", count=1, example="<b>no room</b>"),
     )
     points = (result.points[0], replace(result.points[1], failures=kinds, succeeded=196))
     _, markdown, page = texts(made(tmp_path, replace(result, points=points)))
 
     table = page[page.index("Errors by kind") :]
-    assert re.search(r"<th>timeout</th><td>0</td><td>3</td><td[^>]*>no whole answer", table)
+    assert re.search(r"<th>timeout</th><td>0</td><td>3</td><td[^>]*>no complete response", table)
     assert "&lt;b&gt;no room" in table
-    assert "- failed, timeout: 3 at 2; no whole answer within 60 s" in markdown
+    assert "- failed, timeout: 3 at 2; no complete response within 60 s" in markdown
     assert "No request failed, of 200." in render_html(made(tmp_path / "well", own(1.0)))
 
 
