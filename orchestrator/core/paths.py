@@ -104,7 +104,7 @@ class Home:
         """Directory of engines' verdicts on command lines, one for each digest of the question."""
         return self.root / "argument-checks"
 
-    def made_for(self, far: str | None) -> Path:
+    def for_remote(self, far: str | None) -> Path:
         """Return the local directory for files made for a host, by the URL `far`; this home itself for None.
 
         Each remote host has a separate directory, so that files for one host are never used for another.

@@ -126,7 +126,7 @@ VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*
 
 
 class StrictModel(BaseModel):
-    """What a file of ours says: frozen, strict about types, and closed to keys it does not know."""
+    """A model of a file: frozen, strict about types, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 

@@ -41,22 +41,22 @@ _MOST_SAID: Final = 200  # characters of an error response, or of a path, shown 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLimits:
+class Timeouts:
     """Timeouts in seconds: for the connection, between two bytes, and for the whole request."""
 
     connect: float
-    silence: float
-    whole: float
+    idle: float
+    total: float
 
-    def within(self, seconds: float) -> "TimeLimits":
+    def within(self, seconds: float) -> "Timeouts":
         """Return these limits, each capped at `seconds`."""
-        connect, silence, whole = (min(each, seconds) for each in (self.connect, self.silence, self.whole))
-        return TimeLimits(connect=connect, silence=silence, whole=whole)
+        connect, silence, whole = (min(each, seconds) for each in (self.connect, self.idle, self.total))
+        return Timeouts(connect=connect, idle=silence, total=whole)
 
 
-ORDINARY: Final = TimeLimits(connect=5, silence=30, whole=60)
+DEFAULT_TIMEOUTS: Final = Timeouts(connect=5, idle=30, total=60)
 # sglang waits 20 s for the token of a health request (SGLANG_HEALTH_CHECK_TIMEOUT), then answers 503.
-HEALTH_LIMITS: Final = TimeLimits(connect=2, silence=25, whole=27)
+HEALTH_LIMITS: Final = Timeouts(connect=2, idle=25, total=27)
 
 
 class EngineClient:
@@ -70,7 +70,7 @@ class EngineClient:
         url: str,
         *,
         key: Secret | None,
-        limits: TimeLimits = ORDINARY,
+        limits: Timeouts = DEFAULT_TIMEOUTS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Create a client for the base URL `url`; `limits` apply to every request but health.
@@ -195,20 +195,20 @@ class EngineClient:
         *,
         content: bytes | None = None,
         with_key: bool = True,
-        limits: TimeLimits | None = None,
+        limits: Timeouts | None = None,
     ) -> Iterator[httpx.Response]:
         limits = limits or self._limits
         headers = authorization(self._key) if with_key else {}
         if content is not None:
             headers["Content-Type"] = "application/json"
-        end = Deadline(limits.whole)
+        end = Deadline(limits.total)
         try:
             request = self._client.build_request(
                 method,
                 path,
                 content=content,
                 headers=headers,
-                timeout=httpx.Timeout(limits.silence, connect=limits.connect),
+                timeout=httpx.Timeout(limits.idle, connect=limits.connect),
                 extensions={"trace": end.watch},
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # the path may contain a name that a server sent
@@ -226,13 +226,13 @@ class EngineClient:
                 raise NoResponseError(f"{request.url}: {_words(None, end, limits)}")
 
 
-def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
+def _words(error: Exception | None, end: Deadline, limits: Timeouts) -> str:
     if end.reached:
-        return f"no complete response within {round(limits.whole, 1):g} s"
+        return f"no complete response within {round(limits.total, 1):g} s"
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {limits.connect:g} s"
     if isinstance(error, httpx.TimeoutException):
-        return f"no answer within {limits.silence:g} s"
+        return f"no answer within {limits.idle:g} s"
     if isinstance(error, httpx.ConnectError):
         return f"no connection: {_ERRNO.sub('', str(error))}"
     if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):

@@ -11,31 +11,36 @@ from typing import Final
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """A range of valid numbers: `least` and `most` are inclusive bounds, `above` and `below` exclusive ones."""
+class FlagRange:
+    """A range of valid numbers; `min` and `max` are inclusive bounds."""
 
-    least: float = -math.inf
-    above: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
+    min: float = -math.inf
+    exclusive_min: float = -math.inf
+    max: float = math.inf
+    exclusive_max: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
+        return self.min <= value <= self.max and self.exclusive_min < value < self.exclusive_max
 
     def __str__(self) -> str:
-        ends = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
+        ends = {
+            "of at least": self.min,
+            "above": self.exclusive_min,
+            "of at most": self.max,
+            "below": self.exclusive_max,
+        }
         return " and ".join(f"{words} {end:g}" for words, end in ends.items() if math.isfinite(end))
 
 
-_COUNT: Final = Range(least=1)
-_NONE_OR_MORE: Final = Range(least=0)
-_SECONDS: Final = Range(above=0)
-_PORT: Final = Range(least=1, most=65535)
+_COUNT: Final = FlagRange(min=1)
+_NONE_OR_MORE: Final = FlagRange(min=0)
+_SECONDS: Final = FlagRange(exclusive_min=0)
+_PORT: Final = FlagRange(min=1, max=65535)
 
 # sglang checks none of these counts, sizes and times, unless a line is named here; a negative one makes no sense.
-RANGES: Final[Mapping[str, Range]] = {
+RANGES: Final[Mapping[str, FlagRange]] = {
     # model_executor/model_runner_kv_cache_mixin.py:97: sglang keeps (1 - fraction) * GPU memory free
-    "mem-fraction-static": Range(above=0, below=1),
+    "mem-fraction-static": FlagRange(exclusive_min=0, exclusive_max=1),
     "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among dp replicas, not checked
     "max-queued-requests": _NONE_OR_MORE,
     "max-total-tokens": _COUNT,
@@ -54,8 +59,8 @@ RANGES: Final[Mapping[str, Range]] = {
     "soft-watchdog-timeout": _SECONDS,
     "dist-timeout": _SECONDS,
     "schedule-conservativeness": _NONE_OR_MORE,  # server_args.py:6755
-    "swa-full-tokens-ratio": Range(above=0, most=1),  # server_args.py:5953
-    "random-seed": Range(least=0, most=2**32 - 1),  # utils/common.py:777: numpy rejects any other seed
+    "swa-full-tokens-ratio": FlagRange(exclusive_min=0, max=1),  # server_args.py:5953
+    "random-seed": FlagRange(min=0, max=2**32 - 1),  # utils/common.py:777: numpy rejects any other seed
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,
     "prefill-max-requests": _COUNT,
@@ -65,18 +70,18 @@ RANGES: Final[Mapping[str, Range]] = {
     "cpu-offload-gb": _NONE_OR_MORE,
     "hicache-size": _NONE_OR_MORE,
     "max-mamba-cache-size": _COUNT,
-    "mamba-full-memory-ratio": Range(above=0),
+    "mamba-full-memory-ratio": FlagRange(exclusive_min=0),
     "ep-num-redundant-experts": _NONE_OR_MORE,
     "gc-warning-threshold-secs": _NONE_OR_MORE,
-    "tbo-token-distribution-threshold": Range(least=0, most=1),
+    "tbo-token-distribution-threshold": FlagRange(min=0, max=1),
     "attn-cp-size": _COUNT,
     "moe-dp-size": _COUNT,
     "pp-size": _COUNT,
     "speculative-num-steps": _COUNT,
     "speculative-eagle-topk": _COUNT,
     "speculative-num-draft-tokens": _COUNT,
-    "speculative-accept-threshold-single": Range(least=0, most=1),
-    "speculative-accept-threshold-acc": Range(least=0, most=1),
-    "hicache-ratio": Range(above=0),
+    "speculative-accept-threshold-single": FlagRange(min=0, max=1),
+    "speculative-accept-threshold-acc": FlagRange(min=0, max=1),
+    "hicache-ratio": FlagRange(exclusive_min=0),
     "max-lora-rank": _COUNT,
 }

@@ -63,13 +63,13 @@ class FlagSpec:
     """One option as the argparse parser of an sglang version defines it."""
 
     takes_value: bool
-    several: bool  # takes a list
+    multiple: bool  # takes a list
     optional: bool  # the value may be left out
     type: Literal["int", "float", "json"] | None  # the type of each value, None for any text
     choices: tuple[str, ...]
     deprecated: bool
     successor: str  # from the deprecation warning, as text; may name several options, some with `--`
-    same_as: str | None  # the first name of an option with several names
+    alias_of: str | None  # the first name of an option with several names
     help: str | None = None  # the parser's help, at the first name only; None: hidden, or an older table
 
 
@@ -95,7 +95,7 @@ class FlagTable:
     def first_name(self, name: str) -> str:
         """Return the first name of an option; unknown names are returned as they are."""
         spec = self.flags.get(name)
-        return name if spec is None or spec.same_as is None else spec.same_as
+        return name if spec is None or spec.alias_of is None else spec.alias_of
 
     def help_of(self, name: str) -> str:
         """Return the help of sglang's parser for an option, or the reason why there is none."""
@@ -139,13 +139,13 @@ def _spec(entry: Mapping[str, Any]) -> FlagSpec:
     nargs = entry.get("nargs")
     return FlagSpec(
         takes_value=entry["takes_value"],
-        several=nargs in {"+", "*"},
+        multiple=nargs in {"+", "*"},
         optional=nargs in {"?", "*"},
         type=entry.get("type"),
         choices=tuple(str(choice) for choice in entry.get("choices", ())),
         deprecated=entry.get("deprecated", False),
         successor=entry.get("successor", ""),
-        same_as=entry.get("same_as"),
+        alias_of=entry.get("same_as"),
         help=entry.get("help"),
     )
 
@@ -202,7 +202,7 @@ def _expected(value: FlagValue, spec: FlagSpec) -> str:
         return "a value" if spec.takes_value and not spec.optional else ""
     if not spec.takes_value:
         return "no value: write `true` or `false`"
-    if isinstance(value, list | tuple) and not spec.several:
+    if isinstance(value, list | tuple) and not spec.multiple:
         return "one value"
     return "" if flag_words(value) or spec.optional else "at least one value"
 

@@ -48,19 +48,19 @@ def _takes(
     kind: Literal["int", "float"] | None = None,
     *,
     choices: tuple[str, ...] = (),
-    several: bool = False,
+    multiple: bool = False,
     value: bool = True,
 ) -> FlagSpec:
     """Return an option of smg as its argparse parser defines it (bindings/python/src/smg/router_args.py)."""
     return FlagSpec(
         takes_value=value,
-        several=several,
+        multiple=multiple,
         optional=False,
         type=kind,
         choices=choices,
         deprecated=False,
         successor="",
-        same_as=None,
+        alias_of=None,
     )
 
 
@@ -70,7 +70,7 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
     "retry-jitter-factor": _takes("float"),
     **{name: _takes(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
     "log-level": _takes(choices=("debug", "info", "warn", "error")),
-    **{name: _takes(several=True) for name in ("cors-allowed-origins", "request-id-headers")},
+    **{name: _takes(multiple=True) for name in ("cors-allowed-origins", "request-id-headers")},
     **dict.fromkeys(
         (
             "balance-abs-threshold", "eviction-interval-secs", "max-tree-size", "max-payload-size",

@@ -1,18 +1,19 @@
-"""Whether each rank of a server lives: a token that it is asked for, and the work that it counts.
+"""The liveness check of a server: each rank generates a token, or its progress counters grow.
 
 ::
 
-    each rank is asked for a token ──answers, or refuses──▶ it lives
-                │ does not             work it counts has grown, and comes out ──▶ it lives
-                ▼                      it counts none, and `/health` is well   ──▶ it lives
-    it is silent
+    request a token from each rank ──response or rejection──▶ alive
+                │ no response          its counters grow and output is emitted ──▶ alive
+                ▼                      no counters, and `/health` answers 200  ──▶ alive
+          unresponsive
 
-This file is a program too, and what it knows of sglang others have from here: in a cluster a server's container runs it
-again and again, by the engine's own Python (3.10 on AMD's images), of which it takes nothing but the standard library.
+This file is also a program, which a server's container in a cluster runs repeatedly with the engine's own Python (3.10
+in AMD's images) and the standard library only. Therefore it imports nothing of this project.
 
-    python3 -I -S life.py PORT RANKS SECONDS [CONFIG]
+    python3 -I -S liveness.py PORT RANKS SECONDS [CONFIG]
 
-Ends with 1 where a rank is silent, and says which; `SECONDS` is how long it asks, `CONFIG` sglang's own, with the key.
+SECONDS is the time limit of the check, CONFIG is sglang's config file with the API key. If a rank is unresponsive, the
+program names it and exits with 1.
 """
 
 import http.client
@@ -28,25 +29,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-HEALTH: Final = "/health"  # generates a token: 200 where it came, 503 where it did not or the server still starts
-METRICS: Final = "/metrics"  # Prometheus text, where the server runs with --enable-metrics
+HEALTH: Final = "/health"  # generates a token: 200, or 503 if that fails or the server is still starting
+METRICS: Final = "/metrics"  # Prometheus text, if the server runs with --enable-metrics
 GENERATE: Final = "/generate"
 RANK_FIELD: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
-RANK_TOKENS: Final = "sglang:realtime_tokens_total"  # of each rank, at every chunk of prefill and every step of decode
-# Counted where an answer is put together, behind the detokenizer (0.5.14, managers/tokenizer_manager.py, line 2363).
+RANK_TOKENS: Final = "sglang:realtime_tokens_total"  # by rank; grows with every chunk of prefill and every decode step
+# Counted after the detokenizer, when a response is assembled (0.5.14, managers/tokenizer_manager.py, line 2363).
 FIRST_TOKENS: Final = "sglang:time_to_first_token_seconds"
 LATER_TOKENS: Final = "sglang:inter_token_latency_seconds"
 REQUESTS: Final = "sglang:num_requests_total"
-_COMING_OUT: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
+_EMITTED: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
 MOST_METRICS_BYTES: Final = 8 << 20
-SLOW_AFTER_S: Final = 3.0  # seconds after which an answer that has not come is a reason to look
-REJECTED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
-_PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
-_LAST: Final = 2.0  # seconds for what is asked at the end of a look
-_KEPT_IN: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
+SLOW_AFTER_S: Final = 3.0  # seconds without a response before the counters are read
+REJECTED: Final = range(400, 500)  # a rejected request also shows that the rank is alive
+_PROMPT: Final = (100, 101, 102)  # token ids of every tokenizer; in the prefix cache after the first check
+_LAST: Final = 2.0  # seconds for a request at the end of a check
+_STATE_DIR: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
 _CONFIG_KEY: Final = re.compile(r"""^["']?api[-_]key["']?[ ]*:[ ]*(["']?)(.+?)\1[ ]*(?:[ ]#.*)?$""", re.MULTILINE)
 _MANY: Final = "*+" if sys.version_info >= (3, 11) else "*"  # possessive: a hostile line of 8 MiB takes no gigabyte
-# One sample a line, with a time behind it or not; a value of a label may hold any character but a bare quote.
+# One sample per line, with an optional timestamp; a label value may contain any character but an unescaped quote.
 _LABELS: Final = rf'(?:[^"}}\n]|"(?:[^"\\\n]|\\.){_MANY}"){_MANY}'
 _LINE: Final = re.compile(
     rf"^(sglang:\w+)(?:\{{({_LABELS})\}})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$", re.MULTILINE
@@ -58,24 +59,24 @@ _DECODED: Final = 'mode="decode"'
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What a server has done so far: tokens by data-parallel rank, and what has come out of it."""
+    """The progress counters of a server: tokens by data-parallel rank, and emitted output."""
 
-    done: Mapping[int, float]  # prefilled and decoded; it grows while a request gets on. {}: it does not count them
+    done: Mapping[int, float]  # prefilled and decoded tokens; {} if the server has no such counters
     decoded: Mapping[int, float]
-    came_out: float | None  # first tokens, later ones and ends of requests, behind the detokenizer; None: not counted
+    emitted: float | None  # first and later tokens and finished requests, after the detokenizer; None: not counted
 
 
 def question(rank: int) -> dict[str, object]:
-    """The body that asks a rank for one token; the counters of requests and latencies leave it out (`log_metrics`)."""
+    """Return the body of a request for one token of a rank, excluded from request metrics (`log_metrics`)."""
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     return {"input_ids": _PROMPT, "sampling_params": sampling, RANK_FIELD: rank, "log_metrics": False}
 
 
 def samples(content: bytes | bytearray, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of each sample of these that counts.
+    """Yield name, labels and value of each sample with one of these names.
 
-    Ranks of one tensor-parallel group repeat each other with --enable-metrics-for-all-schedulers: only tp rank 0
-    counts.
+    Samples of tensor-parallel ranks other than 0 are skipped: with --enable-metrics-for-all-schedulers, all ranks of a
+    group report the same values.
     """
     for line in _LINE.finditer(content.decode(errors="replace")):
         name, labels, value = line.groups(default="")
@@ -84,7 +85,7 @@ def samples(content: bytes | bytearray, names: Collection[str]) -> Iterator[tupl
 
 
 def number_in(value: str) -> float:
-    """A value of Prometheus' text; NaN for what is none."""
+    """Parse a value of Prometheus text; NaN if it is not a number."""
     try:
         return float(value)
     except ValueError:
@@ -92,9 +93,9 @@ def number_in(value: str) -> float:
 
 
 def read_work(content: bytes | bytearray) -> RankProgress:
-    """The work of each rank, by its scheduler, and what came out, by the process that answers.
+    """Parse the progress counters in Prometheus text.
 
-    A server of one rank does not say which it is.
+    A server with a single rank reports no rank; its tokens are those of rank 0.
     """
     done: dict[int, float] = {}
     decoded: dict[int, float] = {}
@@ -104,34 +105,34 @@ def read_work(content: bytes | bytearray) -> RankProgress:
         done[rank] = done.get(rank, 0.0) + value
         if _DECODED in labels:
             decoded[rank] = decoded.get(rank, 0.0) + value
-    came_out = [value for _, _, value in samples(content, _COMING_OUT)]
-    return RankProgress(done=done, decoded=decoded, came_out=sum(came_out) if came_out else None)
+    emitted = [value for _, _, value in samples(content, _EMITTED)]
+    return RankProgress(done=done, decoded=decoded, emitted=sum(emitted) if emitted else None)
 
 
 def makes_progress(rank: int, before: RankProgress | None, work: RankProgress) -> bool:
-    """Whether a rank that does not answer has worked between two readings, and what is decoded comes out."""
+    """Return whether a rank without a response has made progress between two readings, and output is emitted."""
     was, is_now = (before.done.get(rank) if before else None), work.done.get(rank)
     return None not in (was, is_now) and was != is_now and not output_stalled(before, work)
 
 
 def output_stalled(before: RankProgress | None, work: RankProgress) -> bool:
-    """Whether tokens were decoded between two readings and nothing has come out, as where the detokenizer hangs.
+    """Return whether tokens were decoded between two readings but no output was emitted: the detokenizer hangs.
 
-    What is decoded comes out, of each request every 50 tokens at the latest (0.5.14, SGLANG_FORCE_STREAM_INTERVAL).
+    A request emits output at least every 50 decoded tokens (0.5.14, SGLANG_FORCE_STREAM_INTERVAL).
     """
-    if before is None or before.came_out is None or work.came_out != before.came_out:
+    if before is None or before.emitted is None or work.emitted != before.emitted:
         return False
     return any(tokens > before.decoded.get(rank, tokens) for rank, tokens in work.decoded.items())
 
 
 class LivenessCheck:
-    """One look at a server on a port of this machine. Every rank is asked as it begins, all of them at once."""
+    """One check of a server on a port of this host. It starts with concurrent requests to all ranks."""
 
     def __init__(self, port: int, ranks: int, *, key: str, seconds: float) -> None:
-        """`seconds` until a rank that has not answered is silent; `key` is "" where the server has none."""
+        """Send a request to each rank. `seconds` is the time limit; `key` is "" if the server has no API key."""
         self._port, self._key, self._end = port, key, time.monotonic() + seconds
         self._asked: dict[int, http.client.HTTPConnection] = {}
-        self.silent: dict[int, str] = {}  # the ranks that have not answered, each with why
+        self.silent: dict[int, str] = {}  # the reason, by rank without a response
         for rank in range(ranks):
             try:
                 self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank)).encode())
@@ -140,24 +141,24 @@ class LivenessCheck:
                 self.silent[rank] = _why(error)
 
     def wait(self, seconds: float = math.inf) -> None:
-        """Wait for answers so long, or until the look ends."""
+        """Wait `seconds` for responses, at most until the end of the check."""
         end = min(time.monotonic() + seconds, self._end)
         while self._asked and (left := end - time.monotonic()) > 0:
             answered = {each.sock: rank for rank, each in self._asked.items()}
             for each in select.select([*answered], [], [], left)[0]:
                 self._take(answered[each])
 
-    def is_well(self) -> bool:
-        """Whether the server says so: it asks the ranks in turn, and is well by the answer of any."""
+    def is_healthy(self) -> bool:
+        """Return whether `/health` answers 200; the server queries its ranks in turn, and one response is enough."""
         return self._ask(HEALTH)[0] == http.client.OK
 
     def work(self) -> RankProgress | None:
-        """What each rank has done so far; None where nobody says."""
+        """Return the progress of each rank; None if there is no response."""
         status, content = self._ask(METRICS)
         return read_work(content if status == http.client.OK else b"") if status else None
 
     def close(self) -> None:
-        """Ask no more: sglang aborts what nobody waits for."""
+        """Close the connections; sglang then aborts the requests."""
         for connection in self._asked.values():
             connection.close()
 
@@ -170,14 +171,14 @@ class LivenessCheck:
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
         headers: dict[str, str | bytes] = {"Content-Type": "application/json", "Connection": "close"}
-        if self._key and self._key.isprintable():  # no header holds another one, and Python's error would show it
+        if self._key and self._key.isprintable():  # else Python's error about the header would show the key
             headers["Authorization"] = f"Bearer {self._key}".encode()
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_LAST)
         connection.request(method, path, body=content, headers=headers)
         return connection
 
     def _ask(self, path: str) -> tuple[int, bytes]:
-        """Status and content, within what is left of the look and a little more; 0 where there is no answer."""
+        """Return the status and content of a response; 0 and the reason without one."""
         try:
             return _answer(self._sent("GET", path), within=max(self._end - time.monotonic(), _LAST))
         except OSError as error:
@@ -185,7 +186,7 @@ class LivenessCheck:
 
 
 def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[int, bytes]:
-    """Status and content; 0 and why where there is no complete response."""
+    """Return the status and content of a response; 0 and the reason if it is not complete."""
     try:
         connection.sock.settimeout(within)
         answer = connection.getresponse()
@@ -200,43 +201,43 @@ def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or "no complete response"
 
 
-def unresponsive_ranks(look: LivenessCheck, kept: Path) -> dict[int, str]:
-    """The ranks that do not live, each with why not.
+def unresponsive_ranks(check: LivenessCheck, saved: Path) -> dict[int, str]:
+    """Return the reason, by rank that is not alive.
 
-    While one is silent, what was read of the work stays in `kept` for the next look: a chunk of prefill may take longer
-    than a look. On a disk that is full each look counts by itself.
+    While a rank gives no response, its counters are saved in the file `saved` for the next check, because a chunk of
+    prefill may take longer than one check. On a full disk, each check stands alone.
     """
-    look.wait(SLOW_AFTER_S)
-    if not look.silent:
+    check.wait(SLOW_AFTER_S)
+    if not check.silent:
         with suppress(OSError):
-            kept.unlink(missing_ok=True)
+            saved.unlink(missing_ok=True)
         return {}
-    before = _kept(kept) or look.work()
+    before = _saved(saved) or check.work()
     if before is not None and not before.done:
-        return {} if look.is_well() else look.silent
-    look.wait()
-    work = look.work()
+        return {} if check.is_healthy() else check.silent
+    check.wait()
+    work = check.work()
     if work is None:
-        return look.silent
+        return check.silent
     with suppress(OSError):
-        kept.write_text(json.dumps(asdict(work)), encoding="utf-8")
-    return {rank: why for rank, why in look.silent.items() if not makes_progress(rank, before, work)}
+        saved.write_text(json.dumps(asdict(work)), encoding="utf-8")
+    return {rank: why for rank, why in check.silent.items() if not makes_progress(rank, before, work)}
 
 
-def _kept(file: Path) -> RankProgress | None:
-    """What the look before has left."""
+def _saved(file: Path) -> RankProgress | None:
+    """Read the counters that the previous check saved; None if there are none."""
     try:
         said = json.loads(file.read_bytes())
         done, decoded = (
             {int(rank): float(count) for rank, count in said[each].items()} for each in ("done", "decoded")
         )
-        return RankProgress(done=done, decoded=decoded, came_out=said["came_out"])
+        return RankProgress(done=done, decoded=decoded, emitted=said["emitted"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def key_in(config: str) -> str:
-    """The API key in a file for sglang's `--config`: JSON, or a line of YAML; "" where there is none."""
+    """Return the API key in the text of sglang's `--config` file, JSON or YAML; "" if there is none."""
     try:
         said = json.loads(config)
         return str(said.get("api-key", "")) if isinstance(said, dict) else ""
@@ -246,14 +247,14 @@ def key_in(config: str) -> str:
 
 
 def main(words: Sequence[str]) -> str:
-    """Look once: which ranks are silent."""
+    """Check once and return a message that names the unresponsive ranks; "" if there are none."""
     port, ranks, seconds, *config = words
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
-    look = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds))
+    check = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds))
     try:
-        silent = unresponsive_ranks(look, Path(_KEPT_IN, f"deploy-life-{port}.json"))
+        silent = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-life-{port}.json"))
     finally:
-        look.close()
+        check.close()
     return "; ".join(f"rank {rank} does not get on: {why}" for rank, why in sorted(silent.items()))
 
 

@@ -100,7 +100,7 @@ class StartupLogParser:
         return [excerpt(line, KEPT_CHARACTERS) for line in self._last_lines]
 
     @property
-    def says_ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the log contains sglang's own line that the server is ready."""
         return _LAST in self.names
 

@@ -163,7 +163,7 @@ class _Settings:
             values = [_READ[spec.type](word) for word in words]
         except ValueError:
             raise _NotKnownError from None  # sglang's parser rejects the value itself
-        return values if spec.several else values[0]
+        return values if spec.multiple else values[0]
 
 
 def _applied(kind: ast.AST, left: Any, right: Any) -> Any:  # noqa: ANN401 - see above

@@ -157,7 +157,9 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untun
         for name, path in sorted(options.secrets.items()):
             arguments += ["--secret", f"id={name},src={path}"]
     elif options.secrets:
-        raise BuildError("the classic builder does not support build secrets", hint="install the buildx plugin of your docker client")
+        raise BuildError(
+            "the classic builder does not support build secrets", hint="install the buildx plugin of your docker client"
+        )
     else:
         arguments += ["--force-rm"]
     arguments += ["--no-cache"] if options.no_cache else []

@@ -36,7 +36,7 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
             f"`{engine.image}` contains sglang {found}; the engine names {engine.version}",
             hint=f"`--set engine.version={found}`, or an image of {engine.version}: `--set engine.image=…`",
         )
-    warn(f"`{engine.image}` contains sglang {found}, a version between two releases; flags are checked for {engine.version}")
+    warn(f"`{engine.image}` contains sglang {found}, between two releases; flags are checked for {engine.version}")
 
 
 def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:

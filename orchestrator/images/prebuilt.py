@@ -168,7 +168,9 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     held = image.labels.get(GATEWAY_LABEL)
     if plan.gateway is not None and held != plan.gateway.version:
         yield Problem(
-            f"the image contains gateway {held}; the plan needs {plan.gateway.version}" if held else "the image contains no gateway",
+            f"the image contains gateway {held}; the plan needs {plan.gateway.version}"
+            if held
+            else "the image contains no gateway",
             "replicas",
             f"`deploy build PROFILE --set replicas={plan.replicas}` adds it",
         )
@@ -180,10 +182,14 @@ def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     place = f"engine {engine.name}: image"
     if name != engine.image:
         hint = f"`--set engine.image={name}`, or an image built on this base"
-        yield Problem(f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", place, hint)
+        yield Problem(
+            f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", place, hint
+        )
     elif engine.image_digest and digest and digest != engine.image_digest:
         hint = f"`--set engine.image_digest={digest}`, or an image built on that base"
-        yield Problem(f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", place, hint)
+        yield Problem(
+            f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", place, hint
+        )
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
@@ -200,4 +206,6 @@ def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     for name, record in records.items():
         if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
             hint = "use an image built without the patch, or remove it from `skip_patches`"
-            yield Problem(f"the image contains patch `{name}` ({record.state}); the plan does not", f"patches/{name}", hint)
+            yield Problem(
+                f"the image contains patch `{name}` ({record.state}); the plan does not", f"patches/{name}", hint
+            )

@@ -64,7 +64,7 @@ class ImageReceipt:
         """Return the state of a patch; None if the image was built without it."""
         return next((record.state for record in self.patches if record.id == patch), None)
 
-    def not_at_start(self, patches: Iterable[PlannedPatch]) -> frozenset[str]:
+    def handled_at_build(self, patches: Iterable[PlannedPatch]) -> frozenset[str]:
         """Return the ids of patches that do nothing at startup: they changed the sources, or are not needed."""
         return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
 

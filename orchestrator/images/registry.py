@@ -51,7 +51,9 @@ class Registry:
             with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
                 return _Repository(client, name, end, self.clock() + self.within, self.clock).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = f"no complete response within {self.within:g} s" if end.reached else str(error) or type(error).__name__
+            why = (
+                f"no complete response within {self.within:g} s" if end.reached else str(error) or type(error).__name__
+            )
             raise _unknown(reference, why) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unknown(reference, "unexpected response") from error

@@ -108,7 +108,9 @@ def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], fold
     if patch.id in places:
         yield Problem(f"patch `{patch.id}` is defined twice: here and at {places[patch.id]}", place, "rename one")
     elif folder.name != patch.id:
-        yield Problem(f"patch `{patch.id}` is in a folder with another name", place, f"rename the folder to `{patch.id}`")
+        yield Problem(
+            f"patch `{patch.id}` is in a folder with another name", place, f"rename the folder to `{patch.id}`"
+        )
     if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
         shown = document.name.removesuffix("patch.yaml") + patch.apply.file
         yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)

@@ -119,7 +119,7 @@ def gateway_command(
     return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
 
 
-def needs_options(needs: ContainerRequirements, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
+def container_options(needs: ContainerRequirements, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
     """Yield the `docker run` options that a container needs on this hardware, as unquoted pairs of option and value.
 
     `group` returns the id of a group on the host by name, because docker would look the name up inside the image. If it

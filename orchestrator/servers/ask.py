@@ -6,7 +6,7 @@ from typing import Final
 from orchestrator.core.errors import StartError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import (
     NoResponseError,
@@ -17,7 +17,7 @@ from orchestrator.engine.responses import (
 from orchestrator.servers.servers import Servers
 
 # The first request after a start may compile kernels, and a long answer takes long.
-_LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
+_LIMITS: Final = Timeouts(connect=5, idle=300, total=3600)
 
 
 def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = "default") -> Iterator[str]:

@@ -34,7 +34,7 @@ from orchestrator.runtimes.base import PartialResultError, ServerState, Status, 
 from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
 if TYPE_CHECKING:
-    from orchestrator.engine.client import EngineClient, TimeLimits
+    from orchestrator.engine.client import EngineClient, Timeouts
 
 RESTART_HINT: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` restarts it"
 PROCESSES_FILE: Final = "processes.json"  # what a server is made of, noted when it is ready
@@ -104,11 +104,11 @@ class Server:
         """Return the dead processes of the server. See `dead_processes`."""
         return dead_processes(self.runtime, self.found)
 
-    def client(self, limits: "TimeLimits | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
+    def client(self, limits: "Timeouts | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
         """Return a client with the API key, for the server or one of its `engines`."""
         from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
-        return client.EngineClient((engine or self.found).url, key=self.key, limits=limits or client.ORDINARY)
+        return client.EngineClient((engine or self.found).url, key=self.key, limits=limits or client.DEFAULT_TIMEOUTS)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from orchestrator.bench.counters import server_counts
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
 from orchestrator.core.console import table
 from orchestrator.core.errors import UsageError
-from orchestrator.engine.client import TimeLimits
+from orchestrator.engine.client import Timeouts
 from orchestrator.engine.metrics import Buckets, Metric, Metrics, quantile, read_buckets, read_metrics
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
@@ -29,7 +29,7 @@ from orchestrator.servers.start.host import host_ref, runner_for
 
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor tool takes up to 1 s of CPU time
-_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)
+_LIMITS: Final = Timeouts(connect=2, idle=5, total=5)
 _MOST_EVENTS: Final = 5
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.polling import poll_until
 from orchestrator.engine import endpoints
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.gateway import LIVENESS, READINESS, read_readiness
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
@@ -27,7 +27,7 @@ from orchestrator.verify.target import Target
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
 _WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two servers that serve 0.2 s after its own start
 _POLL: Final = 0.1
-_ASKED: Final = TimeLimits(connect=2, silence=5, whole=5)
+_ASKED: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
 
 Check = Callable[[EngineClient, Target, int], CheckOutcome]
@@ -100,7 +100,7 @@ def wait_for_gateway(
 
 def gateway_checks(target: Target, servers: int, *, transport: httpx.BaseTransport | None = None) -> list[CheckResult]:
     """What is asked of the gateway itself, in the order it was asked."""
-    limits = TimeLimits(connect=5, silence=180, whole=180)  # as for the servers: prompts of the smoke test
+    limits = Timeouts(connect=5, idle=180, total=180)  # as for the servers: prompts of the smoke test
     with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as client:
         return list(_carried_out(client, target, servers))
 

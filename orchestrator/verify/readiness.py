@@ -106,7 +106,7 @@ class _Wait:
         self._await_place(state)
         self._read_log()
         self._refuse_dead(state)
-        if not (self.reader.says_ready and self._is_healthy()):
+        if not (self.reader.is_ready and self._is_healthy()):
             return False
         self._refuse_stranger()
         return True
@@ -137,7 +137,7 @@ class _Wait:
 
     def _read_log(self) -> None:
         for text in batches(self._server.log()):
-            was_ready = self.reader.says_ready
+            was_ready = self.reader.is_ready
             alive = self.reader.feed(text)
             if self.reader.port_taken:
                 raise self._error(f"the port of `{self._server.url}` is taken by another process")

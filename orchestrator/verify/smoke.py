@@ -8,7 +8,7 @@ import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.secrets import excerpt
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.verify.checks import Check, checks_for
 from orchestrator.verify.client import SmokeClient
@@ -35,7 +35,7 @@ def smoke_test(
     None where there is no log. `timeout` is seconds for one request: the first ones after a start may compile kernels.
     Once the server no longer answers at all, the checks that are left fail without being tried.
     """
-    limits = TimeLimits(connect=min(CONNECT_SECONDS, timeout), silence=timeout, whole=timeout)
+    limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
     shown = progress or Progress()
     with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server:
         client = SmokeClient(target, server, seed=time.time_ns() if seed is None else seed, faults=faults)

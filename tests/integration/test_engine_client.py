@@ -16,13 +16,13 @@ from orchestrator.bench.benchmark import measure
 from orchestrator.core.errors import BenchError, BuildError, StartError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import client as client_module
-from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
+from orchestrator.engine.client import DEFAULT_TIMEOUTS, EngineClient, Timeouts
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.images.registry import Registry
 from orchestrator.servers.ask import ask
 
 pytestmark = pytest.mark.timeout(300)  # what drips for ever is not waited for
-LIMITS = TimeLimits(connect=2, silence=2, whole=0.6)
+LIMITS = Timeouts(connect=2, idle=2, total=0.6)
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -91,7 +91,7 @@ def json_answer(text: str) -> bytes:
 
 @contextmanager
 def asking(
-    answer: Callable[[socket.socket], None], *, key: Secret | None = None, limits: TimeLimits = ORDINARY
+    answer: Callable[[socket.socket], None], *, key: Secret | None = None, limits: Timeouts = DEFAULT_TIMEOUTS
 ) -> Iterator[tuple[EngineClient, list[bytes]]]:
     with server(answer) as (url, requests), EngineClient(url, key=key, limits=limits) as client:
         yield client, requests
@@ -127,7 +127,7 @@ def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
 
 
 def test_silence_ends_the_request_before_its_time() -> None:
-    limits = TimeLimits(connect=2, silence=0.3, whole=20)
+    limits = Timeouts(connect=2, idle=0.3, total=20)
     silent = pytest.raises(NoResponseError, match=r"no answer within 0\.3 s")
     with asking(lambda _: time.sleep(1), limits=limits) as (client, _), silent:
         client.models()
@@ -135,7 +135,7 @@ def test_silence_ends_the_request_before_its_time() -> None:
 
 def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_BYTES", 1 << 20)
-    limits = TimeLimits(connect=2, silence=2, whole=5)
+    limits = Timeouts(connect=2, idle=2, total=5)
     with (
         asking(floods, limits=limits) as (client, _),
         pytest.raises(UnexpectedResponseError, match="answers with more than 1 MiB"),

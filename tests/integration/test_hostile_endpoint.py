@@ -15,7 +15,7 @@ from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
-from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
+from orchestrator.engine.client import HEALTH_LIMITS, Timeouts
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import ask as ask_module
@@ -49,7 +49,7 @@ def seconds(behaviors: Iterable[str]) -> float:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
     each = seconds([behavior])
-    monkeypatch.setattr(ask_module, "_LIMITS", TimeLimits(connect=each, silence=each, whole=each))
+    monkeypatch.setattr(ask_module, "_LIMITS", Timeouts(connect=each, idle=each, total=each))
 
 
 def asked(url: str) -> str:
@@ -94,7 +94,10 @@ def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
 def test_ask_says_that_there_is_no_whole_answer(behavior: str) -> None:
-    with hostile({"/v1/completions": behavior}) as url, pytest.raises(StartError, match="no complete response from http"):
+    with (
+        hostile({"/v1/completions": behavior}) as url,
+        pytest.raises(StartError, match="no complete response from http"),
+    ):
         asked(url)
 
 
@@ -167,7 +170,7 @@ def test_a_wait_ends_with_its_time(path: str, behavior: str) -> None:
         )
         with pytest.raises(NotReadyError):
             wait_until_ready(server, silence=60, timeout=SECONDS)
-    assert time.monotonic() - begun < HEALTH_LIMITS.whole
+    assert time.monotonic() - begun < HEALTH_LIMITS.total
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def peak():
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmHWM:")[1].split()[0]) >> 10
 
-verbs.ask_module._LIMITS = verbs.TimeLimits(connect=20, silence=20, whole=20)
+verbs.ask_module._LIMITS = verbs.Timeouts(connect=20, idle=20, total=20)
 verb, path, url = sys.argv[2:]
 verbs.hostile = lambda rules: nullcontext(url)
 before = peak()
@@ -331,4 +334,4 @@ def test_ctrl_c_ends_the_status_of_many_servers_at_once() -> None:
             process.send_signal(signal.SIGINT)
             begun = time.monotonic()
             process.wait(60)
-    assert time.monotonic() - begun < HEALTH_LIMITS.whole
+    assert time.monotonic() - begun < HEALTH_LIMITS.total

@@ -62,13 +62,13 @@ def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
 
     found = ensure_base(docker_daemon, engine(dated, f"{registry}/none:1", f"{registry}/release:v1"))
     said = capsys.readouterr().err
-    assert f"base image `{dated}` is gone; `{registry}/release:v1` takes its place" in said
+    assert f"base image `{dated}` no longer exists; using `{registry}/release:v1` under that name" in said
     assert found == image_id(docker_daemon, dated)
 
     forget(docker_daemon, registry)
     with pytest.raises(BuildError, match="does not exist in its registry") as caught:
         ensure_base(docker_daemon, engine(dated, f"{registry}/newer:1", f"{registry}/mirror:any", digest=digest))
-    assert caught.value.hint == f"`--set engine.image={registry}/mirror` has it, by the same digest"
+    assert caught.value.hint == f"`--set engine.image={registry}/mirror` names the same digest in another repository"
     assert ensure_base(docker_daemon, engine(f"{registry}/mirror", digest=digest)) == found
 
 

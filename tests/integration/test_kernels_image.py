@@ -101,7 +101,7 @@ def test_an_image_that_is_gone_is_looked_for_under_its_other_names(
         others = ("--set", f"engine.image_fallbacks=[{registry}/no-such:1, {release}]")
         built = table(gone, Home(tmp_path / "home"), *others)
         assert built.returncode == 0, built.stderr
-        assert f"base image `{gone}` is gone; `{release}` takes its place" in built.stderr
+        assert f"base image `{gone}` no longer exists; using `{release}` under that name" in built.stderr
         pinned = table(f"{registry}/deploy-kernels-test:other", Home(tmp_path / "home"), *others, *PINNED)
         assert pinned.returncode == 5, "another image is not what a digest names"
     finally:

@@ -94,7 +94,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
     prepare._overlay(PLAN, HostRef(home=Home(tmp_path / "there")), frozenset())
     assert carried.read_text() == text
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
-    made = far.home.made_for(far.remote) / OVERLAY
+    made = far.home.for_remote(far.remote) / OVERLAY
     assert [path.name for path in made.parent.iterdir()] == ["config.json"]  # no link to nowhere
 
 
@@ -103,7 +103,7 @@ def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, chec
     prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare._overlay(PLAN, far, frozenset())
     for other in (HostRef(home=far.home, remote=f"{far.remote}/other.sock"), HostRef(home=far.home)):
-        elsewhere = far.home.made_for(other.remote) / OVERLAY
+        elsewhere = far.home.for_remote(other.remote) / OVERLAY
         elsewhere.parent.mkdir(parents=True)
         elsewhere.write_text("{}")
 

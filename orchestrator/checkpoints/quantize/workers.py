@@ -22,7 +22,7 @@ from orchestrator.core.errors import BuildError, HostError
 from orchestrator.core.files import open_new
 from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.plan.plan import ContainerRequirements
-from orchestrator.render.artifacts import needs_options
+from orchestrator.render.artifacts import container_options
 
 _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
@@ -64,11 +64,11 @@ def container_command(
 ) -> WorkerPool:  # fmt: skip
     """Return workers in containers of an image, each on its own GPU; torch calls AMD GPUs `cuda` too.
 
-    The containers have the options of a server on that hardware, and write as this user; `group` as in `needs_options`.
+    The containers have the options of a server on that hardware and write as this user; see `container_options`.
     """
     start = secrets.token_hex(4)  # pids are not unique: a daemon serves several pid namespaces
     names = tuple(f"deploy-quantize-{os.getpid()}-{start}-{number}" for number in range(workers))
-    options = [word for pair in needs_options(needs, group) for word in pair]
+    options = [word for pair in container_options(needs, group) for word in pair]
     options += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1"]
     options += ["--volume", f"{source}:{source}:ro", "--volume", f"{folder.root}:{folder.root}"]
     options += ["--volume", f"{program}:{_PROGRAM}:ro"]

@@ -12,7 +12,7 @@ from typing import Final
 from orchestrator.core.console import Progress
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine import endpoints
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numerics, read_scored
 from orchestrator.engine.requests import scoring_body, tokenize_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
@@ -27,7 +27,7 @@ TOP: Final = 5
 _SAID: Final = 32  # tokens decoded after each text
 _BATCHED: Final = 2048  # tokens of the longest text in the batch, which has each text twice
 _CHARACTERS: Final = 12  # characters per token, above the average of any tokenizer
-_LIMITS: Final = TimeLimits(connect=5.0, silence=180.0, whole=180.0)
+_LIMITS: Final = Timeouts(connect=5.0, idle=180.0, total=180.0)
 _MOST_NAME: Final = 200  # characters
 
 Texts = tuple[tuple[int, ...], ...]

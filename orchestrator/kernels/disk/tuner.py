@@ -24,7 +24,7 @@ from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
 from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan.plan import Plan
-from orchestrator.render.artifacts import needs_options
+from orchestrator.render.artifacts import container_options
 
 SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK_DIR: Final = "/tuning"  # in the container
@@ -75,7 +75,7 @@ def tuner_command(
     """
     gpus = str(plan.hardware.gpus)
     docker = ["docker", "run", "--rm", "--init", "--name", container, "--volume", f"{folder}:{WORK_DIR}"]
-    docker += [word for pair in needs_options(plan.hardware.container, group) for word in pair]
+    docker += [word for pair in container_options(plan.hardware.container, group) for word in pair]
     tuner = ["python3", f"{plan.engine.aiter_dir}/{SCRIPT}"]
     tuner += ["-i", f"{WORK_DIR}/untuned.csv", "-o", f"{WORK_DIR}/tuned.csv", "-o2", f"{WORK_DIR}/profile.csv"]
     tuner += ["--mp", gpus, "--batch", gpus, "--shape_grouped", "--timeout", "1800"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from orchestrator.engine import endpoints
-from orchestrator.render.artifacts import RenderedFile, needs_options
+from orchestrator.render.artifacts import RenderedFile, container_options
 from orchestrator.render.cloud.task import PATH_THERE, CloudTask, broker_file
 
 _CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three busy processes
@@ -32,7 +32,7 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "run": _script(PATH_THERE, *rental.run),
     }
     # SkyPilot passes these options to `docker run` (docs.skypilot.co, "Advanced configuration", `docker`).
-    if options := [word for option in needs_options(hardware.container, lambda _: None) for word in option]:
+    if options := [word for option in container_options(hardware.container, lambda _: None) for word in option]:
         task["config"] = {"docker": {"run_options": options}}
     probe = {"path": endpoints.HEALTH, "initial_delay_seconds": round(_SLACK * rental.ready_seconds)}
     service = {**task, "service": {"readiness_probe": probe, "replicas": 1}}

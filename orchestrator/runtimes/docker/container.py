@@ -16,8 +16,8 @@ from orchestrator.render.artifacts import (
     Artifacts,
     BuildContext,
     RenderedFile,
+    container_options,
     gateway_command,
-    needs_options,
     server_command,
 )
 from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrap_argv
@@ -271,6 +271,6 @@ def _field(name: str, value: str) -> str:
 
 def _needs(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
     """Yield the options for the hardware. The shell that runs the command looks up the ids of groups."""
-    for option, value in needs_options(spec.needs, lambda name: name):
+    for option, value in container_options(spec.needs, lambda name: name):
         by_name = option == "--group-add" and not value.isdigit()
         yield option, f'"$(getent group {shlex.quote(value)} | cut -d: -f3)"' if by_name else shlex.quote(value)

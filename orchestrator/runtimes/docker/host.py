@@ -60,7 +60,7 @@ class DockerHost:
         if self._tunnel is None:
             return
         for mount in (mount for mount in spec.mounts if not mount.source.startswith("/")):  # absolute: remote only
-            if (local := self._local_home.made_for(self._url) / RelativePath(mount.source)).is_file():
+            if (local := self._local_home.for_remote(self._url) / RelativePath(mount.source)).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 
     def group_id(self, name: str) -> str | None:

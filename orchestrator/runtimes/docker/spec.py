@@ -44,7 +44,7 @@ def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     return PreparedRun(
         artifacts=artifacts,
         records=records,
-        not_needed=built.receipt.not_at_start(plan.patches),
+        not_needed=built.receipt.handled_at_build(plan.patches),
         found=found,
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),

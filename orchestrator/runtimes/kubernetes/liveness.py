@@ -13,7 +13,7 @@ from orchestrator.engine import liveness
 from orchestrator.plan.plan import Plan
 
 FOLDER: Final = "/run/deploy"
-_PROGRAM: Final = "life.py"
+_PROGRAM: Final = "liveness.py"
 _BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
 
 

@@ -122,7 +122,7 @@ def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | No
     return PreparedRun(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
-        not_needed=copy.receipt.not_at_start(plan.patches),
+        not_needed=copy.receipt.handled_at_build(plan.patches),
         found=found,
         engine=_engine_python(python, made, place.home, identity=f"{python} {copy.folder}"),
     )

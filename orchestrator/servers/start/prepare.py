@@ -66,7 +66,7 @@ def remote_directory(plan: Plan) -> str:
 
 def mirror_path(model: Model, place: HostRef) -> Path | None:
     """Return the local copy of config and headers of a remote checkpoint; None for a local one."""
-    return place.home.made_for(place.remote) / "headers" / FileName(model.name) if place.remote is not None else None
+    return place.home.for_remote(place.remote) / "headers" / FileName(model.name) if place.remote is not None else None
 
 
 def known_checkpoint(model: Model, place: HostRef) -> Checkpoint | None:
@@ -139,6 +139,6 @@ def _overlay(
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (place.home.made_for(place.remote) / RelativePath(overlay)).parent
+    written = (place.home.for_remote(place.remote) / RelativePath(overlay)).parent
     directory = mirror_path(plan.model, place) or checkpoint_directory(plan.model, place.home)
     note(f"config overlay: {write_overlay(directory, written, transforms, linked=place.remote is None)}")

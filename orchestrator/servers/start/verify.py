@@ -14,7 +14,7 @@ from orchestrator.core.errors import DeployError, HostError, NotReadyError, Smok
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
-from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
@@ -32,7 +32,7 @@ from orchestrator.verify.target import target_from_server_info, target_of
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
-_GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
+_GATEWAY_LIMITS: Final = Timeouts(connect=2, idle=5, total=5)  # it asks no server
 
 
 def is_healthy(handle: RunningServer) -> bool:

@@ -173,13 +173,13 @@ def _nothing_done(_: NoResponseError) -> RankProgress:
 def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     """Combine the progress of replicas: ranks are numbered through, outputs are added."""
     each = ranks // len(works)
-    came_out = [work.came_out for work in works if work.came_out is not None]
+    emitted = [work.emitted for work in works if work.emitted is not None]
     return RankProgress(
         done={server * each + rank: done for server, work in enumerate(works) for rank, done in work.done.items()},
         decoded={
             server * each + rank: made for server, work in enumerate(works) for rank, made in work.decoded.items()
         },
-        came_out=sum(came_out) if came_out else None,
+        emitted=sum(emitted) if emitted else None,
     )
 
 

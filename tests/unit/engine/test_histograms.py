@@ -75,8 +75,8 @@ sglang:realtime_tokens_total{dp_rank="1",mode="decode",tp_rank="0"} 7.0
 sglang:generation_tokens_total{tp_rank="0"} 900.0
 """
     work = read_work(two)
-    assert (work.done, work.decoded, work.came_out) == ({0: 120.0, 1: 7.0}, {0: 20.0, 1: 7.0}, None)
+    assert (work.done, work.decoded, work.emitted) == ({0: 120.0, 1: 7.0}, {0: 20.0, 1: 7.0}, None)
     assert read_work(b'sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 5.0\n').done == {0: 5.0}
     assert read_work(b"sglang:generation_tokens_total 5.0\n").done == {}
     out = b"sglang:num_requests_total 2.0\nsglang:time_to_first_token_seconds_count 3.0\n"
-    assert read_work(out + b"sglang:inter_token_latency_seconds_count 40.0\n").came_out == 45.0
+    assert read_work(out + b"sglang:inter_token_latency_seconds_count 40.0\n").emitted == 45.0

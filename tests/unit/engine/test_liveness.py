@@ -28,14 +28,14 @@ class Looked:
 
     silent: dict[int, str]
     works: list[RankProgress | None] = field(default_factory=list)
-    well: bool = False
+    healthy: bool = False
     waited: list[float] = field(default_factory=list)
 
     def wait(self, seconds: float = 0.0) -> None:
         self.waited.append(seconds)
 
-    def is_well(self) -> bool:
-        return self.well
+    def is_healthy(self) -> bool:
+        return self.healthy
 
     def work(self) -> RankProgress | None:
         return self.works.pop(0)
@@ -129,10 +129,12 @@ def test_a_key_that_no_header_holds_is_not_shown_in_an_event_either(
     assert presented is None or presented in asked
 
 
-@pytest.mark.parametrize(("well", "dead"), [(True, []), (False, [0])])
-def test_where_no_work_is_counted_the_server_is_taken_at_its_word(well: bool, dead: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("healthy", "dead"), [(True, []), (False, [0])])
+def test_where_no_work_is_counted_the_server_is_taken_at_its_word(
+    healthy: bool, dead: list[int], tmp_path: Path
+) -> None:
     """A queue that is longer than a look is no death."""
-    assert silent(Looked({0: "no answer"}, [UNCOUNTED], well=well), tmp_path / "kept") == dead
+    assert silent(Looked({0: "no answer"}, [UNCOUNTED], healthy=healthy), tmp_path / "kept") == dead
 
 
 def test_work_that_was_never_read_is_no_life() -> None:

@@ -78,8 +78,8 @@ def table(tmp_path: Path) -> FlagTable:
 
 def spec(kind: str | None, *, switch: bool) -> FlagSpec:
     return FlagSpec(
-        takes_value=not switch, several=False, optional=False, type=kind, choices=(), deprecated=False, successor="",
-        same_as=None,
+        takes_value=not switch, multiple=False, optional=False, type=kind, choices=(), deprecated=False, successor="",
+        alias_of=None,
     )  # type: ignore[arg-type] # fmt: skip
 
 

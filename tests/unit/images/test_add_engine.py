@@ -242,7 +242,6 @@ def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytes
     monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
     [said] = refused("0.5", fault=BuildError)
     assert (
-        said
-        == "no image `0.5` found on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
+        said == "no image `0.5` found on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
     )
     assert written(home) == []

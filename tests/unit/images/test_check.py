@@ -55,9 +55,9 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        ("0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13", "nearest it has: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`"),
+        ("0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13", "nearest versions: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`"),
         ("0.5.9, 0.5.10", "the nearest versions: `0.5.9`, `0.5.10`"),
-        ("none", "download it yourself"),  # as pip says it where the index cannot be reached
+        ("none", "download the wheel with"),  # as pip says it where the index cannot be reached
     ],
 )
 def test_of_a_version_that_is_not_there_the_nearest_are_named(
@@ -76,7 +76,7 @@ def test_of_a_version_that_is_not_there_the_nearest_are_named(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("none.whl", "`none.whl` cannot be read: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
+    [("none.whl", "cannot read `none.whl`: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
 )
 def test_what_is_no_wheel_is_said_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str

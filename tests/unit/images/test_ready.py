@@ -95,8 +95,16 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
 @pytest.mark.parametrize(
     ("image", "message", "hint"),
     [
-        (partial(ready, version="0.5.16"), "the image contains sglang 0.5.16; the engine names 0.5.14", "engine.version=0.5.16"),
-        (partial(ready, pinned="9127" * 10), "the image contains aiter 912791279127; the engine pins 7d604afe5fa7", "9127" * 10),
+        (
+            partial(ready, version="0.5.16"),
+            "the image contains sglang 0.5.16; the engine names 0.5.14",
+            "engine.version=0.5.16",
+        ),
+        (
+            partial(ready, pinned="9127" * 10),
+            "the image contains aiter 912791279127; the engine pins 7d604afe5fa7",
+            "9127" * 10,
+        ),
         (
             lambda plan: labeled(BASE_NAME, "mine:1", ready(plan)),
             "the image was built on `mine:1`; the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
@@ -253,4 +261,6 @@ def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
     assert "the image contains no gateway" in [problem.message for problem in refused.value.problems]
     with pytest.raises(BuildError) as refused:
         require_matches_plan(plan, labeled("deploy.gateway", "1.9.0", without))
-    assert "the image contains gateway 1.9.0; the plan needs 1.13.0" in [problem.message for problem in refused.value.problems]
+    assert "the image contains gateway 1.9.0; the plan needs 1.13.0" in [
+        problem.message for problem in refused.value.problems
+    ]

@@ -40,7 +40,7 @@ def test_every_shipped_table_has_a_help_for_what_its_parser_shows() -> None:
 
 def test_a_second_name_has_the_help_of_the_first() -> None:
     table = read_flags("0.5.16", Catalog.shipped())
-    assert table.flags["tensor-parallel-size"].same_as == "tp-size"
+    assert table.flags["tensor-parallel-size"].alias_of == "tp-size"
     assert table.help_of("tensor-parallel-size") == table.help_of("tp-size") == "The tensor parallelism size."
 
 

@@ -113,7 +113,7 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
     program = objects(plan)["ConfigMap"]
     assert volume["configMap"]["name"] == program["metadata"]["name"]
     assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
-    assert program["data"]["life.py"] == Path(liveness.__file__).read_text()
+    assert program["data"]["liveness.py"] == Path(liveness.__file__).read_text()
     assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
 
 

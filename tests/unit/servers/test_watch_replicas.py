@@ -22,12 +22,12 @@ def test_what_listens_is_the_gateway_and_what_is_asked_for_a_token_the_server_it
 
 
 def test_the_work_of_several_is_that_of_ranks_counted_on() -> None:
-    first = RankProgress(done={0: 10.0, 1: 11.0}, decoded={0: 1.0}, came_out=5.0)
-    snapshot_error = RankProgress(done={}, decoded={}, came_out=None)
-    second = RankProgress(done={0: 20.0, 1: 21.0}, decoded={1: 2.0}, came_out=6.0)
+    first = RankProgress(done={0: 10.0, 1: 11.0}, decoded={0: 1.0}, emitted=5.0)
+    snapshot_error = RankProgress(done={}, decoded={}, emitted=None)
+    second = RankProgress(done={0: 20.0, 1: 21.0}, decoded={1: 2.0}, emitted=6.0)
     both = _combine([first, second], ranks=4)
     assert (both.done, both.decoded) == ({0: 10.0, 1: 11.0, 2: 20.0, 3: 21.0}, {0: 1.0, 3: 2.0})
-    assert both.came_out == 11.0
+    assert both.emitted == 11.0
     assert _combine([snapshot_error, second], ranks=4).done == {2: 20.0, 3: 21.0}
 
 

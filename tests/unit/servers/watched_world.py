@@ -87,7 +87,7 @@ class World:
     def work(self, _: ServerSnapshot) -> Later[RankProgress]:
         done = dict(enumerate(self.work_done)) if self.counts_work else {}
         work = RankProgress(
-            done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), came_out=self.came_out
+            done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), emitted=self.came_out
         )
         return Later(self, self.now, lambda: work)
 
