@@ -250,7 +250,7 @@ def test_a_tag_that_moved_is_an_error(docker: DockerCli, base: str) -> None:
     build_image(docker, render_artifacts(plan), no_cache=True)  # an earlier run may have left one, of another base
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
-    with pytest.raises(BuildError, match="was built on another base image: the tag `.*` has moved"):
+    with pytest.raises(BuildError, match=r"was built on another base image: the tag `.*` has moved"):
         build_image(docker, render_artifacts(plan))
 
 

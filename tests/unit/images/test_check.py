@@ -55,7 +55,10 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        ("0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13", "nearest versions: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`"),
+        (
+            "0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13",
+            "nearest versions: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`",
+        ),
         ("0.5.9, 0.5.10", "the nearest versions: `0.5.9`, `0.5.10`"),
         ("none", "download the wheel with"),  # as pip says it where the index cannot be reached
     ],
