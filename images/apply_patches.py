@@ -1,17 +1,17 @@
-"""Tell which patches the sources need, apply them, prove them.
+"""Detect which patches the sources need, apply them and verify them.
 
-It runs on the image's own Python (3.10 or newer) with the standard library alone, and answers
-`deploy patches check` for a wheel, a directory and an image with the same code:
+Run with the image's own Python (3.10 or newer) and the standard library only. `deploy patches check` runs the same code
+on a wheel, a directory or an image.
 
-    find    print the sources that Python would import, with version and commit
-    check   print the state of every patch, change nothing
-    apply   apply what is needed, remove stale bytecode, write the receipt; with ids, of these patches only
-    verify  look again at what the receipt claims, and print it
+    find    print the location, version and commit of the sources that Python would import
+    check   print the state of every patch, without changes
+    apply   apply the needed patches, remove stale bytecode and write the receipt; with ids, these patches only
+    verify  compare the sources with the receipt, and print the receipt
 
-A patch whose file was not given stops `apply`, unless the variable ALLOW_UNTUNED is set.
+`apply` fails for a patch whose file is missing from the build context, unless ALLOW_UNTUNED is set.
 
-The manifest (JSON) lists patches as their patch.yaml has them, a diff with its text. Sources are the packages `sglang`
-and `aiter`, where Python would import them from or where --root says. What counts of a file, read_sources.py tells.
+The manifest (JSON) contains the patches as in their patch.yaml, a diff with its text. Sources are the packages `sglang`
+and `aiter`, as Python would import them or as given with --root. read_sources.py reads files for the probes.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from typing import Any
 
 from read_sources import Refusal, decoded, encoded, find, match, sought
 
-Patch = dict[str, Any]  # one folder under patches/, validated when the manifest was made
-Roots = dict[str, Path]  # whose sources -> where they are
+Patch = dict[str, Any]  # one patch.yaml, validated when the manifest was written
+Roots = dict[str, Path]  # package -> directory of its sources
 Hunk = tuple[int, str, str]  # line in the old file, old text, new text
 
 MANIFEST = "/opt/deploy/patches/manifest.json"
@@ -41,17 +41,17 @@ NEEDED = "needed"
 PRESENT = "upstream"
 NOT_APPLICABLE = "not applicable"
 CONFLICT = "conflict"
-APPLIED = "applied"  # by us: now, or in a base image that is ours already
-AT_START = "applied at startup"  # needed, and not a matter of the image: an overlay of the checkpoint, a variable
+APPLIED = "applied"  # by this program, now or in the base image
+AT_START = "applied at startup"  # needed, but not part of the image: a checkpoint overlay or an environment variable
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
 def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
-    """The state of one patch by content, and the evidence: `path:line: text`, or what was looked for in vain."""
+    """Return the state of a patch by the sources, and its evidence: `path:line: text`, or the missing matches."""
     root = roots.get(patch["sources"])
     if root is None or not root.is_dir():
-        return NOT_APPLICABLE, [f"no sources of {patch['sources']} here"]
+        return NOT_APPLICABLE, [f"no sources of {patch['sources']} found"]
     try:
         return _state(patch, root)
     except Refusal as refusal:
@@ -77,9 +77,9 @@ def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
 
 
 def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
-    """The files of a unified diff with their hunks, in order."""
+    """Parse the files of a unified diff with their hunks, in order."""
     rows: list[str] = []
-    for row in io.StringIO(text):  # unlike str.splitlines, it ends a line at a newline and nowhere else
+    for row in io.StringIO(text):  # unlike str.splitlines, ends lines only at a newline
         if row.startswith("\\") and rows:  # "\ No newline at end of file"
             rows[-1] = rows[-1].removesuffix("\n")
         else:
@@ -96,15 +96,15 @@ def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
 
 
 def _named(name: str) -> str:
-    """The path of a file that a diff changes; it is one below the sources."""
+    """Return the path of a file in a diff. Raises Refusal unless it is a relative path below the sources."""
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or not all(parts) or {".", ".."} & {*parts}:
-        raise Refusal(f"the diff names {name!r}, which is not a path below the sources")
+        raise Refusal(f"the diff names {name!r}, not a path below the sources")
     return name
 
 
 def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str]:
-    """Old and new text of the hunk that `lines` stands in, `before` and `after` lines long."""
+    """Return the old and new text of the next hunk in `lines`; they have `before` and `after` lines."""
     old: list[str] = []
     new: list[str] = []
     while len(old) < before or len(new) < after:
@@ -119,10 +119,10 @@ def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str
 
 
 def patched_texts(root: Path, diff: str, *, back: bool = False) -> dict[Path, str]:
-    """Every file the diff changes, with its text afterwards; or, going `back`, with its text before.
+    """Return the new text of each file that a diff changes; with `back`, the text before the diff was applied.
 
-    A hunk has to match to the letter and in exactly one place: there is no fuzz. A file that moved within the sources
-    is found by its name; one whose lines end in CRLF keeps them. Nothing outside the sources is changed.
+    A hunk must match exactly and in exactly one place; there is no fuzz. A file that has moved within the sources is
+    found by its name. CRLF line ends are kept. Raises Refusal for a hunk without a match or a file outside the sources.
     """
     texts: dict[Path, str] = {}
     for name, hunks in parse_diff(diff):
@@ -144,7 +144,7 @@ def patched_texts(root: Path, diff: str, *, back: bool = False) -> dict[Path, st
 
 
 def before_us(root: Path, diff: str) -> dict[Path, str]:
-    """The files as they were before this very diff was applied to them; nothing where it was not."""
+    """Return the text of each file before this diff was applied; empty if the diff is not applied."""
     try:
         return patched_texts(root, diff, back=True)
     except Refusal:
@@ -164,17 +164,17 @@ def _misfit(path: Path, line: int, old: str, text: str, places: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, hex."""
+    """Return the SHA-256 of a file in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def bytecode(path: Path) -> list[Path]:
-    """What Python may have compiled from `path`; it would win over a source of the same second and size."""
+    """Return the bytecode files of `path`. Python prefers them to a source with the same size and mtime in seconds."""
     return list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
 
 
 def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
-    """Apply one diff; the changed files with their hashes."""
+    """Apply one diff; return the changed files with their hashes."""
     files: list[dict[str, str | None]] = []
     for path, text in patched_texts(root, diff).items():
         before = sha256(path)
@@ -186,20 +186,20 @@ def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of the old one, whole or not at all; what is linked to the old one keeps it."""
+    """Replace a file atomically; hard links to the old file keep its content."""
     beside = path.with_name(f".{path.name}.patched")
     try:
         beside.write_bytes(content)
         shutil.copymode(path, beside)
         beside.replace(path)
     except OSError as error:
-        raise Refusal(f"`{path}` cannot be written: {error.strerror}") from error
+        raise Refusal(f"cannot write `{path}`: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)
 
 
 def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:
-    """The files that hold this diff already, with the hashes that they had and have."""
+    """Return the files in which this diff is already applied, with their hashes before and after."""
     return [
         {"path": str(path), "before": hashlib.sha256(encoded(text)).hexdigest(), "after": sha256(path)}
         for path, text in before_us(root, diff).items()
@@ -207,14 +207,14 @@ def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:
 
 
 def added_file(path: Path) -> list[dict[str, str | None]]:
-    """A file that the build copied, with its hash; nothing where it was given none."""
+    """Return the file that the build copied, with its hash; empty if the file does not exist."""
     return [{"path": str(path), "before": None, "after": sha256(path)}] if path.is_file() else []
 
 
 def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
-    """Apply what is needed; one entry of the receipt a patch.
+    """Apply the needed patches; return one receipt entry for each patch.
 
-    Raises Refusal with every patch that was expected to be needed or present and fits nowhere.
+    Raises Refusal with all expected patches that neither apply nor are present.
     """
     states = {patch["id"]: state_of(patch, roots) for patch in manifest}
     misfits = [
@@ -234,7 +234,7 @@ def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
 
 
 def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> dict[str, Any]:
-    """One entry of the receipt."""
+    """Apply one patch if it is needed; return its receipt entry."""
     files: list[dict[str, str | None]] = []
     act = patch["apply"]
     if state == NEEDED and act["kind"] == "diff":
@@ -266,7 +266,7 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
 
 
 def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None:
-    """Raise Refusal unless what was applied is in place, and is what Python imports."""
+    """Raise Refusal unless the applied patches are in place and Python imports the patched sources."""
     applied = {entry["id"]: entry for entry in receipt["patches"] if entry["state"] == APPLIED}
     for patch in manifest:
         if patch["id"] in applied:
@@ -276,11 +276,13 @@ def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None
                     raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {sought(probe)}")
     imported = installed("sglang")
     if imported is None or imported != roots.get("sglang", Path()).resolve():
-        raise Refusal(f"python imports sglang from {imported or 'nowhere'}, the patches went to {roots.get('sglang')}")
+        raise Refusal(
+            f"Python imports sglang from {imported or 'nowhere'}, but the patched sources are in {roots.get('sglang')}"
+        )
 
 
 def installed(package: str) -> Path | None:
-    """Where Python would import a package from; nothing is imported."""
+    """Return the directory of a package as Python would import it, without an import; None if there is none."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
     return Path(places[0]).resolve() if places else None
@@ -290,13 +292,13 @@ def _verify_files(patch: str, files: list[dict[str, str]]) -> None:
     for file in files:
         path = Path(file["path"])
         if not path.is_file() or sha256(path) != file["after"]:
-            raise Refusal(f"patch `{patch}`: `{path}` is not what was written")
+            raise Refusal(f"patch `{patch}`: `{path}` has changed since it was patched")
         if bytecode(path):
             raise Refusal(f"patch `{patch}`: stale bytecode of `{path}`")
 
 
 def describe(root: Path) -> dict[str, str | None] | None:
-    """Version and commit of sources, as far as they say."""
+    """Return the directory, version and commit of sources; None if the directory does not exist."""
     if not root.is_dir():
         return None
     version = root / "_version.py"
@@ -320,16 +322,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _recorded(arguments: argparse.Namespace, manifest: list[Patch]) -> dict[str, dict[str, Any]]:
-    """The receipt's entries of the build steps before this one, by id; none where all patches are applied at once."""
+    """Return the receipt entries of earlier build steps, by patch id; empty without ids."""
     if not arguments.ids or not arguments.receipt.is_file():
         return {}
     entries = json.loads(arguments.receipt.read_text(encoding="utf-8"))["patches"]
-    known = {patch["id"] for patch in manifest}  # a base image of ours may have a receipt with other patches
+    known = {patch["id"] for patch in manifest}  # the receipt of the base image may have other patches
     return {entry["id"]: entry for entry in entries if entry["id"] in known}
 
 
 def main() -> None:
-    """Run one verb; what it finds goes to stdout as JSON."""
+    """Run one verb and print its result as JSON."""
     arguments = _arguments()
     roots = {name: place for name in ("sglang", "aiter") if (place := installed(name))}
     if arguments.verb == "find":

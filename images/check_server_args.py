@@ -1,25 +1,25 @@
-"""Ask this Python's sglang whether it accepts command lines, by its own parser and validation; nothing is started.
+"""Validate server command lines with sglang's own parser and checks; no server is started.
 
-Run by the engine's own Python (3.10 or newer) with the standard library and what sglang itself imports. Reads JSON from
-stdin and prints one JSON line::
+Run with the engine's own Python (3.10 or newer); imports only the standard library, sglang and its dependencies. Reads
+JSON from stdin and prints one JSON line::
 
     {"argv": [["--model-path", "DIR", "--tp-size", "8"], …],    the arguments of each server
      "platform": "rocm", "arch": "gfx950", "gpus": 8, "vram_bytes": 309220868096, "compute_units": 256,
-     "model": {"name": "glm", "files": {"config.json": "{…"}}}  null: what lies at `--model-path`
+     "model": {"name": "glm", "files": {"config.json": "{…"}}}  null: use the files at `--model-path`
 
     {"sglang": "0.5.14", "verdicts": [{"accepted": "validated"}, …]}
 
 A verdict is one of
 
-- `{"accepted": "validated"}`, or `"parsed"` where there is no config.json: then only the parser was asked;
-- `{"refused": {"kind", "message", "place", "line", "options"}}`: what sglang raised, at which line of its sources, and
-  the options without which it does not raise it; or a file that a start would look for in vain;
-- `{"unchecked": REASON}`: sglang raised something that says nothing about the arguments.
+- `{"accepted": "validated"}`, or `"parsed"` if there is no config.json: then only the parser was run;
+- `{"refused": {"kind", "message", "place", "line", "options"}}`: sglang's exception, the source line that raised it,
+  and the options without which it is not raised; or a file that does not exist;
+- `{"unchecked": REASON}`: sglang raised an exception that is unrelated to the arguments.
 
-`check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 where sglang refuses: the first
-step of a pod. What keeps it from judging is no failure there.
+`check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 if sglang rejects a command
+line. It is the first step of a pod; if the check itself fails, the pod starts anyway.
 
-No GPU is needed: `pretend` makes torch tell of the plan's GPUs, and packages that load a GPU driver are replaced by
+No GPU is needed: `pretend` makes torch report the plan's GPUs, and packages that load a GPU driver are replaced by
 empty modules. Parser, defaults, model config and checks are sglang's own.
 """
 
@@ -44,23 +44,23 @@ from typing import Any
 from unittest.mock import MagicMock
 
 MODEL_PATH = "--model-path"
-# Compiled packages that load a GPU driver: always replaced, since here may be none.
+# Compiled packages that load a GPU driver: always replaced, because this host may have no driver.
 _DRIVEN = {
     "rocm": {"aiter", "amdsmi", "sgl_kernel"},
     "cuda": {"flashinfer", "pynvml", "sgl_kernel"},
     "cpu": {"sgl_kernel"},
 }
-# Compiled packages that an installation may lack: replaced where they are missing.
+# Compiled packages that an installation may lack: replaced if they are missing.
 _OPTIONAL = {"flashinfer", "triton", "tvm_ffi", "xgrammar"}
-# Options that name a file or a folder, which `ServerArgs` does not look for.
+# Options that name a file or a folder whose existence `ServerArgs` does not check.
 _FILES = {"--tokenizer-path", "--chat-template", "--completion-template", "--speculative-draft-model-path"}
-_LINE = 300  # characters of a source line that are worth showing
+_LINE = 300  # maximum characters of a source line in a verdict
 _MESSAGE = 600  # characters of a message in the file of a verdict: Kubernetes keeps 4096 bytes
 REFUSED = 3  # exit code
 
 
 class _Empty(ModuleType):
-    """A module that has every name."""
+    """A module in which every name exists."""
 
     __path__: Sequence[str] = []
 
@@ -71,7 +71,7 @@ class _Empty(ModuleType):
 
 
 class _AnyNames(type):
-    """What makes a class that has every name: members of an enumeration, above all."""
+    """A metaclass in which every class attribute exists, such as members of an enumeration."""
 
     def __getattr__(cls, name: str) -> object:
         if name.startswith("__"):
@@ -80,7 +80,7 @@ class _AnyNames(type):
 
 
 class _Anything(metaclass=_AnyNames):
-    """A class that takes any arguments, and that pydantic takes as the type of a field."""
+    """A class that accepts any arguments and that pydantic accepts as the type of a field."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -91,7 +91,7 @@ class _Anything(metaclass=_AnyNames):
 
 
 class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an empty module for the packages `names`."""
+    """A finder of empty modules for the packages `names`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -110,11 +110,11 @@ class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class ParserError(Exception):
-    """What argparse says instead of ending the program."""
+    """An error of argparse, raised instead of an exit."""
 
 
 def pretend(request: Mapping[str, Any]) -> None:
-    """Make torch tell of the plan's GPUs, whatever this machine has."""
+    """Make torch report the plan's GPUs instead of those of this host."""
     import torch
 
     platform, gpus, memory = request["platform"], request["gpus"], request["vram_bytes"]
@@ -146,12 +146,12 @@ def pretend(request: Mapping[str, Any]) -> None:
 
 
 def load(request: Mapping[str, Any]) -> ModuleType:
-    """Import sglang's `server_args`, as on a machine with the plan's GPUs."""
+    """Import sglang's `server_args` as on a host with the plan's GPUs."""
     platform = request["platform"]
     driven = _DRIVEN[platform]
     sys.meta_path.insert(0, _EmptyFinder(driven))
     pretend(request)
-    # 0.5.14 and 0.5.16 install a stub of triton themselves where there is none (`sglang/_triton_stub.py`).
+    # 0.5.14 and 0.5.16 install their own stub of triton if it is missing (`sglang/_triton_stub.py`).
     spec = importlib.util.find_spec("sglang")
     places = list(spec.submodule_search_locations or ()) if spec else []
     stubbed = {"triton"} if any(Path(place, "_triton_stub.py").is_file() for place in places) else set()
@@ -169,17 +169,17 @@ def load(request: Mapping[str, Any]) -> ModuleType:
 
 
 class Judge:
-    """sglang's parser and validation. `replaced` maps the path that sglang reads to the one the user wrote."""
+    """sglang's parser and validation. `replaced` maps the path that sglang reads to the path in the command line."""
 
     def __init__(self, server_args: ModuleType, *, cpu: bool, replaced: Mapping[str, str]) -> None:
-        """Take over argparse's way to end the program."""
+        """Make argparse raise ParserError instead of exiting."""
         self._module = server_args
         self._cpu = cpu
         self._replaced = replaced
         argparse.ArgumentParser.error = _raise_error  # type: ignore[method-assign, assignment]
 
     def verdict(self, argv: Sequence[str]) -> dict[str, object]:
-        """What sglang says of one command line."""
+        """Return the verdict on one command line."""
         model = argv[argv.index(MODEL_PATH) + 1]
         if not Path(model, "config.json").is_file():
             error = self._raised(argv, parse_only=True)
@@ -194,11 +194,11 @@ class Judge:
         if not isinstance(error, ParserError):
             bare = self._raised([MODEL_PATH, model, *(["--device", "cpu"] if self._cpu else [])])
             if bare is not None and _signature(bare) == _signature(error):
-                return {"unchecked": f"sglang refuses this model without any option too: {self._text(error)}"}
+                return {"unchecked": f"sglang rejects this model even without options: {self._text(error)}"}
         return self._refusal(argv, error)
 
     def _missing_file(self, argv: Sequence[str], model: str) -> "dict[str, object] | None":
-        """The refusal of a path that a start would look for in vain; what lies beside the model may be yet to come."""
+        """Return the rejection of a missing file; a file in the folder of the model may be staged later."""
         beside = Path(self._replaced[model]).parent if model in self._replaced else None
         for option, value in itertools.pairwise(argv):
             path = Path(value)
@@ -210,8 +210,8 @@ class Judge:
         return None
 
     def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
-        """What sglang raises for a command line; None where it accepts it."""
-        before = dict(os.environ)  # some defaults are kept there
+        """Return the exception that sglang raises for a command line; None if it accepts the command line."""
+        before = dict(os.environ)  # sglang stores some defaults there
         try:
             if parse_only:
                 parser = argparse.ArgumentParser()
@@ -221,7 +221,7 @@ class Judge:
             args = self._module.prepare_server_args(list(argv))
             getattr(args, "resolve_once", lambda: None)()  # since 0.5.20
             args.check_server_args()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises is its verdict
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception is a verdict
             return error
         finally:
             os.environ.clear()
@@ -239,7 +239,7 @@ class Judge:
         return {"refused": refusal}
 
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
-        """The options without any one of which sglang accepts the rest, or else raises something different."""
+        """Return the options whose removal makes sglang accept the rest, else those that change the exception."""
         accepted, different = [], []
         for option, without in _each_left_out(argv):
             raised = self._raised(without, parse_only=parse_only)
@@ -261,7 +261,7 @@ def _raise_error(_parser: argparse.ArgumentParser, message: str) -> None:
 
 
 def _each_left_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option's name without dashes, and the command line without it; the model's path always stays."""
+    """Yield the name of each option without dashes, and the command line without that option; the model path stays."""
     starts = [at for at, word in enumerate(argv) if word.startswith("--")]
     for start, end in zip(starts, [*starts[1:], len(argv)], strict=True):
         if argv[start] != MODEL_PATH:
@@ -269,14 +269,14 @@ def _each_left_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_of_this_machine(error: BaseException) -> bool:
-    """Whether it comes from what is missing here: a file, a package, a GPU that torch was asked for after all."""
+    """Return whether an exception is due to this host: a missing file, package or GPU."""
     frames = traceback.extract_tb(error.__traceback__)
     raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
     return isinstance(error, ImportError | OSError) or raised_in_torch or MagicMock.__name__ in str(error)
 
 
 def _is_path(value: str) -> bool:
-    """Whether it can be nothing else: a template may have a name, and a tokenizer may be on the hub."""
+    """Return whether a value is certainly a path; a template may be a name, and a tokenizer may be on the hub."""
     return value.startswith(("/", "./", "../", "~")) or value.endswith((".jinja", ".json"))
 
 
@@ -289,7 +289,7 @@ def _signature(error: BaseException) -> tuple[str, str]:
 
 
 def _place(trace: TracebackType | None) -> tuple[str, str]:
-    """The innermost line of sglang's own sources that raised, as `server_args.py:123`, and its text."""
+    """Return the innermost line of sglang's sources that raised, as `server_args.py:123`, and its text."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if "/sglang/" in frame.filename]
     if not own:
@@ -302,7 +302,7 @@ def _place(trace: TracebackType | None) -> tuple[str, str]:
 
 
 def placed(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], dict[str, str]]:
-    """The command lines with the model's files from the request where it has any, and the paths that they stand for."""
+    """Write the model's files; return the command lines with their path, and the original path by each new path."""
     model, replaced = request["model"], {}
     commands = [list(argv) for argv in request["argv"]]
     if model is not None:
@@ -318,7 +318,7 @@ def placed(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], d
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict on each command line of a request."""
+    """Return the verdict on each command line of a request."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
     with tempfile.TemporaryDirectory(prefix="deploy-arguments-") as folder:
         commands, replaced = placed(request, Path(folder))
@@ -328,11 +328,11 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_step(question: Path, verdict: Path) -> int:
-    """Judge before a server starts: REFUSED where sglang refuses, told on stderr and in the file `verdict`."""
+    """Check before a server starts; return REFUSED, and write the file `verdict`, if sglang rejects a command line."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             said = answer(json.loads(question.read_text(encoding="utf-8")))
-    except Exception as error:  # noqa: BLE001 - the server's own start tells what is wrong
+    except Exception as error:  # noqa: BLE001 - the start of the server shows the error
         print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
         return 0
     print(json.dumps(said), file=sys.stderr)
@@ -349,6 +349,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         sys.exit(first_step(Path(sys.argv[1]), Path(sys.argv[2])))
     asked = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
+    with contextlib.redirect_stdout(sys.stderr):  # modules print while they are imported
         said = answer(asked)
     print(json.dumps(said))

@@ -1,10 +1,11 @@
-"""Start SGLang's gateway as `smg launch` does: its keys from a file, and no client adds or removes servers.
+"""Start SGLang's gateway like `smg launch`, but with keys from a file; clients cannot add or remove servers.
 
     python launch_gateway.py [options of smg launch] [--config FILE]
 
-FILE is YAML with two keys: `api-key`, which clients have to give and the servers too, and `control-key`, which adds
-and removes servers. It is read once and may be a FIFO. Without `api-key` the gateway answers everyone who reaches it;
-without `control-key` that key is made here and told to nobody. Runs in the environment of images/smg-*.txt.
+FILE is YAML with two keys: `api-key`, which clients must send and the servers require too, and `control-key`,
+which permits adding and removing servers. FILE is read once and may be a FIFO. Without `api-key`, the gateway accepts
+every request; without `control-key`, a random key is used that is shown nowhere. Runs in the environment of
+images/smg-*.txt.
 """
 
 import secrets
@@ -16,7 +17,7 @@ from smg.launch_router import launch_router, parse_router_args
 
 
 def main() -> None:
-    """Read the key, and serve until SIGTERM."""
+    """Read the keys and run the gateway until SIGTERM."""
     options = sys.argv[1:]
     config = {}
     if "--config" in options:

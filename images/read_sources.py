@@ -1,6 +1,6 @@
-"""What counts of a source file: C++ as the preprocessor leaves it, Python whatever its form. For apply_patches.py.
+"""The text of source files as probes search it: preprocessed C++, normalized Python. Imported by apply_patches.py.
 
-It runs on the image's own Python (3.10 or newer) with the standard library alone.
+Runs with the image's own Python (3.10 or newer) and the standard library only.
 """
 
 import ast
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Macros = dict[str, "str | None"]  # name -> body, None for one that is not defined; of any other nothing is known
-Truth = bool | int | None  # None: it cannot be known here
+Macros = dict[str, "str | None"]  # name -> body, None if undefined; macros not listed are unknown
+Truth = bool | int | None  # None: unknown
 
 _COMMENT_OR_STRING = re.compile(
     r'//[^\n]*|/\*.*?\*/|(?P<open>/\*)|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"'
@@ -40,52 +40,53 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 _LONGEST = 120  # characters of a line that are quoted
 
 
-class Refusal(Exception):  # noqa: N818 - not an error of ours: the sources refuse the patch
+class Refusal(Exception):  # noqa: N818 - no error of this program: the sources refuse the patch
     """A patch that cannot be applied or verified, or sources that cannot be read."""
 
 
 class Reading(NamedTuple):
-    """What a probe sees of a file, in texts of equal lines, and for which line of the file each of those stands."""
+    """The text of a file for a probe, in three variants with equal line numbers."""
 
     whole: str
-    certain: str  # what counts, whatever else is defined
-    possible: str  # what may count
-    lines: dict[int, int]  # empty where they are the file's own
+    certain: str  # lines that are compiled whatever else is defined
+    possible: str  # lines that may be compiled
+    lines: dict[int, int]  # line in the text -> line in the file; empty if they are equal
 
 
 def find(root: Path, name: str) -> Path | None:
-    """The file of a probe: a path below `root`, or, for a bare name, the one file of that name anywhere below."""
+    """Return the file of a probe: a path below `root`, or for a bare name the only file of that name below `root`."""
     places = [root / name] if "/" in name else sorted(root.rglob(name), reverse=True)
     files = {place.resolve(): place for place in places if place.is_file()}
     if len(files) > 1:
-        raise Refusal(f"`{name}` stands in {len(files)} places below {root}")
+        raise Refusal(f"`{name}` exists in {len(files)} places below {root}")
     return next(iter(files.values()), None)
 
 
 def decoded(path: Path) -> str:
-    """The text of a file. Bytes that are not UTF-8 survive, and are written as they were."""
+    """Return the text of a file. Bytes that are not UTF-8 are kept as surrogates; `encoded` restores them."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise Refusal(f"`{path}` cannot be read: {error.strerror}") from error
+        raise Refusal(f"cannot read `{path}`: {error.strerror}") from error
 
 
 def encoded(text: str) -> bytes:
-    """The bytes that `decoded` made this text of."""
+    """Return the bytes of a text from `decoded`."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def sought(probe: dict[str, Any]) -> str:
-    """What a probe looks for, for people."""
+    """Return a readable description of what a probe searches for."""
     given = f", given {', '.join(probe['defines'])}" if probe.get("defines") else ""
     left_out = f"{probe['left_out']} (left out)" if probe.get("left_out") else ""
     return " and ".join(part for part in (probe.get("match"), left_out) if part) + given
 
 
 def match(root: Path, probe: dict[str, Any]) -> str | None:
-    """`path:line: text` of what a probe is about, None where the file does not bear it out.
+    """Return `path:line: text` of the match of a probe; None if the probe does not match.
 
-    `match` has to stand in what certainly counts. `left_out` has to stand in the file, and nowhere in what may count.
+    `match` must occur in lines that are certainly compiled. `left_out` must occur in the file, but not in lines that
+    may be compiled.
     """
     path = find(root, probe["file"])
     if path is None:
@@ -104,7 +105,7 @@ def match(root: Path, probe: dict[str, Any]) -> str | None:
 
 
 def _quoted(root: Path, path: Path, text: str, seen: Reading, hit: "re.Match[str]") -> str:
-    """The line a hit ends in: a pattern may lead up to the one that decides."""
+    """Return the line in which a match ends, because a pattern may start before the relevant line."""
     line = text.count("\n", 0, max(hit.start(), hit.end() - 1))
     quoted = encoded(text.split("\n")[line].strip()).decode("utf-8", "replace")
     begun = max((known for known in seen.lines if known <= line + 1), default=0)
@@ -113,7 +114,7 @@ def _quoted(root: Path, path: Path, text: str, seen: Reading, hit: "re.Match[str
 
 
 def read(path: Path, defines: "list[str] | None") -> Reading:
-    """A file as a probe sees it: preprocessed where the probe says which macros are defined, else Python, else text."""
+    """Read a file for a probe: preprocessed if the probe defines macros, else normalized Python, else plain text."""
     text = decoded(path).replace("\r\n", "\n")
     try:
         if defines is not None:
@@ -124,7 +125,7 @@ def read(path: Path, defines: "list[str] | None") -> Reading:
 
 
 def canonical(text: str) -> Reading:
-    """Python as `ast.unparse` writes it, however it was quoted and broken into lines; without comments."""
+    """Return Python source as `ast.unparse` formats it: uniform quotes and line breaks, no comments."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(encoded(text))
@@ -138,10 +139,10 @@ def canonical(text: str) -> Reading:
 
 
 def preprocessed(text: str, macros: Macros) -> Reading:
-    """C++ without its comments, its conditions decided as far as `macros` decide them; line by line as it was.
+    """Return C++ source without comments, with conditions evaluated by `macros`; line numbers are unchanged.
 
-    Includes are not followed, so of other macros nothing is known, but for the guard of the file's own. Raises Refusal
-    for what the preprocessor refuses.
+    Includes are not followed, so all other macros are unknown, except the include guard of the file. Raises Refusal if
+    the preprocessor would fail.
     """
     code = _without_comments(text)
     guard = _GUARD.match(code.replace("\0", ""))
@@ -159,11 +160,11 @@ def preprocessed(text: str, macros: Macros) -> Reading:
 
 
 def _without_comments(text: str) -> str:
-    """The text with a space for each comment; a line that goes on in the next one has a NUL for its end."""
+    """Replace each comment by a space, and the line end of each continued line by NUL."""
 
     def put(hit: "re.Match[str]") -> str:
         if hit["open"]:
-            raise Refusal("a comment that does not end")
+            raise Refusal("unterminated comment")
         return " " + hit[0].count("\n") * "\0" + hit[0].count("\0") * "\0" if hit[0][:2] in {"//", "/*"} else hit[0]
 
     return _COMMENT_OR_STRING.sub(put, re.sub(r"\\[ \t]*\n", "\0", text))
@@ -171,7 +172,7 @@ def _without_comments(text: str) -> str:
 
 @dataclass
 class _Branch:
-    """The branch of a condition that is being read; `done`: whether its condition holds, or one before it."""
+    """The current branch of a condition; `done`: whether its condition or an earlier one holds."""
 
     line: int
     around: Truth
@@ -182,18 +183,18 @@ class _Branch:
 
 @dataclass
 class _Conditions:
-    """The macros and the open conditions at one line of a file."""
+    """The macros and open conditions at one line of a file."""
 
     macros: Macros
     branches: list[_Branch] = field(default_factory=list)
 
     @property
     def counts(self) -> Truth:
-        """Whether this line is one that counts."""
+        """Whether the present line is compiled."""
         return self.branches[-1].counts if self.branches else True
 
     def take(self, line: str, number: int) -> str:
-        """Go past one line, and return what is to be seen of it: nothing of a condition or a definition."""
+        """Process one line and return its visible text; empty for conditions and definitions."""
         directive = _DIRECTIVE.match(line)
         if directive is None:
             return line
@@ -244,7 +245,7 @@ class _Conditions:
         return "?" if known is None else str(int(known))
 
     def _define(self, name: str, rest: str) -> None:
-        """A macro that takes arguments gets a body that nothing can be made of."""
+        """Define or undefine a macro. A macro with parameters gets an unknown body."""
         found = re.match(r"(\w+)(\(?)\s*(.*)", rest)
         if found is None or self.counts is False:
             return
@@ -265,7 +266,7 @@ class _Conditions:
 
 
 def _truth(expression: str) -> Truth:
-    """The value of an expanded `#if`: read as Python, whose precedence is the same once `!` is written `~`."""
+    """Evaluate an expanded `#if` as Python, which has the same operator precedence if `!` is replaced by `~`."""
     text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b", r"\1", expression)
     text = re.sub(r"!(?!=)", "~", text.replace("&&", " and ").replace("||", " or "))
     text = text.replace("?", " unknown ")
@@ -304,7 +305,7 @@ def _not(value: Truth) -> Truth:
 
 
 def _and(one: Truth, other: Truth) -> Truth:
-    """Both, as far as it is known: one that is false decides."""
+    """Return the conjunction of two values; False if either is false, even if the other is unknown."""
     if (one is not None and not one) or (other is not None and not other):
         return False
     return None if one is None or other is None else True

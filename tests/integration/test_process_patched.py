@@ -177,7 +177,7 @@ def test_a_table_is_refused_where_there_is_no_aiter_to_read_it(
     with pytest.raises(PatchError, match="`aiter-fp4-moe-table` is not applicable") as caught:
         copy_in(Home(tmp_path / "home"), {"moe-table": b"gfx,cu_num\n"})
 
-    assert "no sources of aiter here" in caught.value.details
+    assert "no sources of aiter found" in caught.value.details
 
 
 def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(installed: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class TestFilesThatAreNotAsExpected:
 
         assert state(package, patch()) == (
             "conflict",
-            f"`{package / 'kernels/copy.cuh'}` cannot be read: Permission denied",
+            f"cannot read `{package / 'kernels/copy.cuh'}`: Permission denied",
         )
 
     def test_a_file_that_cannot_be_written_is_refused_and_left_whole(
@@ -200,7 +200,7 @@ class TestFilesThatAreNotAsExpected:
 
         monkeypatch.setattr(Path, "replace", refuse)
 
-        with pytest.raises(applier.Refusal, match=r"patch `guard` cannot be applied\n.*cannot be written: Read-only"):
+        with pytest.raises(applier.Refusal, match=r"patch `guard` cannot be applied\n.*cannot write `.*`: Read-only"):
             applier.apply([patch()], {"sglang": package})
         assert (package / "kernels/copy.cuh").read_text() == SOURCE
         assert [path.name for path in (package / "kernels").iterdir()] == ["copy.cuh"]
@@ -255,7 +255,7 @@ class TestFilesThatAreNotAsExpected:
     def test_one_name_in_two_places_is_this_patch_es_conflict_alone(self, package: Path) -> None:
         (package / "copy.cuh").write_text(SOURCE)
 
-        assert state(package, patch()) == ("conflict", f"`copy.cuh` stands in 2 places below {package}")
+        assert state(package, patch()) == ("conflict", f"`copy.cuh` exists in 2 places below {package}")
 
     def test_a_version_that_is_not_utf8_is_described(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_git(*_: object, **__: object) -> str:
@@ -286,7 +286,7 @@ class TestVerify:
 
     def test_a_file_that_was_changed_afterwards(self, package: Path, receipt: dict[str, Any]) -> None:
         (package / "kernels/copy.cuh").write_text(SOURCE)
-        with pytest.raises(applier.Refusal, match="is not what was written"):
+        with pytest.raises(applier.Refusal, match="has changed since it was patched"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
     def test_bytecode_that_came_back(self, package: Path, receipt: dict[str, Any]) -> None:
@@ -299,7 +299,7 @@ class TestVerify:
         self, package: Path, receipt: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(applier, "installed", lambda _name: tmp_path / "elsewhere")
-        with pytest.raises(applier.Refusal, match="elsewhere, the patches went to"):
+        with pytest.raises(applier.Refusal, match="elsewhere, but the patched sources are in"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
 

@@ -94,7 +94,7 @@ def test_an_include_is_written_one_way() -> None:
         ("#endif\n", "line 1: `#endif` without its `#if`"),
         ("#if 1\n#else\n#else\n#endif\n", "line 3: `#else` without its `#if`"),
         ("#ifdef USE_ROCM\n#error not here\n#endif\n", "line 2: #error not here"),
-        ("/* for ever\n", "a comment that does not end"),
+        ("/* for ever\n", "unterminated comment"),
     ],
 )
 def test_what_the_preprocessor_refuses_is_refused(text: str, fault: str) -> None:
