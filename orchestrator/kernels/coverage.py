@@ -31,6 +31,7 @@ class BucketState(StrEnum):
 
 
 _LABELS = ("tuned", "derived", "fallback", "untuned")
+_STATES = (*_LABELS, BucketState.UNKNOWN_KERNEL.value, BucketState.NOT_BUILT.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +73,12 @@ class KeyCoverage:
 
     @property
     def summary(self) -> str:
-        """Whether the shape is looked up, and the number of buckets in each state."""
+        """Whether the shape is looked up, and the number of buckets in each state, derived rows apart."""
         looked_up = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}[
             self.expected
         ]
-        counts = {state: sum(bucket.state is state for bucket in self.buckets) for state in BucketState}
-        return f"{looked_up}; {', '.join(f'{count} {state.value}' for state, count in counts.items() if count)}"
+        words = [bucket.label if bucket.state.runs_tuned else bucket.state.value for bucket in self.buckets]
+        return f"{looked_up}; {', '.join(f'{words.count(word)} {word}' for word in _STATES if word in words)}"
 
     @property
     def counts(self) -> str:

@@ -185,8 +185,12 @@ def table_coverage(plan: Plan, table: bytes) -> str:
 
 def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
     """Return the command that measures the derived kernels that the server will look up; empty if there are none."""
-    covered = compute_coverage(plan, sources, home) if needs_table(plan) else None
-    if covered is None or not covered.known or not (keys := covered.coverage.derived):
+    return derived_hint(plan, compute_coverage(plan, sources, home)) if needs_table(plan) else ""
+
+
+def derived_hint(plan: Plan, covered: PlanCoverage) -> str:
+    """Return the command that measures the derived kernels of a coverage; empty if there are none."""
+    if not covered.known or not (keys := covered.coverage.derived):
         return ""
     tune = TUNE.replace("PROFILE", "PROFILE --retune-derived")
     return f"derived kernels were never measured for this key; {tune}: {_tuning_cost(plan, keys)}"

@@ -8,12 +8,12 @@ import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, SetOption, complete_names
-from orchestrator.core.console import print_data, print_json
+from orchestrator.core.console import note, print_data, print_json
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.kernels.coverage import queries_aiter_tables
-from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, require_moe, warn_mismatches
+from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, derived_hint, require_moe, warn_mismatches
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, usable_plans
 
@@ -47,6 +47,8 @@ def command(
         print_json([one.to_dict() for one in covered])
     else:
         print_data("\n\n".join(one.to_text() for one in covered))
+    if profile is not None and (text := derived_hint(plans[0], covered[0])):
+        note(text)
     if short := [one for one in covered if one.untuned]:
         names = ", ".join(f"`{one.coverage.profile}` ({one.untuned} missing)" for one in short)
         hint = "`deploy kernels build PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
