@@ -61,10 +61,10 @@ def iter_capped(answer: httpx.Response, most: int) -> Iterator[bytes]:
     from httpx import DecodingError  # noqa: PLC0415 - takes 0.2 s; few commands send requests
 
     if answer.headers.get("Content-Encoding", "identity") != "identity":
-        raise DecodingError("it answers in an encoding that was not asked for")
+        raise DecodingError("the response has an encoding that was not requested")
     read = 0
     for piece in answer.iter_bytes():
         read += len(piece)
         if read > most:
-            raise DecodingError(f"it answers with more than {most >> 20} MiB")
+            raise DecodingError(f"the response has more than {most >> 20} MiB")
         yield piece

@@ -90,7 +90,7 @@ class EngineClient:
                 transport=transport,
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: an invalid host name
-            raise NoResponseError(f"{url!a} is not the URL of a server") from error
+            raise NoResponseError(f"{url!a} is not a valid URL") from error
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +173,7 @@ class EngineClient:
                 if event == DONE:
                     return
                 if is_error(event):
-                    raise UnexpectedResponseError(f"the stream holds an error: {excerpt(event, 300)}")
+                    raise UnexpectedResponseError(f"the stream contains an error: {excerpt(event, 300)}")
                 yield event
         raise UnexpectedResponseError("the stream ended without `data: [DONE]`")
 
@@ -212,7 +212,7 @@ class EngineClient:
                 extensions={"trace": end.watch},
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # the path may contain a name that a server sent
-            raise UnexpectedResponseError(f"{path[:_MOST_SAID]!a} is no path of a server") from error
+            raise UnexpectedResponseError(f"{path[:_MOST_SAID]!a} is not a valid path") from error
         with end:
             try:
                 response = self._client.send(request, stream=True)
@@ -236,7 +236,7 @@ def _words(error: Exception | None, end: Deadline, limits: Timeouts) -> str:
     if isinstance(error, httpx.ConnectError):
         return f"no connection: {_ERRNO.sub('', str(error))}"
     if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
-        return "this is not the URL of a server"
+        return "invalid URL"
     return "no complete HTTP/1.1 response"
 
 
@@ -251,7 +251,7 @@ def _tls(url: str) -> ssl.SSLContext:
 def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
     # The unpacked size of a compressed response has no limit.
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise UnexpectedResponseError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
+        raise UnexpectedResponseError(f"`{response.request.url.path}` responds in an encoding that was not requested")
     read = 0
     for data in response.iter_bytes():
         read += len(data)
@@ -282,6 +282,6 @@ def _require_ok(response: httpx.Response) -> None:
     shown = excerpt(said, _MOST_SAID)
     path, code = response.request.url.path, response.status_code
     if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-        why = "refused this API key" if "Authorization" in response.request.headers else "wants an API key"
+        why = "rejected this API key" if "Authorization" in response.request.headers else "requires an API key"
         raise UnauthorizedError(f"`{path}` {why} ({code}): {shown}")
     raise UnexpectedResponseError(f"`{path}` answers {code}: {shown}")

@@ -46,14 +46,14 @@ def read_key(value: str, *, where: str) -> Secret:
     """
     key = value.rstrip("\r\n")
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"the API key in `{where}` holds a character that no HTTP header carries")
+        raise UsageError(f"the API key in `{where}` contains a character that an HTTP header cannot carry")
     if key != key.strip() or not key:
-        raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header loses")
+        raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header drops")
     if len(key) < MIN_LENGTH:
         raise UsageError(
-            f"the API key in `{where}` has fewer than {MIN_LENGTH} characters: it can be guessed, and cannot be hidden",
-            hint=f"`export {where}=$(openssl rand -hex 16)` makes one",
+            f"the API key in `{where}` has fewer than {MIN_LENGTH} characters: guessable, and not redactable",
+            hint=f"`export {where}=$(openssl rand -hex 16)`",
         )
     if key.startswith("-"):
-        raise UsageError(f"the API key in `{where}` begins with `-`: sglang takes it for an option")
+        raise UsageError(f"the API key in `{where}` begins with `-`, so that sglang would parse it as an option")
     return Secret(key)

@@ -104,7 +104,7 @@ class FlagTable:
             return spec.help
         if any(each.help for each in self.flags.values()):
             return f"the parser of sglang {self.version} prints no help for it"
-        return f"its table has no help: `deploy add engine {self.version} --flags-only` makes it anew"
+        return f"the flag table has no help; `deploy add engine {self.version} --flags-only` rewrites it"
 
 
 def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
@@ -113,15 +113,15 @@ def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
     if path is None:
         known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
         raise ProfileError(
-            f"there is no flag table for sglang {version}",
+            f"no flag table for sglang {version} found",
             where=place,
-            hint=f"there are tables for {known}; `deploy add engine {version} --flags-only` makes this one",
+            hint=f"`deploy add engine {version} --flags-only` writes it; existing tables: {known}",
         )
     try:
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = f"`deploy add engine {version} --flags-only` writes it anew"
-        raise ProfileError("this is no flag table", where=catalog.shown(path), hint=hint) from error
+        hint = f"`deploy add engine {version} --flags-only` rewrites it"
+        raise ProfileError("invalid flag table", where=catalog.shown(path), hint=hint) from error
 
 
 def parse_flags(version: str, text: str) -> FlagTable:
@@ -163,11 +163,11 @@ def flag_words(value: FlagValue) -> tuple[str, ...]:
 def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> Iterator[Problem]:
     """Yield the problems of a flag: reserved for another key of the profile, secret, unknown, or an invalid value."""
     if name in RESERVED:
-        yield Problem(f"`{name}` is not set as a flag", where, f"it follows from `{RESERVED[name]}`: set that")
+        yield Problem(f"`{name}` cannot be set as a flag", where, f"set `{RESERVED[name]}` instead")
         return
     if _SECRET_FLAG.search(name):
-        hint = "whatever it opens, give the server a file that only its user may read"
-        yield Problem(f"`{name}` is a secret and is not written into a profile", where, hint)
+        hint = "give the server a file that only its user can read"
+        yield Problem(f"`{name}` is a secret and cannot be set in a profile", where, hint)
         return
     spec = table.flags.get(name)
     if spec is None:
@@ -186,7 +186,7 @@ def value_problems(option: str, value: FlagValue, spec: FlagSpec, where: str) ->
         if not _is_read(word, spec.type):
             yield Problem(f"{option} takes {_TYPES[spec.type or '']}, found `{word}`", where)
         elif word.startswith("-") and not _INTEGER.match(word) and spec.type is None:
-            yield Problem(f"{option}: `{word}` begins with `-` and would be taken for an option", where)
+            yield Problem(f"{option}: `{word}` begins with `-`, so that sglang would parse it as an option", where)
         elif spec.choices and word not in spec.choices:
             choices = ", ".join(f"`{choice}`" for choice in spec.choices)
             yield Problem(f"{option} does not take `{word}`", where, f"one of {choices}")

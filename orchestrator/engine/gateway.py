@@ -96,7 +96,7 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
 def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Problem]:
     """Yield the problems of a gateway option: set by another key of the profile, unknown, or an invalid value."""
     if name in _RESERVED:
-        yield Problem(f"`gateway.{name}` is not set", where, f"it follows from `{_RESERVED[name]}`: set that")
+        yield Problem(f"`gateway.{name}` cannot be set", where, f"set `{_RESERVED[name]}` instead")
     elif (spec := OPTIONS.get(name)) is None:
         near = closest_match(name, OPTIONS)
         hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{each}`' for each in sorted(OPTIONS))}"
@@ -179,4 +179,4 @@ def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
             for each in answer["workers"]
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UnexpectedResponseError(f"`{WORKERS}` does not list servers as expected: {error!r}") from error
+        raise UnexpectedResponseError(f"`{WORKERS}` does not list workers as expected: {error!r}") from error

@@ -67,16 +67,16 @@ class HealthClient:
         """
         status, content = self._request("GET", LIVENESS, None, timeout=timeout)
         if status == http.client.OK and content != _ALIVE:
-            raise NoResponseError("the answer is not that of a gateway")
+            raise NoResponseError("the response is not that of a gateway")
         return status
 
     def _require_token(self, content: bytes) -> None:
         try:
             tokens = number(get_object(_object(content), "meta_info"), "completion_tokens")
         except UnexpectedResponseError as error:
-            raise NoResponseError("the answer is not that of an sglang server") from error
+            raise NoResponseError("the response is not that of an sglang server") from error
         if not tokens:
-            raise NoResponseError("the answer has no token")
+            raise NoResponseError("the response has no token")
 
     def _require_model(self, *, timeout: float) -> None:
         status, content = self._request("GET", MODELS, None, timeout=timeout)
@@ -85,7 +85,7 @@ class HealthClient:
         except UnexpectedResponseError as error:
             raise NoResponseError(f"`{MODELS}` answers {status} and names no model") from error
         if self.model not in served:
-            raise NoResponseError(f"another server answers; it does not serve `{self.model}`")
+            raise NoResponseError(f"another server responds; it does not serve `{self.model}`")
 
     def work(self) -> RankProgress:
         """Return the progress of each rank, from the server's metrics; see `read_work`."""

@@ -54,7 +54,7 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
     if len(said) != tokens:
-        raise UnexpectedResponseError(f"`{GENERATE}` adds {len(said)} tokens where {tokens} were asked for")
+        raise UnexpectedResponseError(f"`{GENERATE}` generated {len(said)} tokens, {tokens} were requested")
     return ScoredPrompt(
         prompt=_likelihoods(meta, "input", ids[start:], skipped=1, top=top),
         said_ids=said,
@@ -77,7 +77,7 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
     own, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
     scores = [_entry(row, f"{which} token {place}") for place, row in enumerate(own) if place >= skipped]
     if any(token not in (asked, 0) for (token, _), asked in zip(scores, ids[skipped:], strict=True)):
-        raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are of other tokens than its {which}")
+        raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are for other tokens than its {which}")
     return TokenLogprobs(
         own=tuple(score for _, score in scores),
         top=tuple(_ranked(row, f"{which} token {place}", top) for place, row in enumerate(ranked) if place >= skipped),
@@ -87,25 +87,25 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
 def _rows(meta: Json, key: str, ids: tuple[int, ...]) -> list[Any]:
     rows = meta.get(key)
     if not isinstance(rows, list):
-        raise UnexpectedResponseError(f"`{GENERATE}` gives no `{key}`")
+        raise UnexpectedResponseError(f"`{GENERATE}` returned no `{key}`")
     if len(rows) != len(ids):
-        raise UnexpectedResponseError(f"`{key}` has {len(rows)} places where {len(ids)} were asked for")
+        raise UnexpectedResponseError(f"`{key}` has {len(rows)} entries, {len(ids)} were requested")
     return rows
 
 
 def _ranked(row: object, where: str, top: int) -> Ranked:
     if not isinstance(row, list) or len(row) != top:
-        raise UnexpectedResponseError(f"`{GENERATE}` does not give the {top} likeliest tokens at {where}")
+        raise UnexpectedResponseError(f"`{GENERATE}` did not return the {top} likeliest tokens at {where}")
     return tuple(_entry(each, where) for each in row)
 
 
 def _entry(row: object, where: str) -> tuple[int, float]:
     """Parse the id and the log-probability of one token; sglang's rows also hold the token's text."""
     if not isinstance(row, list) or len(row) < 2 or type(row[1]) is not int or row[1] < 0:
-        raise UnexpectedResponseError(f"what `{GENERATE}` gives at {where} is no token with its log-probability")
+        raise UnexpectedResponseError(f"`{GENERATE}` returned no token with a log-probability at {where}")
     score = row[0]
     if not isinstance(score, int | float) or isinstance(score, bool):
-        raise UnexpectedResponseError(f"the log-probability at {where} is no number: sglang writes NaN so")
+        raise UnexpectedResponseError(f"the log-probability at {where} is not a number; sglang writes NaN as null")
     if not _LEAST <= score <= _MOST:
-        raise UnexpectedResponseError(f"what `{GENERATE}` gives at {where} is no log-probability, which is 0 at most")
+        raise UnexpectedResponseError(f"`{GENERATE}` returned no log-probability (at most 0) at {where}")
     return row[1], float(score)

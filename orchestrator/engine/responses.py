@@ -97,14 +97,14 @@ def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 
     try:
         return from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise UnexpectedResponseError(f"`{path}` does not answer with JSON: {error}") from error
+        raise UnexpectedResponseError(f"the response of `{path}` is not JSON: {error}") from error
 
 
 def read_object(content: bytes | bytearray, *, path: str) -> Json:
     """Parse a JSON object. Raises UnexpectedResponseError."""
     data = read_json(content, path=path)
     if not isinstance(data, dict):
-        raise UnexpectedResponseError(f"`{path}` does not answer with a JSON object")
+        raise UnexpectedResponseError(f"the response of `{path}` is not a JSON object")
     return data
 
 
@@ -112,7 +112,7 @@ def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
     """Parse a list of JSON objects. Raises UnexpectedResponseError."""
     data = read_json(content, path=path)
     if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
-        raise UnexpectedResponseError(f"`{path}` does not answer with a list of JSON objects")
+        raise UnexpectedResponseError(f"the response of `{path}` is not a list of JSON objects")
     return data
 
 
@@ -180,11 +180,9 @@ def read_server_info(data: Json) -> ServerInfo | None:
         return None
     page, replicas = number(data, "page_size"), optional_number(data, "dp_size") or 1
     if not 1 <= page <= _MOST_PAGE:
-        raise UnexpectedResponseError(f"`page_size` is {page} in `{SERVER_INFO}`")
+        raise UnexpectedResponseError(f"`page_size` in `{SERVER_INFO}` is {page}")
     if replicas > _MOST_REPLICAS:
-        raise UnexpectedResponseError(
-            f"`dp_size` is {replicas} in `{SERVER_INFO}`, where at most {_MOST_REPLICAS} is believed"
-        )
+        raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MOST_REPLICAS}")
     speculates = bool(data.get("speculative_algorithm"))
     return ServerInfo(
         version=name(data, "version"),
@@ -225,7 +223,7 @@ def read_chat(data: Json) -> ChatResponse:
     """Parse a chat response that was not streamed. Raises UnexpectedResponseError."""
     choices = get_objects(data, "choices")
     if not choices:
-        raise UnexpectedResponseError(f"`{CHAT_COMPLETIONS}` answers without a choice")
+        raise UnexpectedResponseError(f"the response of `{CHAT_COMPLETIONS}` has no choice")
     message, usage = get_object(choices[0], "message"), get_object(data, "usage")
     return ChatResponse(
         text=_said(message),
@@ -252,11 +250,11 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
             usage = get_object(chunk, "usage")
         if text.tell() > MOST_BYTES:
             raise UnexpectedResponseError(
-                f"the stream of `{CHAT_COMPLETIONS}` brings more than {MOST_BYTES >> 20} MiB of text"
+                f"the stream of `{CHAT_COMPLETIONS}` has more than {MOST_BYTES >> 20} MiB of text"
             )
     if reason is None or usage is None:
-        missing = "how it ended" if reason is None else "how many tokens it has"
-        raise UnexpectedResponseError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
+        missing = "finish reason" if reason is None else "token counts"
+        raise UnexpectedResponseError(f"the stream of `{CHAT_COMPLETIONS}` has no {missing}")
     return ChatResponse(
         text=text.getvalue(),
         content=content.getvalue(),
@@ -302,7 +300,7 @@ def _ending(choice: Json) -> str | None:
 def finished(reason: str | None) -> str | None:
     """Return a finish reason unchanged. Raises AbortedResponseError if the server aborted the generation."""
     if reason in _GIVEN_UP:
-        raise AbortedResponseError(f"the server has given the answer up (`finish_reason` is `{reason}`)")
+        raise AbortedResponseError(f"the server aborted its answer (`finish_reason` is `{reason}`)")
     return reason
 
 
@@ -317,8 +315,8 @@ def setting(value: object) -> str:
 
 def _odd(key: str, value: object, expected: str) -> UnexpectedResponseError:
     if value is None:
-        return UnexpectedResponseError(f"`{key}` is missing where {expected} was expected")
-    return UnexpectedResponseError(f"`{key}` is {_shown(value)} where {expected} was expected")
+        return UnexpectedResponseError(f"`{key}` is missing, expected {expected}")
+    return UnexpectedResponseError(f"`{key}` is {_shown(value)}, expected {expected}")
 
 
 def _shown(value: object) -> str:

@@ -110,7 +110,7 @@ def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:
         answer = parse_json(printed.splitlines()[-1])
         return tuple(map(_verdict, answer["verdicts"]))
     except (IndexError, KeyError, TypeError) as error:
-        raise ValueError("no verdict was printed") from error
+        raise ValueError("no verdict found in the output") from error
 
 
 def _verdict(said: Mapping[str, Any]) -> ArgumentVerdict:

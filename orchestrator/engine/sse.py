@@ -85,7 +85,7 @@ def _data_of(event: bytes) -> bytes:
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     if b"event:" in event and any(map(_ERROR_TYPE.fullmatch, event.split(b"\n"))):
-        raise UnexpectedResponseError(f"the stream holds an error: {excerpt(b' '.join(lines), _SHOWN)}")
+        raise UnexpectedResponseError(f"the stream contains an error: {excerpt(b' '.join(lines), _SHOWN)}")
     return b"\n".join(lines)
 
 
@@ -129,12 +129,10 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
     )
     if (usage.cached_tokens or 0) > usage.prompt_tokens:
         raise UnexpectedResponseError(
-            f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens are said to be cached"
+            f"the server reports {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens as cached"
         )
     if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MOST_TOKENS:
-        raise UnexpectedResponseError(
-            f"one request is said to have {most} tokens, where at most {_MOST_TOKENS} are believed"
-        )
+        raise UnexpectedResponseError(f"the server reports {most} tokens for one request, more than {_MOST_TOKENS}")
     return usage
 
 

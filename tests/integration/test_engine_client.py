@@ -152,7 +152,7 @@ def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) 
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [(None, "wants an API key"), (Secret("sk-0123456789"), "refused this API key")]
+    ("key", "said"), [(None, "requires an API key"), (Secret("sk-0123456789"), "rejected this API key")]
 )
 def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, tmp_path: Path) -> None:
     with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
@@ -164,7 +164,7 @@ def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, t
 
 def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:
     packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
-    with asking(says(packed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not asked for"):
+    with asking(says(packed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not requested"):
         client.models()
     assert b"accept-encoding: identity" in requests[0].lower()
 
@@ -229,7 +229,10 @@ def test_a_stream_that_is_left_is_closed() -> None:
     ("stream", "fault"),
     [
         (b'data: {"choices": []}\n\n', r"ended without `data: \[DONE\]`"),
-        (b'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n', "the stream holds an error.*out of mem"),
+        (
+            b'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n',
+            "the stream contains an error.*out of mem",
+        ),
     ],
 )
 def test_a_stream_that_fails_says_so(stream: bytes, fault: str) -> None:

@@ -214,14 +214,14 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"/tokenize": "{}"}, "`tokens` is missing where a list of token ids was expected"),
-        ({"/tokenize": '{"tokens": [1, -2]}'}, "`tokens` is a list of 2 where a list of token ids"),
-        ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2 where a list of token ids"),
-        ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1 where a list of token ids"),
+        ({"/tokenize": "{}"}, "`tokens` is missing, expected a list of token ids"),
+        ({"/tokenize": '{"tokens": [1, -2]}'}, "`tokens` is a list of 2, expected a list of token ids"),
+        ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2, expected a list of token ids"),
+        ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1, expected a list of token ids"),
         ({"/tokenize": '{"tokens": [1, 2, 3]}'}, "the prompt text has 3 tokens; at least 1000 are required"),
         ({"/tokenize": "unavailable"}, "POST /tokenize returned status 503"),
         ({"/tokenize": "flood"}, "cannot tokenize the prompt text"),
-        ({"/tokenize": "html"}, "`/tokenize` does not answer with JSON"),
+        ({"/tokenize": "html"}, "the response of `/tokenize` is not JSON"),
     ],
 )
 def test_bench_cuts_no_prompts_from_what_is_no_text(rules: dict[str, str], message: str, tmp_path: Path) -> None:

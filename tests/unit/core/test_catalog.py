@@ -171,7 +171,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
     with pytest.raises(SystemExit):
         main()
-    assert "invalid: patch `dsa-topk-v2-off` lies" in capsys.readouterr().out
+    assert "invalid: patch `dsa-topk-v2-off` is in a folder" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["profiles", "--format", "github-matrix"], ["kernels", "coverage", "--json"]])

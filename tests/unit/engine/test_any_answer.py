@@ -95,7 +95,7 @@ def test_what_only_some_parsers_take_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\u202e", "\u2028"])
 def test_a_name_can_be_shown(name: str) -> None:
-    with pytest.raises(UnexpectedResponseError, match="where a name was expected"):
+    with pytest.raises(UnexpectedResponseError, match="expected a name"):
         read_models({"data": [{"id": name}]})
 
 

@@ -59,7 +59,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("skip-tokenizer-init=true", "takes and returns token ids", "leave it out"),
         ("attention-backend=trtllm_mla", "has no kernels for rocm", "leave it out"),
         ("moe-runner-backend=flashinfer_cutlass", "has no kernels for rocm", "leave it out"),
-        ("config=more.yaml", "is not set as a flag", "`flags`"),
+        ("config=more.yaml", "cannot be set as a flag", "`flags`"),
     ],
 )
 def test_a_value_that_parses_and_is_refused(setting: str, message: str, hint: str) -> None:

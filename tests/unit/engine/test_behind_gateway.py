@@ -29,5 +29,5 @@ LOADED = {"id": "1", "url": "u", "status": "ready", "load": float("inf")}  # as 
     "answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}, {"workers": [LOADED]}]
 )
 def test_another_form_is_no_list_of_servers(answer: dict[str, object]) -> None:
-    with pytest.raises(UnexpectedResponseError, match="does not list servers"):
+    with pytest.raises(UnexpectedResponseError, match="does not list workers"):
         parse_workers(answer)

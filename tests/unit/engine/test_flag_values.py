@@ -75,6 +75,6 @@ def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "profiles/engines/flags/0.5.99.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(ProfileError, match="no flag table") as caught:
+    with pytest.raises(ProfileError, match="invalid flag table") as caught:
         read_flags("0.5.99", Catalog((tmp_path,)))
     assert "deploy add engine 0.5.99 --flags-only" in caught.value.hint

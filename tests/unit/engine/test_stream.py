@@ -71,7 +71,7 @@ def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
 
 @pytest.mark.parametrize("line", ["event: error", "event:error", "event: error\r"])
 def test_an_event_of_the_type_error_is_one(line: str) -> None:
-    with pytest.raises(UnexpectedResponseError, match="the stream holds an error: out of memory"):
+    with pytest.raises(UnexpectedResponseError, match="the stream contains an error: out of memory"):
         SseParser().feed(f"{line}\ndata: out of memory\n\n".encode())
     assert SseParser().feed(b"event: token\ndata: event: error\n\n") == [b"event: error"]
 

@@ -172,7 +172,7 @@ def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: A
     report, _ = ask(server, reference=right, dp=2)
     assert not report.ok
     assert [fault.message for fault in report.faults] == [
-        "the log-probability at input token 40 is no number: sglang writes NaN so"
+        "the log-probability at input token 40 is not a number; sglang writes NaN as null"
     ]
     assert "not asked: rank 1: the log-probability" in report.to_table()
     assert {row.whose for row in report.rows} == {"rank 0"}
@@ -345,21 +345,21 @@ GOOD = engine().scores(
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("meta_info", "input_token_logprobs", 1, 0), None, "input token 1 is no number"),
-        (("meta_info", "input_token_logprobs", 1, 0), "-1", "input token 1 is no number"),
-        (("meta_info", "input_token_logprobs", 1, 0), True, "input token 1 is no number"),
-        (("meta_info", "input_token_logprobs", 1, 0), -(10**400), "is no log-probability"),
-        (("meta_info", "input_token_logprobs", 1, 0), 0.5, "is no log-probability, which is 0 at most"),
-        (("meta_info", "input_token_logprobs", 1, 1), 9, "of other tokens than its input"),
-        (("meta_info", "input_token_logprobs", 1), {}, "no token with its log-probability"),
-        (("meta_info", "input_token_logprobs"), None, "gives no `input_token_logprobs`"),
-        (("meta_info", "input_token_logprobs"), [], "0 places where 3"),
+        (("meta_info", "input_token_logprobs", 1, 0), None, "input token 1 is not a number"),
+        (("meta_info", "input_token_logprobs", 1, 0), "-1", "input token 1 is not a number"),
+        (("meta_info", "input_token_logprobs", 1, 0), True, "input token 1 is not a number"),
+        (("meta_info", "input_token_logprobs", 1, 0), -(10**400), r"no log-probability \(at most 0\)"),
+        (("meta_info", "input_token_logprobs", 1, 0), 0.5, r"no log-probability \(at most 0\)"),
+        (("meta_info", "input_token_logprobs", 1, 1), 9, "for other tokens than its input"),
+        (("meta_info", "input_token_logprobs", 1), {}, "no token with a log-probability"),
+        (("meta_info", "input_token_logprobs"), None, "returned no `input_token_logprobs`"),
+        (("meta_info", "input_token_logprobs"), [], "0 entries, 3"),
         (("meta_info", "input_top_logprobs", 2), [], "the 2 likeliest tokens at input token 2"),
-        (("meta_info", "output_token_logprobs", 0, 0), None, "output token 0 is no number"),
+        (("meta_info", "output_token_logprobs", 0, 0), None, "output token 0 is not a number"),
         (("meta_info", "cached_tokens"), -1, "`cached_tokens` is -1"),
-        (("meta_info", "finish_reason"), {"type": "abort"}, "given the answer up"),
-        (("output_ids",), [1], "adds 1 tokens where 2"),
-        (("output_ids",), "abc", "where a list of token ids was expected"),
+        (("meta_info", "finish_reason"), {"type": "abort"}, "aborted its answer"),
+        (("output_ids",), [1], "generated 1 tokens, 2"),
+        (("output_ids",), "abc", "expected a list of token ids"),
     ],
 )
 def test_an_answer_of_another_form_is_no_number(place: tuple[Any, ...], value: object, message: str) -> None:

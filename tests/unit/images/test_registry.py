@@ -100,10 +100,10 @@ def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: s
         (lambda _: httpx.Response(200, content=b"<html>"), "unexpected response"),
         (lambda _: httpx.Response(200, json={"manifests": [1]}), "unexpected response"),
         (lambda _: httpx.Response(200, json={"manifests": []}), "no variant for linux/amd64"),
-        (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than 8 MiB"),
+        (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "the response has more than 8 MiB"),
         (
             lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=gzip.compress(b"{}")),
-            "in an encoding that was not asked for",
+            "an encoding that was not requested",
         ),
         (served([], config=BLOB + b" "), "the content does not match its digest"),
     ],

@@ -90,7 +90,7 @@ def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path
 
 def test_a_download_without_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "_MAX_BYTES", 3)
-    with pytest.raises(KernelsError, match="it answers with more than"):
+    with pytest.raises(KernelsError, match="the response has more than"):
         upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", []))
 
 

@@ -68,10 +68,10 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["flags.trust-remote-code=1"], "`--trust-remote-code` of sglang 0.5.16 takes no value", ""),
         (["flags.kv-cache-dtype=true"], "`--kv-cache-dtype` of sglang 0.5.16 takes a value", ""),
         (["flags.kv-cache-dtype=fp8"], "does not take `fp8`", "fp8_e4m3"),
-        (["flags.tp-size=4"], "`tp-size` is not set as a flag", "layout.tp"),
-        (["flags.api-key=x"], "`api-key` is not set as a flag", "api_key_env"),
+        (["flags.tp-size=4"], "`tp-size` cannot be set as a flag", "layout.tp"),
+        (["flags.api-key=x"], "`api-key` cannot be set as a flag", "api_key_env"),
         (["env.MY_API_KEY=x"], "`MY_API_KEY` looks like a secret", "export it"),
-        (["flags.admin-api-key=wJ4-zTq8"], "`admin-api-key` is not set as a flag", "api_key_env"),
+        (["flags.admin-api-key=wJ4-zTq8"], "`admin-api-key` cannot be set as a flag", "api_key_env"),
         (["flags.ssl-keyfile-password=wJ4-zTq8"], "`ssl-keyfile-password` is a secret", "a file that only its user"),
         (
             ["env.HTTPS_PROXY=http://me:pa55@proxy:3128"],

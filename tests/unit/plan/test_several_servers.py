@@ -76,8 +76,8 @@ def test_the_line_of_the_profile_is_named() -> None:
         ("gateway.polcy=random", "the gateway has no option `polcy`"),
         ("gateway.policy=fastest", "`--policy` of the gateway does not take `fastest`"),
         ("gateway.cache-threshold=much", "`--cache-threshold` of the gateway takes a number, found `much`"),
-        ("gateway.api-key=k", "`gateway.api-key` is not set"),
-        ("gateway.worker-urls=http://h", "`gateway.worker-urls` is not set"),
+        ("gateway.api-key=k", "`gateway.api-key` cannot be set"),
+        ("gateway.worker-urls=http://h", "`gateway.worker-urls` cannot be set"),
     ],
 )
 def test_what_the_gateway_does_not_take_is_refused_even_before_one_server(setting: str, message: str) -> None:

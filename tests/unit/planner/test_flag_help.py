@@ -48,5 +48,5 @@ def test_a_table_that_was_made_before_says_how_to_make_it_anew() -> None:
     old = json.dumps({"sglang": "0.5.1", "flags": {"x": {"takes_value": True}}})
     assert (
         parse_flags("0.5.1", old).help_of("x")
-        == "its table has no help: `deploy add engine 0.5.1 --flags-only` makes it anew"
+        == "the flag table has no help; `deploy add engine 0.5.1 --flags-only` rewrites it"
     )

@@ -106,7 +106,7 @@ LIES = {
     ),
     "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
     "a list for a color": (engine(color_is_a_list=True), "structured output", "JSON that breaks the schema"),
-    "a page of no tokens": (engine(page=0), "prefix cache", "`page_size` is 0"),
+    "a page of no tokens": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
         "metrics",
