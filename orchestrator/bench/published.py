@@ -112,6 +112,21 @@ class BoardPower(StrictModel):
     watts: int
 
 
+class PriceClaim(StrictModel):
+    """A published ratio of the prices of two GPUs: `gpu` is `times` cheaper than `than`."""
+
+    gpu: str
+    than: str
+    times: _Positive
+
+
+class Claim(StrictModel):
+    """A claim of the publication, in its words; with `price` it can be checked against prices."""
+
+    text: str
+    price: PriceClaim | None = None
+
+
 class ReproduceRun(StrictModel):
     """One server to start, with its workloads and evaluation suites."""
 
@@ -196,7 +211,7 @@ class Published(StrictModel):
     single_stream: SingleStream
     evals: tuple[PublishedEval, ...]
     power: tuple[BoardPower, ...]
-    claims: tuple[str, ...]
+    claims: tuple[Claim, ...]
     quotes: tuple[Quote, ...] = ()
     caveats: tuple[str, ...]
     reproduce: Reproduce
@@ -319,19 +334,22 @@ class PriceBook:
 
 def parse_prices(texts: Iterable[str]) -> dict[str, float]:
     """Parse prices such as `2.10` (any GPU) and `MI355X=2.10`. Raises UsageError for anything else."""
-    prices: dict[str, float] = {}
+    return parse_by_gpu(texts, what="price", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`")
+
+
+def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, float]:
+    """Parse positive amounts by GPU, in lower case; "" is any GPU. Raises UsageError for anything else."""
+    amounts: dict[str, float] = {}
     for text in texts:
         gpu, _, amount = text.rpartition("=")
         try:
-            price = float(amount)
+            value = float(amount)
         except ValueError:
-            price = 0.0
-        if not 0 < price < float("inf"):
-            raise UsageError(
-                f"`{text}` is not a price", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
-            )
-        prices[gpu.strip().lower()] = price
-    return prices
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise UsageError(f"`{text}` is not a {what}", hint=hint)
+        amounts[gpu.strip().lower()] = value
+    return amounts
 
 
 def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:

@@ -29,7 +29,8 @@ def command(
     ] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="title of the page; default: the measured server")] = "",
     node_watts: Annotated[
-        float | None, typer.Option(metavar="W", help="metered power of the whole node under load (watts)")
+        list[str] | None,
+        typer.Option(metavar="[GPU=]W", help="metered watts of a whole node under load (may be repeated)"),
     ] = None,
     electricity_price: Annotated[
         str | None, typer.Option(metavar="PRICE[EUR]", help="electricity price per kWh; default currency: USD")
@@ -48,7 +49,7 @@ def command(
         title=title,
         requests=find_requests(results, timeline_rate),
         evals=evals,
-        power=NodePower.given(node_watts, electricity_price, pue),
+        power=NodePower.given(node_watts or (), electricity_price, pue),
     )
     made = make_report(results, published=published, prices=price or (), details=details)
     try:

@@ -134,7 +134,7 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
     chosen = [known[name] for name in dict.fromkeys(request.ablations)]
     for run in _runs(published, request.profile):
-        if not run.workloads and not request.evals:
+        if not run.workloads and not request.evals and run.server not in {each.full_server for each in chosen}:
             continue
         beside = (suite for each in chosen if each.full_server == run.server for suite in each.suites)
         yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))

@@ -160,7 +160,43 @@ def _price_notes(
             price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
             notes.setdefault(price_text, comparison.label)
     said = tuple(f"{whose}: {price_text}" for price_text, whose in notes.items())
-    return (*said, *(_cost_claim(published, costs) if published else ()))
+    if published is None:
+        return said
+    return (*said, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
+
+
+def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
+    """Yield the published price ratios beside those of the known prices."""
+    for claim in (claim.price for claim in published.claims if claim.price is not None):
+        (cheap, _), (dear, _) = (prices.price_of(gpu) for gpu in (claim.gpu, claim.than))
+        stated = f"the post says that {claim.gpu} is {claim.times:g} times cheaper per GPU than {claim.than}"
+        if cheap and dear:
+            yield f"{stated}; at ${cheap:.2f} and ${dear:.2f} per GPU-hour it is {dear / cheap:.2f} times"
+        else:
+            unknown = claim.than if cheap else claim.gpu
+            yield f"{stated}; no price of {unknown} is known: `--price {unknown}=USD` gives one"
+
+
+def _of_the_pair(published: Published) -> Iterator[str]:
+    """Yield the published throughput of one system as a share of the other's, and both per watt of board power."""
+    best: dict[str, float] = {}
+    for line in published.layouts:
+        best[line.system] = max(line.output_tok_s, best.get(line.system, 0.0))
+    if len(best) != 2:
+        return
+    (low_system, low), (high_system, high) = sorted(best.items(), key=lambda pair: pair[1])
+    yield (
+        f"{low_system} reaches {low / high:.0%} of {high_system} as published: {low:,.0f} and {high:,.0f} output tok/s "
+        "per node"
+    )
+    watts = {board.gpu: board.watts for board in published.power}
+    rows = []
+    for system, tok_s in best.items():
+        count, _, gpu = system.partition("×")
+        if gpu in watts:
+            rows.append(f"{tok_s / (int(count) * watts[gpu]):.3f} on {system} ({count} × {watts[gpu]:,} W)")
+    if rows:
+        yield f"published output tok/s per watt of rated board power: {' and '.join(rows)}"
 
 
 def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...]:
@@ -168,7 +204,7 @@ def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...
     if len(costs) != 2:
         return ()
     (cheap, low), (dear, high) = sorted(costs.items(), key=lambda pair: pair[1])
-    claims = "; ".join(f"“{claim}”" for claim in published.claims)
+    claims = "; ".join(f"“{claim.text}”" for claim in published.claims)
     claim = (
         f"at these prices the published throughputs cost ${low:.2f} ({cheap}) and ${high:.2f} ({dear}) per million "
         f"output tokens, {high / low:.2f} times; the post's own claims ({claims}) rest on prices it did not give"

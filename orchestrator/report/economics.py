@@ -1,12 +1,12 @@
 """The cost of output tokens on a rented or owned node, by utilization, and its electricity. Pure."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.published import PriceBook, split_currency
+from orchestrator.bench.published import PriceBook, parse_by_gpu, split_currency
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison
 
@@ -17,38 +17,46 @@ _USD: Final = _PER_TOKENS.format("USD")
 
 @dataclass(frozen=True, kw_only=True)
 class NodePower:
-    """The power of the node from the user: watts under load, price of a kWh, and PUE."""
+    """The power of each node from the user: watts under load by GPU ("": any), price of a kWh, and PUE."""
 
-    watts: float | None = None
+    watts: Mapping[str, float] = field(default_factory=dict)
     per_kwh: float | None = None
     currency: str = "USD"  # of `per_kwh`; never converted
     pue: float = 1.0
 
     @classmethod
-    def given(cls, watts: float | None, kwh: str | None, pue: float) -> "NodePower":
-        """Parse command line options; `kwh` is `0.25` or `0.25EUR`. Raises UsageError for invalid values."""
+    def given(cls, watts: Iterable[str], kwh: str | None, pue: float) -> "NodePower":
+        """Parse command line options: `watts` such as `9000` (any node) and `MI355X=13500`, `kwh` `0.25` or `0.25EUR`.
+
+        Raises UsageError for invalid values.
+        """
         currency, prices = split_currency([kwh] if kwh else [])
         try:
             per_kwh = float(prices[0]) if prices else None
         except ValueError as error:
             raise UsageError(f"`--electricity-price {kwh}` is no price", hint="such as 0.25 or 0.25EUR") from error
-        power = cls(watts=watts, per_kwh=per_kwh, pue=pue, currency=currency)
+        hint = "watts of the whole node under load: `--node-watts 13500` or `--node-watts MI355X=13500`"
+        parsed = parse_by_gpu(watts, what="power", hint=hint)
+        power = cls(watts=parsed, per_kwh=per_kwh, pue=pue, currency=currency)
         power.require()
         return power
 
     def require(self) -> None:
         """Raise UsageError if a value is out of range, or a price is given without watts."""
         for option, value, least in (
-            ("node-watts", self.watts, 1),
             ("electricity-price", self.per_kwh, 0),
             ("pue", self.pue, 1),
         ):
             if value is not None and not least <= value < 1e6:
                 raise UsageError(f"`--{option} {value:g}` cannot be", hint=f"a number from {least} on")
-        if self.per_kwh is not None and self.watts is None:
+        if self.per_kwh is not None and not self.watts:
             raise UsageError(
                 "`--electricity-price` needs the node's power", hint="`--node-watts W`, of the whole node under load"
             )
+
+    def watts_of(self, comparison: Comparison) -> float | None:
+        """Return the watts of the node of a result; None if unknown."""
+        return self.watts.get((comparison.result.run.provenance.gpu or "").lower(), self.watts.get(""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +124,15 @@ def _of_node(comparison: Comparison, usd_per_gpu_hour: float | None) -> float | 
     return usd_per_gpu_hour * gpus if usd_per_gpu_hour and gpus else None
 
 
-def _electricity(_: Comparison, *, power: NodePower) -> float | None:
+def _electricity(comparison: Comparison, *, power: NodePower) -> float | None:
     """Return the price of one hour of electricity for the node, including PUE."""
-    if power.watts is None or power.per_kwh is None:
-        return None
-    return power.watts / 1000 * power.pue * power.per_kwh
+    watts = power.watts_of(comparison)
+    return watts / 1000 * power.pue * power.per_kwh if watts is not None and power.per_kwh is not None else None
 
 
 def _per_watt(comparison: Comparison, *, power: NodePower) -> float | None:
-    tok_s = _tok_s(comparison)
-    return tok_s / power.watts if tok_s is not None and power.watts else None
+    tok_s, watts = _tok_s(comparison), power.watts_of(comparison)
+    return tok_s / watts if tok_s is not None and watts else None
 
 
 def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Iterator[str]:
@@ -136,10 +143,9 @@ def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) 
         price, source = prices.published_price_of(gpu)
         if price and _ownership(each, prices=prices):
             yield f"owned: ${price:.2f} per {gpu}-hour, {source}; what it includes is the source's own reckoning"
-    if power.watts is not None:
-        yield f"power of the node: {power.watts:g} W, given"
-    if power.per_kwh is not None and power.watts is not None:
-        hourly = power.watts / 1000 * power.pue * power.per_kwh
-        a_kwh, an_hour = (f"{amount} {power.currency}" for amount in (f"{power.per_kwh:g}", f"{hourly:.2f}"))
-        yield f"electricity: {a_kwh} a kWh, PUE {power.pue:g}, given: {an_hour} an hour"
+        if (watts := power.watts_of(each)) is not None:
+            yield f"power of the {gpu or 'unknown'} node: {watts:g} W, given"
+            if (hourly := _electricity(each, power=power)) is not None:
+                a_kwh, an_hour = (f"{amount} {power.currency}" for amount in (f"{power.per_kwh:g}", f"{hourly:.2f}"))
+                yield f"electricity: {a_kwh} a kWh, PUE {power.pue:g}, given: {an_hour} an hour"
     yield "throughput: output tok/s at the knee; in hours that are not used nothing is earned and all is paid"

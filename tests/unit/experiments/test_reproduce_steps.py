@@ -349,7 +349,7 @@ def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) 
     assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
     other = next(server for server in planned.servers if server.baseline)
     assert other.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
-    assert about["mi355x-tp8-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
+    assert about["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
 
 def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
@@ -370,14 +370,17 @@ def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
 def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() -> None:
     planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
     asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
+    whole, baseline = "mi355x-tp4dp2-evals", "mi355x-tp4dp2-evals-baseline-checkpoint"
     assert asked_eval == [
-        "eval mi355x-tp8 --suite gsm8k --limit 200 --output results/mi355x-tp8",
-        "eval mi355x-tp8-baseline-checkpoint --suite gsm8k --limit 200 --output results/mi355x-tp8-baseline-checkpoint",
+        f"eval {server} --suite {suite} --output results/{server}"
+        for server in (whole, baseline)
+        for suite in ("gsm8k --limit 200", "gpqa-diamond --seeds 2")
     ]
     reports = [line for line in lines(planned) if line.startswith("report ")]
     assert all("--price MI355X=2" in line for line in reports)
     assert ["--baseline" in line for line in reports] == [False, False, False, True]
-    assert reports[-1].endswith("results/mi355x-tp8-baseline-checkpoint/eval-gsm8k.json")
+    assert f"--baseline results/{baseline}/eval-gsm8k.json" in reports[-1]
+    assert f"--baseline results/{baseline}/eval-gpqa-diamond.json" in reports[-1]
 
 
 def evals_of(planned: ReproducePlan) -> list[Step]:

@@ -55,23 +55,23 @@ def test_without_a_rent_only_ownership_is_reckoned(tmp_path: Path) -> None:
 
 def test_power_and_electricity(tmp_path: Path) -> None:
     """10 kW × 1.3 × $0.20 = $2.60 an hour."""
-    found = costs(tmp_path, tp4dp2(), power=NodePower(watts=10_000, per_kwh=0.2, pue=1.3))
+    found = costs(tmp_path, tp4dp2(), power=NodePower(watts={"": 10_000}, per_kwh=0.2, pue=1.3))
     table = rows(found)
 
     assert table["electricity alone"].values[0] == pytest.approx(2.6 / 3600 / 2364 * 1e6, rel=1e-3)
     assert table["output tok/s per watt of the node"].values[0] == pytest.approx(0.2364, rel=1e-3)
-    assert "power of the node: 10000 W, given" in found.inputs
+    assert "power of the mi355x node: 10000 W, given" in found.inputs
     assert "electricity: 0.2 USD a kWh, PUE 1.3, given: 2.60 USD an hour" in found.inputs
 
 
 def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=10_000.0, electricity_price="0.30EUR")
+    report_command(tmp_path, node_watts=["10000"], electricity_price="0.30EUR")
     text = (tmp_path / "report.md").read_text()
     assert "| electricity alone, EUR per million output tokens | 0.35 |" in text
     assert "- electricity: 0.3 EUR a kWh, PUE 1, given: 3.00 EUR an hour" in text
     with pytest.raises(UsageError, match="`--electricity-price cheap` is no price"):
-        report_command(tmp_path, node_watts=10_000.0, electricity_price="cheap")
+        report_command(tmp_path, node_watts=["10000"], electricity_price="cheap")
 
 
 def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
 
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=10_000.0, electricity_price="0.2", pue=1.3)
-    details = Details(power=NodePower(watts=10_000))
+    report_command(tmp_path, node_watts=["10000"], electricity_price="0.2", pue=1.3)
+    details = Details(power=NodePower(watts={"": 10_000}))
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), details=details)
 
     assert "| electricity alone, USD per million output tokens | $0.31 |" in (tmp_path / "report.md").read_text()
@@ -103,13 +103,39 @@ def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     assert '"costs": {' in render_json(made)
 
 
+def test_each_node_has_its_own_power(tmp_path: Path) -> None:
+    result = tp4dp2()
+    b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
+    power = NodePower.given(["MI355X=13500", "B200=12000"], None, 1.0)
+    found = costs(tmp_path, result, b200, power=power)
+    per_watt = rows(found)["output tok/s per watt of the node"].values
+    assert per_watt == (pytest.approx(2364 / 13500, rel=1e-3), pytest.approx(2364 / 12000, rel=1e-3))
+    assert {"power of the mi355x node: 13500 W, given", "power of the b200 node: 12000 W, given"} <= {*found.inputs}
+    with pytest.raises(UsageError, match="`0` is not a power"):
+        NodePower.given(["0"], None, 1.0)
+
+
+def test_what_the_publication_states_of_the_pair_is_computed_with_its_inputs(tmp_path: Path) -> None:
+    save(tp4dp2(), tmp_path / "one")
+    notes = make_report([tmp_path / "one" / "result.json"], published="wafer-glm52", prices=()).price_notes
+    assert "8×MI355X reaches 82% of 8×B200 as published: 2,626 and 3,192 output tok/s per node" in notes
+    assert (
+        "published output tok/s per watt of rated board power: 0.234 on 8×MI355X (8 × 1,400 W) and 0.333 on 8×B200 "
+        "(8 × 1,200 W)"
+    ) in notes
+    stated = "the post says that MI355X is 2.75 times cheaper per GPU than B300"
+    assert f"{stated}; no price of B300 is known: `--price B300=USD` gives one" in notes
+    priced = make_report(
+        [tmp_path / "one" / "result.json"], published="wafer-glm52", prices=("MI355X=2", "B300=5")
+    ).price_notes
+    assert f"{stated}; at $2.00 and $5.00 per GPU-hour it is 2.50 times" in priced
+
+
 @pytest.mark.parametrize(
     ("power", "option"),
     [
-        (NodePower(watts=0), "--node-watts 0"),
-        (NodePower(watts=float("nan")), "--node-watts nan"),
-        (NodePower(watts=9e3, per_kwh=-1), "--electricity-price -1"),
-        (NodePower(watts=9e3, pue=0.9), "--pue 0.9"),
+        (NodePower(watts={"": 9e3}, per_kwh=-1), "--electricity-price -1"),
+        (NodePower(watts={"": 9e3}, pue=0.9), "--pue 0.9"),
         (NodePower(per_kwh=0.2), "--electricity-price"),
     ],
 )
