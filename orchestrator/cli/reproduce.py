@@ -18,20 +18,17 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.streams import IGNORE_SIGPIPE
 from orchestrator.core.subprocesses import python_module_argv, run_attached
-from orchestrator.experiments.reproduce import (
+from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps, require_all_questions
+from orchestrator.experiments.reproduce_steps import (
     STATE_FILE,
-    ReproducePlan,
-    ReproduceRequest,
     Step,
     StepLog,
     StepRunner,
     might_exist,
-    plan_steps,
     remaining_steps,
     reproduce,
-    require_all_questions,
 )
-from orchestrator.experiments.reproduce import command as step_command
+from orchestrator.experiments.reproduce_steps import command as step_command
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, report_coverage, require_tuned
 from orchestrator.planner.planning import load
 from orchestrator.servers.servers import open_servers

@@ -1,67 +1,38 @@
-"""`deploy reproduce`: repeat a published measurement step by step.
+"""The plan of `deploy reproduce`: the `deploy` commands that repeat a published measurement."""
 
-The steps are `deploy` commands. A state file records the finished steps, so that a second call resumes after a failure;
-a server with unfinished measurements is started again.
-"""
-
-import datetime as dt
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.published import Ablation, Published, PublishedModel, ReproduceRun
-from orchestrator.bench.result import RESULT_FILE
 from orchestrator.bench.workload import Workload, load_workload, workload_name
-from orchestrator.core.console import say
-from orchestrator.core.errors import DeployError, Interrupted, UsageError
-from orchestrator.core.files import atomic_write, read_file
-from orchestrator.core.safe_paths import FileName, RelativePath
-from orchestrator.core.subprocesses import quote
+from orchestrator.core.errors import UsageError
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.core.text import parse_json
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import eval_result_file
 from orchestrator.evals.harness import require_questions
 from orchestrator.evals.suite_runs import published_pace, suite_run, tau2_note
 from orchestrator.evals.suites import find_suite
+from orchestrator.experiments.reproduce_steps import Step, host_option
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import latest_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Servers
 
 _TABLE: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
 _NO_EXPERTS: Final = "its server asks aiter for no MXFP4 experts"
-STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "tune", "kernels", "build")  # stages that may fail before the first measurement
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
     "tune": ("kernels", "tune"),
     "kernels": ("kernels", "build"),
 }
 
-_MAX_BYTES: Final = 1 << 20  # of the state file
-_ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
 _DRAIN: Final = 30.0  # seconds until the last response of a rate
 _CLIMB: Final = 2  # estimated number of rates above the listed ones until the knee
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One command. `run` is the name of its server, `about` the estimated duration in seconds."""
-
-    id: str
-    stage: str
-    run: str
-    argv: tuple[str, ...]
-    about: float
-    output: Path | None = None  # directory of a measurement, which can be resumed
-    keeps: str = RESULT_FILE  # file of an unfinished measurement in `output`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +162,7 @@ def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceReq
     here: set[str] = set()
     for stage, server in needed:
         what, seconds = _download(stage, server.plan, request.download_mb_s)
-        there = _there(request.host) if stage in {"preflight", "stage"} else ()
+        there = host_option(request.host) if stage in {"preflight", "stage"} else ()
         options = (tuning_options(server.plan) or ()) if stage == "tune" else ()
         command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *there)
         yield _step(stage, server.name, *command, more=0.0 if what in here else seconds)
@@ -201,10 +172,6 @@ def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceReq
 def _settings(server: MeasuredServer) -> Iterator[str]:
     for override in server.overrides:
         yield from ("--set", override)
-
-
-def _there(host: str | None) -> tuple[str, ...]:
-    return ("--host", host) if host is not None else ()
 
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
@@ -227,7 +194,7 @@ def _serve(
     request: ReproduceRequest,
     baselines: Mapping[str, Path],
 ) -> Iterator[Step]:
-    name, there = server.name, _there(request.host)
+    name, there = server.name, host_option(request.host)
     up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)
     yield _step("up", name, *up, more=startup_seconds(server.plan) + (PULL if request.host else 0.0))
     yield _step("smoke", name, "smoke", name, *there)
@@ -262,7 +229,7 @@ def _eval(
         id=f"{server.name}/eval/{suite}",
         stage="eval",
         run=server.name,
-        argv=(*asked, "--output", str(output), *_there(request.host)),
+        argv=(*asked, "--output", str(output), *host_option(request.host)),
         about=part.seconds(published_pace(server.plan, published)) or STEP_SECONDS["eval"],
         output=output,
         keeps=eval_result_file(suite),
@@ -302,107 +269,3 @@ def bench_seconds(workload: Workload, *, tok_s: float) -> float:
     if workload.ramp is not None:
         rates += [rates[-1] + workload.ramp.step_rps * (step + 1) for step in range(_CLIMB)]
     return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
-
-
-class StepLog:
-    """The log of finished steps, in a file that is replaced atomically."""
-
-    def __init__(self, file: Path, steps: Sequence[Step]) -> None:
-        """Read `file`, or start empty. Raises UsageError if the file is unreadable or has other steps."""
-        self._file = file
-        self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
-        self.done: dict[str, str] = self._read()
-
-    def finish(self, step: Step, now: dt.datetime) -> None:
-        """Record that a step is done."""
-        self.done[step.id] = now.isoformat(timespec="seconds")
-        atomic_write(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
-
-    def _read(self) -> dict[str, str]:
-        if not self._file.exists():
-            return {}
-        try:
-            found = parse_json(read_file(self._file, most=_MAX_BYTES))
-            digest, done = found["steps"], _times(found["done"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UsageError(
-                f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
-            ) from error
-        if digest != self._digest:
-            hint = "go on with the options of then, or use another --output"
-            raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
-        return done
-
-
-def _times(found: object) -> dict[str, str]:
-    """Validate the finished steps. Raises ValueError for anything but times, as an empty log would repeat all steps."""
-    if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
-        return found
-    raise ValueError("`done` does not say when each step was done")
-
-
-def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
-    """Return the remaining steps; a finished `up` is repeated if its server has remaining steps."""
-    left = [step for step in steps if step.id not in done]
-    needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
-    return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRunner:
-    """The environment of the steps; `run` executes one `deploy` command and returns its exit code."""
-
-    run: Callable[[tuple[str, ...]], int]
-    might_exist: Callable[[str], bool]
-    now: Callable[[], dt.datetime]
-    host: str | None = None  # host of the servers; None for the local one
-
-    def take_down(self, server: str) -> int:
-        """Stop a server, if it might exist; return the exit code."""
-        return self.run(("down", server, *_there(self.host))) if self.might_exist(server) else 0
-
-
-def might_exist(servers: Servers, name: str) -> bool:
-    """Return whether a server exists, or its runtime is unreachable."""
-    found = servers.find(name)
-    plan = read_plan(latest_run(servers.home, name))
-    return bool(found) or (plan is not None and plan.runtime in servers.unreachable)
-
-
-def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:
-    """Run the remaining steps.
-
-    If a step fails or is interrupted, its server is stopped unless `keep` is set. Raises DeployError with the exit code
-    of the step, Interrupted after Ctrl-C.
-    """
-    todo = remaining_steps(steps, state.done)
-    for number, step in enumerate(todo, start=1):
-        say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
-        finished = False
-        try:
-            _do(step, runner)
-            finished = True
-        except KeyboardInterrupt as error:
-            raise Interrupted("interrupted", hint="the same command goes on from here") from error
-        finally:
-            if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
-                runner.take_down(step.run)
-        state.finish(step, runner.now())
-
-
-def _do(step: Step, runner: StepRunner) -> None:
-    """Run one step. Raises DeployError if its command fails."""
-    argv = command(step)
-    code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
-    if code != 0:
-        error = DeployError(
-            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="the same command goes on from here"
-        )
-        error.exit_code = code
-        raise error
-
-
-def command(step: Step) -> tuple[str, ...]:
-    """Return the command of a step; an unfinished measurement is resumed."""
-    begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
-    return (*step.argv, "--resume") if begun else step.argv

@@ -15,19 +15,21 @@ from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.experiments.reproduce import (
-    STATE_FILE,
     ReproducePlan,
     ReproduceRequest,
+    bench_seconds,
+    plan_steps,
+    require_all_questions,
+)
+from orchestrator.experiments.reproduce_steps import (
+    STATE_FILE,
     Step,
     StepLog,
     StepRunner,
-    bench_seconds,
     command,
     might_exist,
-    plan_steps,
     remaining_steps,
     reproduce,
-    require_all_questions,
 )
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import open_run

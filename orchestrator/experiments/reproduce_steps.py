@@ -1,0 +1,145 @@
+"""The steps of `deploy reproduce`: a state file records the finished ones, so that a second call resumes."""
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.result import RESULT_FILE
+from orchestrator.core.console import say
+from orchestrator.core.errors import DeployError, Interrupted, UsageError
+from orchestrator.core.files import atomic_write, read_file
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.core.subprocesses import quote
+from orchestrator.core.text import parse_json
+from orchestrator.runs.run_dir import latest_run, read_plan
+from orchestrator.servers.servers import Servers
+
+STATE_FILE: Final = "reproduce.json"
+_MAX_BYTES: Final = 1 << 20  # of the state file
+_ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command. `run` is the name of its server, `about` the estimated duration in seconds."""
+
+    id: str
+    stage: str
+    run: str
+    argv: tuple[str, ...]
+    about: float
+    output: Path | None = None  # directory of a measurement, which can be resumed
+    keeps: str = RESULT_FILE  # file of an unfinished measurement in `output`
+
+
+def host_option(host: str | None) -> tuple[str, ...]:
+    """Return the option `--host`; empty for the local host."""
+    return ("--host", host) if host is not None else ()
+
+
+class StepLog:
+    """The log of finished steps, in a file that is replaced atomically."""
+
+    def __init__(self, file: Path, steps: Sequence[Step]) -> None:
+        """Read `file`, or start empty. Raises UsageError if the file is unreadable or has other steps."""
+        self._file = file
+        self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
+        self.done: dict[str, str] = self._read()
+
+    def finish(self, step: Step, now: dt.datetime) -> None:
+        """Record that a step is done."""
+        self.done[step.id] = now.isoformat(timespec="seconds")
+        atomic_write(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
+
+    def _read(self) -> dict[str, str]:
+        if not self._file.exists():
+            return {}
+        try:
+            found = parse_json(read_file(self._file, most=_MAX_BYTES))
+            digest, done = found["steps"], _times(found["done"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
+            ) from error
+        if digest != self._digest:
+            hint = "go on with the options of then, or use another --output"
+            raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
+        return done
+
+
+def _times(found: object) -> dict[str, str]:
+    """Validate the finished steps. Raises ValueError for anything but times, as an empty log would repeat all steps."""
+    if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
+        return found
+    raise ValueError("`done` does not say when each step was done")
+
+
+def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
+    """Return the remaining steps; a finished `up` is repeated if its server has remaining steps."""
+    left = [step for step in steps if step.id not in done]
+    needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
+    return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRunner:
+    """The environment of the steps; `run` executes one `deploy` command and returns its exit code."""
+
+    run: Callable[[tuple[str, ...]], int]
+    might_exist: Callable[[str], bool]
+    now: Callable[[], dt.datetime]
+    host: str | None = None  # host of the servers; None for the local one
+
+    def take_down(self, server: str) -> int:
+        """Stop a server, if it might exist; return the exit code."""
+        return self.run(("down", server, *host_option(self.host))) if self.might_exist(server) else 0
+
+
+def might_exist(servers: Servers, name: str) -> bool:
+    """Return whether a server exists, or its runtime is unreachable."""
+    found = servers.find(name)
+    plan = read_plan(latest_run(servers.home, name))
+    return bool(found) or (plan is not None and plan.runtime in servers.unreachable)
+
+
+def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:
+    """Run the remaining steps.
+
+    If a step fails or is interrupted, its server is stopped unless `keep` is set. Raises DeployError with the exit code
+    of the step, Interrupted after Ctrl-C.
+    """
+    todo = remaining_steps(steps, state.done)
+    for number, step in enumerate(todo, start=1):
+        say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
+        finished = False
+        try:
+            _do(step, runner)
+            finished = True
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted", hint="the same command goes on from here") from error
+        finally:
+            if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
+                runner.take_down(step.run)
+        state.finish(step, runner.now())
+
+
+def _do(step: Step, runner: StepRunner) -> None:
+    """Run one step. Raises DeployError if its command fails."""
+    argv = command(step)
+    code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
+    if code != 0:
+        error = DeployError(
+            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="the same command goes on from here"
+        )
+        error.exit_code = code
+        raise error
+
+
+def command(step: Step) -> tuple[str, ...]:
+    """Return the command of a step; an unfinished measurement is resumed."""
+    begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
+    return (*step.argv, "--resume") if begun else step.argv
