@@ -380,7 +380,7 @@ def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() 
     ]
     reports = [line for line in lines(planned) if line.startswith("report ")]
     assert all("--price MI355X=2" in line for line in reports)
-    assert ["--baseline" in line for line in reports] == [False, False, False, True]
+    assert ["--baseline" in line for line in reports] == [False, False, False, False, True]
     assert f"--baseline results/{baseline}/eval-gsm8k.json" in reports[-1]
     assert f"--baseline results/{baseline}/eval-gpqa-diamond.json" in reports[-1]
 
