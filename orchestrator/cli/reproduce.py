@@ -132,11 +132,7 @@ def command(
     )
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
-    if profile_ is None:
-        bill = CostEstimate.for_node(published, prices, currency)
-    else:
-        hardware = planned.servers[0].plan.hardware
-        bill = CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
+    bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     _look(planned, host, covered=dry_run, tune=tune)
     _note_checkpoint(planned, published)
@@ -174,6 +170,16 @@ def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
     model, wanted = planned.servers[0].plan.model, published.reproduce.published_model
     kind = wanted.describe(model.name) if wanted else ""
     note(f"checkpoint: `{model.name}`, {model.checkpoint.path}{', ' if kind else ''}{kind}")
+
+
+def _estimate(
+    published: Published, planned: ReproducePlan, prices: Sequence[str], currency: str, *, own_node: bool
+) -> CostEstimate:
+    """Return the hourly cost of the published node, or with `own_node` of the node of the profile."""
+    if not own_node:
+        return CostEstimate.for_node(published, prices, currency)
+    hardware = planned.servers[0].plan.hardware
+    return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
 
 
 def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
