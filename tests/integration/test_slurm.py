@@ -355,7 +355,8 @@ def test_a_watch_starts_again_what_dies_as_a_job_however_it_died(
 
         jobs += slurm_cluster.queue()
         slurm_cluster.run("scancel", jobs[-1])
-        assert "its job was cancelled (CANCELLED)" in healed(watch)
+        ended = healed(watch)  # while Slurm is still completing the job, the record alone tells how its server ended
+        assert "its job was cancelled (CANCELLED)" in ended or "killed by SIG" in ended
 
         jobs += slurm_cluster.queue()
         assert len(set(jobs)) == 3
