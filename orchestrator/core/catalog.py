@@ -100,7 +100,7 @@ class Catalog:
         if found := self.find(kind, name):
             return found
         what = kind.name.lower().replace("_", " ")
-        raise ProfileError(f"there is no {what} `{name}`", hint=did_you_mean(name, self.names(kind)))
+        raise ProfileError(f"no {what} `{name}` found", hint=did_you_mean(name, self.names(kind)))
 
     def names(self, kind: EntryKind) -> tuple[str, ...]:
         """Return the names of all entries of a kind, sorted."""
@@ -148,4 +148,4 @@ def _names(root: Path, kind: EntryKind) -> Iterator[str]:
 @cache
 def _say_shadowed(used: Path, hidden: Path) -> None:
     """Print the note once per process: one command may look up the same file several times."""
-    note(f"`{used}` is used instead of `{hidden}`")
+    note(f"using `{used}` instead of `{hidden}`")

@@ -49,7 +49,7 @@ def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     found: dict[Problem, None] = {}
     for problem in problems:
         if len(found) == _MOST:
-            return (*found, Problem(f"there is more: these are the first {_MOST}"))
+            return (*found, Problem(f"only the first {_MOST} problems are shown"))
         found[problem] = None
     return tuple(found)
 

@@ -55,7 +55,7 @@ def overwrite(path: Path, old: bytes, new: bytes) -> bool:
     Raises OSError, and ValueError if `new` has another length.
     """
     if len(old) != len(new):
-        raise ValueError("only as many bytes as there are")
+        raise ValueError("the new bytes have another length")
     ignore_sigpipe()
     with naming(path), os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         at = file.read().find(old)
@@ -89,7 +89,7 @@ def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
     """Unpack files of an archive below `folder`. Raises UnsafeValueError for an unsafe path or more than 2 GiB."""
     wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
     if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
-        raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
+        raise UnsafeValueError(f"its unpacked size exceeds {_MAX_UNPACKED} bytes")
     with naming(folder):
         archive.extractall(folder, wanted)
 
@@ -173,7 +173,7 @@ def open_lines(path: Path, *, longest: int) -> Iterator[str]:
     with open(_open_file(path), encoding="utf-8", errors="replace", newline="") as stream:
         while line := stream.readline(longest + 1):
             if len(line) > longest:
-                raise OSError(errno.EFBIG, "a line without end", str(path))
+                raise OSError(errno.EFBIG, "unterminated line", str(path))
             yield line
 
 
@@ -237,9 +237,9 @@ def _open_own(path: Path, flags: int) -> int:
 
 def _require_own(status: os.stat_result, path: Path) -> None:
     if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+        raise PermissionError(errno.EPERM, "owned by another user", str(path))
 
 
 def _require_file(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
+        raise OSError(errno.EINVAL, "not a file", str(path))

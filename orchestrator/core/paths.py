@@ -124,7 +124,7 @@ class Home:
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
         folder = private_dir(self.runs) / FileName(name)
         if folder.is_symlink():
-            raise OSError(errno.ELOOP, "it is a link", str(folder))
+            raise OSError(errno.ELOOP, "a symbolic link", str(folder))
         return private_dir(folder)
 
 
@@ -134,7 +134,7 @@ def _root(environ: Mapping[str, str]) -> Path:
     try:
         return Path(explicit or Path(data, "deploy")).expanduser().absolute()
     except RuntimeError as error:  # `~` of an unknown user
-        raise HostError(f"there is no home directory for `{explicit or data}`", hint=_ELSEWHERE) from error
+        raise HostError(f"no home directory found for `{explicit or data}`", hint=_ELSEWHERE) from error
 
 
 def _require_ours(root: Path, status: os.stat_result) -> None:
@@ -143,5 +143,5 @@ def _require_ours(root: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o022:
         mend = f"chmod -R go-w {shlex.quote(str(root))}"
         raise HostError(
-            f"other users may write to `{root}`", hint=f"`{mend}`, or set DEPLOY_HOME to a directory of yours"
+            f"other users can write to `{root}`", hint=f"`{mend}`, or set DEPLOY_HOME to your own directory"
         )

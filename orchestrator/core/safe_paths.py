@@ -164,7 +164,7 @@ class FileName(RelativePath):
         """Parse a name. Raises UnsafeValueError."""
         name = super().__new__(cls, value)
         if "/" in name:
-            raise UnsafeValueError(f"cannot use the file name `{display(value)}`: it holds a slash")
+            raise UnsafeValueError(f"cannot use the file name `{display(value)}`: it contains a slash")
         return name
 
 

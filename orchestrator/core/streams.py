@@ -157,7 +157,7 @@ def _write_in_time(number: int, data: bytes, seconds: float) -> int:
         start_thread_without_signals(thread)
         thread.join(seconds)
     if not ended:
-        raise OSError(errno.EAGAIN, "its reader does not read")
+        raise OSError(errno.EAGAIN, "the reader is stalled")
     if isinstance(ended[0], OSError):
         raise ended[0]
     return ended[0]

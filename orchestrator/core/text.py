@@ -37,7 +37,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("nested too deep") from error
 
 
 def line_shapes(text: str, *, lower: bool = False) -> bytes:

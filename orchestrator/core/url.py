@@ -25,10 +25,10 @@ class Address:
         except ValueError as error:
             raise UsageError(f"`{url}` is not a URL: {error}") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"`{url}` is not a URL of an endpoint", hint="write it as `http://host:port`")
+            raise UsageError(f"`{url}` is not the URL of an endpoint", hint="write it as `http://host:port`")
         if parts.username is not None or parts.password is not None:
             hint = "name the variable that holds a key with `--api-key-env`; a URL is kept in histories and results"
-            raise UsageError("an endpoint's URL holds a user or a password", hint=hint)
+            raise UsageError("the URL of an endpoint cannot contain a user or a password", hint=hint)
         tls = parts.scheme == "https"
         return cls(host=parts.hostname, port=port or (443 if tls else 80), tls=tls, base=parts.path.rstrip("/"))
 

@@ -89,7 +89,7 @@ _SHOWN: Final = 60  # characters of a value in a message
 
 def _one_line(text: str) -> str:
     if hidden := first_control_char(text):
-        raise ValueError(f"a text of one line holds no {hidden!r}")
+        raise ValueError(f"a text of one line cannot contain {hidden!r}")
     return text
 
 
@@ -140,7 +140,7 @@ def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError)
         text = files.read_file(path, most=_MOST).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise fault(f"`{name}` cannot be read: {reason}", where=name) from error
+        raise fault(f"cannot read `{name}`: {reason}", where=name) from error
     return read_document(text, name, fault=fault)
 
 

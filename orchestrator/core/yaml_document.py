@@ -56,13 +56,13 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         data = reader.document()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise fault(f"this is not YAML: {error.problem}", where=f"{name}{line}") from error
+        raise fault(f"invalid YAML: {error.problem}", where=f"{name}{line}") from error
     except yaml.reader.ReaderError as error:
-        raise fault(f"this is not text: {error.reason}", where=name) from error
+        raise fault(f"not text: {error.reason}", where=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode
-        raise fault(f"this is not text: {error}", where=name) from error
+        raise fault(f"not text: {error}", where=name) from error
     if reader.problems:
-        raise fault(f"`{name}` cannot be read", problems=truncate_problems(reader.problems))
+        raise fault(f"cannot read `{name}`", problems=truncate_problems(reader.problems))
     return Document(name, data, reader.lines)
 
 
@@ -135,7 +135,7 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return None
         if len(path) >= MAX_DEPTH:
-            raise self._fault(f"this is nested deeper than {MAX_DEPTH} levels", where=f"{self._name}:{_line(event)}")
+            raise self._fault(f"nested deeper than {MAX_DEPTH} levels", where=f"{self._name}:{_line(event)}")
         return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
     def _mapping(self, path: KeyPath) -> dict[str, Data]:
@@ -149,7 +149,7 @@ class _Reader:
                 self._check(event)
             if is_repeated := key in data:
                 first = self.lines[(*path, str(key))]
-                self._refuse(f"`{key}` is given twice", event, f"the first is on line {first}: keep one")
+                self._refuse(f"duplicate key `{key}`", event, f"the first is on line {first}; remove one")
             value = self._value(next(self._events), (*path, key or ""), line)
             if key is not None and not is_repeated:
                 data[key] = value
@@ -166,9 +166,9 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             self._refuse("anchors and aliases are not used here", event, "write the value where it is needed")
         elif tag := getattr(event, "tag", None):
-            self._refuse(f"the tag `{tag}` is not used here", event, "write a plain value")
+            self._refuse(f"the tag `{tag}` is not allowed", event, "write a plain value")
         if isinstance(event, yaml.ScalarEvent) and (hidden := first_control_char(event.value, lines=True)):
-            self._refuse(f"a text holds no {hidden!r}", event)
+            self._refuse(f"a text cannot contain {hidden!r}", event)
 
 
 def _line(event: yaml.Event) -> int:

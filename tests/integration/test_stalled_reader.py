@@ -26,7 +26,7 @@ def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=True
     )
-    assert done.stderr == b"its reader does not read"
+    assert done.stderr == b"the reader is stalled"
     os.close(reader)
     os.close(writer)
 
@@ -42,6 +42,6 @@ def test_a_terminal_that_nobody_reads_stops_nothing() -> None:
     lines = PROGRAM.replace("range(3)", "range(2000)")
     argv = [sys.executable, "-c", lines]
     done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=True)
-    assert done.stderr == b"its reader does not read"
+    assert done.stderr == b"the reader is stalled"
     os.close(terminal)
     os.close(master)

@@ -68,7 +68,7 @@ class LogTail:
             except FileNotFoundError:
                 return b""
             except OSError as error:
-                raise HostError(f"the log `{self._path}` cannot be read: {error.strerror}") from error
+                raise HostError(f"cannot read the log `{self._path}`: {error.strerror}") from error
             with file:
                 status = os.fstat(file.fileno())
                 known = status.st_ino == self._inode and status.st_size >= self._offset

@@ -53,7 +53,7 @@ def test_every_shipped_workload_is_valid() -> None:
             "`request_rates.1`: should be greater than 0, found -2.0",
             13,
         ),
-        ("seed: 20260701", "seed: 1\nseed: 2", "`seed` is given twice", 16),
+        ("seed: 20260701", "seed: 1\nseed: 2", "duplicate key `seed`", 16),
         ("request_rates: [1.0, 2.0, 4.0]", "request_rates: [2.0, 1.0]", "`request_rates` must rise", 3),
         ("load: open", "load: closed", "a closed load needs `concurrency`", 3),
         ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 12),
@@ -184,7 +184,7 @@ def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, 
 def test_a_text_without_end_is_not_read(endless: str, tmp_path: Path) -> None:
     """Its size is said to be 0."""
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ProfileError, match="cannot read `text_file`: it is not a file"):
+    with pytest.raises(ProfileError, match="cannot read `text_file`: not a file"):
         read_text(of_text(text_file=str(tmp_path / endless)))
 
 

@@ -69,7 +69,7 @@ def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
     catalog = Catalog.of(Home(home))
     for _ in range(2):
         assert load("cpu-tiny", catalog=catalog).plan.hardware.compute_units == 7
-    assert capsys.readouterr().err.count(f"note: `{mine}` is used instead of `{theirs}`") == 1
+    assert capsys.readouterr().err.count(f"note: using `{mine}` instead of `{theirs}`") == 1
 
 
 def put_link(path: Path) -> None:
@@ -191,5 +191,5 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
 
 
 def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
-    with pytest.raises(ProfileError, match=r"there is no image file `small_model\.py`"):
+    with pytest.raises(ProfileError, match=r"no image file `small_model\.py` found"):
         Catalog.of(Home(home)).path(EntryKind.IMAGE_FILE, "small_model.py")

@@ -17,7 +17,7 @@ def home(root: object) -> Home:
 def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     """Whoever puts a template or a profile into it says what its owner starts."""
     tmp_path.chmod(mode)
-    with pytest.raises(HostError, match="other users may write to") as caught:
+    with pytest.raises(HostError, match="other users can write to") as caught:
         home(tmp_path)
     assert f"`chmod -R go-w {tmp_path}`" in caught.value.hint
 
@@ -34,7 +34,7 @@ def test_a_home_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("root", ["~nobody-of-that-name/deploy"])
 def test_a_home_of_nobody_is_a_sentence(root: str) -> None:
-    with pytest.raises(HostError, match="there is no home directory for `~nobody-of-that-name/deploy`"):
+    with pytest.raises(HostError, match="no home directory found for `~nobody-of-that-name/deploy`"):
         home(root)
 
 

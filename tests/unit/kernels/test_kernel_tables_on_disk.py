@@ -285,7 +285,7 @@ def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pyt
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize(
     ("endless", "said"),
-    [("fifo", "it is not a file"), ("/dev/zero", "it is not a file"), ("line", "a line without end")],
+    [("fifo", "not a file"), ("/dev/zero", "not a file"), ("line", "unterminated line")],
 )
 def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, said: str) -> None:
     os.mkfifo(tmp_path / "fifo")

@@ -151,7 +151,9 @@ def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
     assert expected[0] - expected[1] == {"mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"}
 
 
-@pytest.mark.parametrize(("name", "message"), [("mi355x-tp4dp3", "there is no profile"), ("./missing.yaml", "no file")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("mi355x-tp4dp3", "no profile `mi355x-tp4dp3` found"), ("./missing.yaml", "no file")]
+)
 def test_a_profile_that_is_not_there(name: str, message: str) -> None:
     with pytest.raises(DeployError, match=message) as caught:
         load(name)

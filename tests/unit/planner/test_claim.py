@@ -44,7 +44,7 @@ def test_a_directory_of_another_user_is_refused(home: Home, below: str) -> None:
     home.make_runs("tiny")
     os.chown(home.runs / below, 65534, 65534)
 
-    with pytest.raises(HostError, match="it belongs to another user"), name_lock(home, "tiny"):
+    with pytest.raises(HostError, match="owned by another user"), name_lock(home, "tiny"):
         pass
 
 

@@ -32,10 +32,10 @@ def test_all_faults_are_shown_at_once() -> None:
         read_document("a: 1\na: 2\nb: &x 3\nc: *x\nd: !!set {}\n", "f.yaml")
     problems = {problem.where: problem.message for problem in caught.value.problems}
     assert problems == {
-        "f.yaml:2": "`a` is given twice",
+        "f.yaml:2": "duplicate key `a`",
         "f.yaml:3": "anchors and aliases are not used here",
         "f.yaml:4": "anchors and aliases are not used here",
-        "f.yaml:5": "the tag `tag:yaml.org,2002:set` is not used here",
+        "f.yaml:5": "the tag `tag:yaml.org,2002:set` is not allowed",
     }
 
 

@@ -74,11 +74,11 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
         ("model.checkpoint.path=relative/x", "expected an absolute path: a server is started in another directory"),
         ("model.checkpoint.path=./x", "expected an absolute path: a server is started in another directory"),
         ("model.weights_size=0", "`model.weights_size`: should be greater than or equal to 1, found 0"),
-        ("model.served_name=ti\u200bny", "a text of one line holds no '\\u200b'"),
-        ("hardware.gpu_product=MI\ufeff355X", "a text of one line holds no '\\ufeff'"),
-        ("model.served_name=ti\u3164ny", "a text of one line holds no '\u3164'"),
-        ("model.served_name=ti\ufe0fny", "a text of one line holds no '\ufe0f'"),
-        ("model.served_name=ti\U000e0041ny", "a text of one line holds no '\\U000e0041'"),
+        ("model.served_name=ti\u200bny", "a text of one line cannot contain '\\u200b'"),
+        ("hardware.gpu_product=MI\ufeff355X", "a text of one line cannot contain '\\ufeff'"),
+        ("model.served_name=ti\u3164ny", "a text of one line cannot contain '\u3164'"),
+        ("model.served_name=ti\ufe0fny", "a text of one line cannot contain '\ufe0f'"),
+        ("model.served_name=ti\U000e0041ny", "a text of one line cannot contain '\\U000e0041'"),
         ("engine.image=UPPER/Repo:tag", "`UPPER/Repo:tag` is not the name of an image"),
         ("engine.image=a/../b", "`a/../b` is not the name of an image"),
     ],
@@ -131,12 +131,12 @@ def test_a_file_without_end_is_not_read(tmp_path: Path, endless: str) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware/odd.yaml").symlink_to(tmp_path / endless)
-    with pytest.raises(ProfileError, match="cannot be read: it is not a file"):
+    with pytest.raises(ProfileError, match=r"cannot read `.*`: not a file"):
         read_file(tmp_path / "hardware/odd.yaml", "odd.yaml")
 
 
 def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"description: \xe4\n")
-    with pytest.raises(ProfileError, match="cannot be read"):
+    with pytest.raises(ProfileError, match="cannot read"):
         load(str(path))

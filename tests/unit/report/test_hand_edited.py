@@ -127,7 +127,7 @@ def test_any_file_is_a_result_or_an_error(data: bytes) -> None:
 
 def test_what_is_no_file_or_too_long_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "result.json")
-    with pytest.raises(BenchError, match="cannot read the result: it is not a file"):
+    with pytest.raises(BenchError, match="cannot read the result: not a file"):
         load_result(tmp_path)
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 30)
