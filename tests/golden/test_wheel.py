@@ -51,7 +51,7 @@ def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
         assert (profiles / name).is_file()
     assert not (installed / "tests").exists()
     done = deploy(installed, "show", "no-such-profile")
-    assert (done.returncode, "there is no profile" in done.stderr) == (3, True)
+    assert (done.returncode, "no profile `no-such-profile` found" in done.stderr) == (3, True)
 
 
 def test_the_wheel_ships_the_schema_that_each_file_names(installed: Path) -> None:
