@@ -11,7 +11,7 @@ from orchestrator.bench.cost import CommandEstimate, CostEstimate
 from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names
+from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names, server_names
 from orchestrator.core.console import note, print_data, print_json, say
 from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.paths import Home
@@ -30,6 +30,7 @@ from orchestrator.experiments.reproduce_steps import (
 )
 from orchestrator.experiments.reproduce_steps import command as step_command
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, report_coverage, require_tuned
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.start.host import host_ref, runner_for
@@ -80,6 +81,15 @@ CheckpointOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--checkpoint", metavar="DIR", help="checkpoint on the host, to verify instead of downloading"),
 ]
+FromOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="SERVER",
+        help="measure this running server, and leave it running",
+        autocompletion=server_names,
+    ),
+]
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="list the steps with their time and cost, and stop")
 ]
@@ -103,6 +113,7 @@ def command(
     output: OutputOption = None,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a server whose measurement failed")] = False,
     profile_: OneProfileOption = None,
+    from_: FromOption = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -113,7 +124,10 @@ def command(
     """
     if tune and host is not None:
         raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
+    if from_ is not None and (tune or checkpoint is not None or ablation):
+        raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
     published = load_published(name)
+    running = None if from_ is None else (from_, _running_plan(from_, host))
     directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
     request = ReproduceRequest(
@@ -128,26 +142,35 @@ def command(
         evals=not no_evals,
         tune=tune,
         profile=profile_,
-        model=_published_model(published, host, [*(set_ or ())], checkpoint),
+        model=_model_of(published, running[1])
+        if running
+        else _published_model(published, host, set_ or (), checkpoint),
+        running=running,
     )
     planned = plan_steps(published, directory, request)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
     todo = _estimates(remaining_steps(planned.steps, state.done))
-    _look(planned, host, covered=dry_run, tune=tune)
+    if running is None:
+        _look(planned, host, covered=dry_run, tune=tune)
     _note_checkpoint(planned, published)
     if dry_run and json:
         print_json(bill.to_dict(todo, planned.left_out))
         return
+    _show(planned, bill, todo, dry_run=dry_run)
+    if not dry_run:
+        _run(planned, state, host, keep=keep_failed or running is not None, dataset=dataset)
+        note(f"wrote `{directory / 'report.html'}`")
+
+
+def _show(planned: ReproducePlan, bill: CostEstimate, todo: Sequence[CommandEstimate], *, dry_run: bool) -> None:
+    """Print the skipped steps, then the remaining ones with time and price."""
     for sentence in planned.left_out:
         note(sentence)
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
     if any(step.stage == "tune" for step in planned.steps):
         note(f"`kernels tune` counts with its limit of {TUNING_HOURS:.0f} hours: no duration is published")
-    if not dry_run:
-        _run(planned, state, host, keep=keep_failed, dataset=dataset)
-        note(f"wrote `{directory / 'report.html'}`")
 
 
 def _published_model(
@@ -163,6 +186,20 @@ def _published_model(
     if place.remote is None:
         return model if config.is_file() else None
     return model if runner_for(place)(["test", "-f", str(config)]).code == 0 else None
+
+
+def _running_plan(name: str, host: str | None) -> Plan:
+    """Return the plan of a running server. Raises StartError if it is not running or was started elsewhere."""
+    with open_servers(Home.from_environment(), host) as servers:
+        server = servers.open(name)
+        server.require_running()
+        return server.require_plan()
+
+
+def _model_of(published: Published, plan: Plan) -> PublishedModel | None:
+    """Return the model like the published one if the running server serves it."""
+    model = published.reproduce.published_model
+    return model if model is not None and model.name == plan.model.name else None
 
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:

@@ -1,7 +1,7 @@
 """The plan of `deploy reproduce`: the `deploy` commands that repeat a published measurement."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from orchestrator.evals.suites import find_suite
 from orchestrator.experiments.reproduce_steps import Step, host_option
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options
+from orchestrator.plan.diff import differences, flatten
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -60,6 +61,7 @@ class ReproduceRequest:
     tune: bool = False  # measure the MoE kernels that upstream tables lack
     model: PublishedModel | None = None  # replaces the model of a profile
     profile: str | None = None  # the only profile to measure
+    running: tuple[str, Plan] | None = None  # the only server to measure, already started, with its plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,15 @@ class MeasuredServer:
 def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
     """Plan the steps: first those that may fail before a measurement, then all steps of each server.
 
-    Raises UsageError for an unknown ablation.
+    With `request.running` only its measurements are planned. Raises UsageError for an unknown ablation, and for a
+    running server that serves otherwise than each published run.
     """
     servers = tuple(_servers(published, request))
+    if request.running is not None:
+        servers = (_running_server(servers, *request.running),)
+        steps_of_it = _serve(servers[0], directory, published=published, request=request, baselines={})
+        measured = tuple(step for step in steps_of_it if step.stage not in {"up", "down"})
+        return ReproducePlan(steps=measured, left_out=tuple(_not_asked(published, servers)), servers=servers)
     early = [(stage, server) for stage in _BEFORE if stage != "tune" or request.tune for server in servers]
     needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
@@ -111,6 +119,40 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
         yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))
     for ablation in chosen:
         yield _server(ablation, request, suites=ablation.suites)
+
+
+def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) -> MeasuredServer:
+    """Return the published run that a running server repeats, under the server's name.
+
+    Raises UsageError with the differences from the closest run if there is none.
+    """
+    found = [(differences((_measured_keys(server.plan), _measured_keys(plan))), server) for server in servers]
+    different, closest = min(found, key=lambda pair: len(pair[0]))
+    if different:
+        listed = "; ".join(
+            f"{item.key}: {item.values[1] or 'none'}, not {item.values[0] or 'none'}" for item in different
+        )
+        raise UsageError(
+            f"`{name}` does not run the plan of `{closest.name}`: {listed}",
+            hint="repeat the `--set` of its `up`, or start the profile without it",
+        )
+    return replace(closest, name=name)
+
+
+def _measured_keys(plan: Plan) -> Mapping[str, str]:
+    """Return the values that a measurement depends on: neither runtime nor address, API key, pins or paths."""
+    return flatten(
+        {
+            "hardware": plan.hardware.name,
+            "model": plan.model.name,
+            "engine": plan.engine.name,
+            "layout": plan.layout.label,
+            "replicas": plan.replicas,
+            "flags": {flag.name: flag.values for flag in plan.flags},
+            "env": {variable.name: variable.value for variable in plan.env},
+            "patches": [patch.id for patch in plan.patches if patch.expected],
+        }
+    )
 
 
 def _runs(published: Published, profile: str | None) -> Sequence[ReproduceRun]:

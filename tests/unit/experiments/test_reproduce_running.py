@@ -1,0 +1,51 @@
+"""`deploy reproduce --from`: a server that already runs is measured, and stays up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.published import load_published
+from orchestrator.core.errors import UsageError
+from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps
+from orchestrator.planner.planning import load
+
+RENTED = ("runtime=process", "engine.python=python3", "server.host=0.0.0.0", "server.api_key_env=DEPLOY_API_KEY")
+SAMPLED = tuple(
+    f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
+)
+
+
+def planned(served: str, *overrides: str, **options: object) -> ReproducePlan:
+    """The steps for a server of a rented machine, as `render --runtime skypilot` starts it."""
+    request = ReproduceRequest(named="wafer-glm52", download_mb_s=400)
+    plan = load(served, overrides=(*RENTED, *overrides)).plan
+    request = replace(request, running=("mine", plan), **options)  # type: ignore[arg-type]
+    return plan_steps(load_published("wafer-glm52"), Path("results"), request)
+
+
+def test_only_its_measurements_are_steps() -> None:
+    steps = planned("mi355x-tp4dp2").steps
+    assert [" ".join(step.argv) for step in steps] == [
+        "smoke mine",
+        "bench mine --workload wafer-20k-1k --output results/mine/wafer-20k-1k",
+        "report results --published wafer-glm52",
+    ]
+
+
+def test_the_published_run_with_the_same_settings_is_repeated() -> None:
+    steps = planned("mi355x-tp4dp2", *SAMPLED).steps
+    assert [step.stage for step in steps] == ["smoke", "eval", "eval", "report"]
+    (server,) = planned("mi355x-tp8").servers
+    assert server.workloads == ("single-stream-10k-1.5k",)
+
+
+def test_a_server_of_another_plan_is_refused_with_what_differs() -> None:
+    with pytest.raises(UsageError, match="`mine` does not run the plan of `mi355x-tp4dp2`") as refused:
+        planned("mi355x-tp4dp2", "flags.max-running-requests=7")
+    assert "flags.max-running-requests: 7, not 80" in str(refused.value)
+    own = planned("mi355x-tp4dp2", "flags.max-running-requests=7", overrides=("flags.max-running-requests=7",))
+    assert [step.stage for step in own.steps] == ["smoke", "bench", "report"]
+    with pytest.raises(UsageError, match="does not run the plan of"):
+        planned("b200-tp8")
+    assert planned("b200-tp8", profile="b200-tp8").servers[0].workloads == ("wafer-20k-1k",)
