@@ -122,12 +122,9 @@ def command(
 
     The same command resumes an interrupted measurement.
     """
-    if tune and host is not None:
-        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
-    if from_ is not None and (tune or checkpoint is not None or ablation):
-        raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
+    _check(tune=tune, host=host, running=from_ is not None, others=bool(checkpoint or ablation))
     published = load_published(name)
-    running = None if from_ is None else (from_, _running_plan(from_, host))
+    running = (from_, _running_plan(from_, host)) if from_ is not None else None
     directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
     request = ReproduceRequest(
@@ -161,6 +158,14 @@ def command(
     if not dry_run:
         _run(planned, state, host, keep=keep_failed or running is not None, dataset=dataset)
         note(f"wrote `{directory / 'report.html'}`")
+
+
+def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None:
+    """Raise UsageError for options that exclude each other; `others` apply to servers that are not started yet."""
+    if tune and host is not None:
+        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
+    if running and (tune or others):
+        raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
 
 def _show(planned: ReproducePlan, bill: CostEstimate, todo: Sequence[CommandEstimate], *, dry_run: bool) -> None:
