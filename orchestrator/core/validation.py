@@ -152,7 +152,7 @@ def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployEr
 def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:
     """Validate a document as a model `kind`. Raises `fault` with every problem and its line."""
     message = f"`{document.name}` is not valid"
-    return validate(document.data, kind, place=document.place, message=message, fault=fault)
+    return validate(document.data, kind, place=document.location, message=message, fault=fault)
 
 
 def validate(

@@ -39,7 +39,7 @@ class Document:
     data: dict[str, Data]
     lines: Mapping[KeyPath, int]
 
-    def place(self, path: KeyPath) -> str:
+    def location(self, path: KeyPath) -> str:
         """Return `file:line` of a key path, or of the nearest parent that is in the file."""
         while path and path not in self.lines:
             path = path[:-1]

@@ -107,14 +107,14 @@ class FlagTable:
         return f"the flag table has no help; `deploy add engine {self.version} --flags-only` rewrites it"
 
 
-def read_flags(version: str, catalog: Catalog, *, place: str = "") -> FlagTable:
+def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTable:
     """Read the flag table of an sglang version. Raises ProfileError if there is no table, or an invalid one."""
     path = catalog.find(EntryKind.FLAGS, version)
     if path is None:
         known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
         raise ProfileError(
             f"no flag table for sglang {version} found",
-            where=place,
+            where=location,
             hint=f"`deploy add engine {version} --flags-only` writes it; existing tables: {known}",
         )
     try:

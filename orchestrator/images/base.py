@@ -17,7 +17,7 @@ _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository
 # Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
-_MIRROR: Final = Registry(within=10.0)  # seconds for the registry of a fallback name
+_MIRROR: Final = Registry(timeout=10.0)  # seconds for the registry of a fallback name
 _PIN: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 

@@ -179,16 +179,16 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """Compare the base image by name, and by digest if the engine pins one and the build recorded one."""
     engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
-    place = f"engine {engine.name}: image"
+    location = f"engine {engine.name}: image"
     if name != engine.image:
         hint = f"`--set engine.image={name}`, or an image built on this base"
         yield Problem(
-            f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", place, hint
+            f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", location, hint
         )
     elif engine.image_digest and digest and digest != engine.image_digest:
         hint = f"`--set engine.image_digest={digest}`, or an image built on that base"
         yield Problem(
-            f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", place, hint
+            f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", location, hint
         )
 
 

@@ -76,7 +76,7 @@ class ImageReceipt:
             else [name, "not in this image", "", ""]
             for name, source in self.sources
         ]
-        shown = table(["sources", "version", "commit", "place"], rows)
+        shown = table(["sources", "version", "commit", "path"], rows)
         patches = [[record.id, record.state, record.upstream] for record in self.patches]
         return shown + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else shown
 

@@ -36,7 +36,7 @@ _PULL_IT: Final = "`docker pull {}` first; for a private image, `docker login` b
 class Registry:
     """A registry client; `within` is the timeout of a whole lookup, in seconds."""
 
-    within: float = 20.0
+    timeout: float = 20.0
     transport: httpx.BaseTransport | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -46,13 +46,13 @@ class Registry:
             name = ImageReference(reference).parts
         except UnsafeValueError as error:
             raise BuildError(str(error)) from error
-        end = Deadline(self.within)
+        end = Deadline(self.timeout)
         try:
             with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
-                return _Repository(client, name, end, self.clock() + self.within, self.clock).config(reference)
+                return _Repository(client, name, end, self.clock() + self.timeout, self.clock).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = (
-                f"no complete response within {self.within:g} s" if end.reached else str(error) or type(error).__name__
+                f"no complete response within {self.timeout:g} s" if end.reached else str(error) or type(error).__name__
             )
             raise _unknown(reference, why) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -31,7 +31,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
     """Read the ledger, once per process: the plan, its image and the checkpoint's overlay all need it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for path in catalog.all(EntryKind.PATCH):
         try:
             document = read_file(path, catalog.shown(path))
@@ -40,8 +40,8 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
             problems += error.each()
             continue
         patches.append(patch)
-        problems += _misplaced(patch, document, places, path.parent)
-        places.setdefault(patch.id, document.place(("id",)))
+        problems += _misplaced(patch, document, locations, path.parent)
+        locations.setdefault(patch.id, document.location(("id",)))
     if problems:
         raise ProfileError("the patch ledger is invalid", problems=problems)
     return tuple(sorted(patches, key=lambda patch: patch.id))
@@ -102,14 +102,14 @@ def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
     return {**entry, "diff": diffs[patch.id]} if patch.apply.kind == "diff" else entry
 
 
-def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], folder: Path) -> Iterator[Problem]:
+def _misplaced(patch: Patch, document: Document, locations: Mapping[str, str], folder: Path) -> Iterator[Problem]:
     """Yield problems outside the schema: a duplicate id, a folder with another name, a missing diff."""
-    place = document.place(("id",))
-    if patch.id in places:
-        yield Problem(f"patch `{patch.id}` is defined twice: here and at {places[patch.id]}", place, "rename one")
+    location = document.location(("id",))
+    if patch.id in locations:
+        yield Problem(f"patch `{patch.id}` is defined twice: here and at {locations[patch.id]}", location, "rename one")
     elif folder.name != patch.id:
         yield Problem(
-            f"patch `{patch.id}` is in a folder with another name", place, f"rename the folder to `{patch.id}`"
+            f"patch `{patch.id}` is in a folder with another name", location, f"rename the folder to `{patch.id}`"
         )
     if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
         shown = document.name.removesuffix("patch.yaml") + patch.apply.file

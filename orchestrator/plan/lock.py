@@ -70,11 +70,11 @@ def parse_lock(document: Document, tool: str) -> Lock:
     data, name = document.data, document.name
     if data.get("lock") != FORMAT:
         hint = "`deploy lock PROFILE` writes one"
-        raise ProfileError(f"not a lock of format {FORMAT}", where=document.place(("lock",)), hint=hint)
+        raise ProfileError(f"not a lock of format {FORMAT}", where=document.location(("lock",)), hint=hint)
     if data.get("tool") != tool:
         raise ProfileError(
             f"the lock was written by deploy {data.get('tool')}; this is deploy {tool}",
-            where=document.place(("tool",)),
+            where=document.location(("tool",)),
             hint="`deploy lock PROFILE` writes a new one; `deploy diff LOCK PROFILE` shows the changes",
         )
     if edited := truncate_problems(_edited(document)):
@@ -107,7 +107,7 @@ def _edited(document: Document) -> Iterator[Problem]:
         elif _digest(document.data[name]) != digests.get(name):
             yield from _edited_lines(document, name)
     for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests", "lines"}):
-        yield Problem(f"`{name}` was added", document.place((name,)))
+        yield Problem(f"`{name}` was added", document.location((name,)))
 
 
 def _edited_lines(document: Document, section: str) -> Iterator[Problem]:
@@ -117,13 +117,13 @@ def _edited_lines(document: Document, section: str) -> Iterator[Problem]:
     found = [_short_digest(entry) for entry in entries.items()]
     edited = [key for key, digest in zip(entries, found, strict=True) if digest not in known] if known else []
     for key in edited:
-        yield Problem(f"`{key}` was edited", document.place((section, key)))
+        yield Problem(f"`{key}` was edited", document.location((section, key)))
     if not edited:
         missing = len({*known} - {*found})
         message = (
             f"`{section}` lost {missing} line{'' if missing == 1 else 's'}" if missing else f"`{section}` was edited"
         )
-        yield Problem(message, document.place((section,)))
+        yield Problem(message, document.location((section,)))
 
 
 def _entries(section: object) -> dict[str | int, object]:
@@ -142,7 +142,7 @@ def drift(document: Document, section: str, locked: Mapping[str, str], current: 
     for difference in differences([locked, current]):
         old, new = (value or "nothing" for value in difference.values)
         message = f"`{difference.key}` is `{old}` in the lock and `{new}` now"
-        yield Problem(message, document.place((section, difference.key)))
+        yield Problem(message, document.location((section, difference.key)))
 
 
 def _plain(lock: Lock) -> dict[str, object]:

@@ -303,4 +303,4 @@ def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> It
         size = said.partition(" ")[0]
         if path != COMMIT and path in here and str(here[path][0]) != size:
             message = f"`{path}` has {here[path][0]} bytes on disk and {size} in the lock"
-            yield Problem(message, document.place(("checkpoint", path)))
+            yield Problem(message, document.location(("checkpoint", path)))

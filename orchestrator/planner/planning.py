@@ -50,7 +50,9 @@ class LoadedProfile:
     @cached_property
     def table(self) -> FlagTable:
         """Return the flags of its engine. Raises ProfileError if the version has no table."""
-        return read_flags(self.profile.engine.version, self.catalog, place=self.composed.place(("engine", "version")))
+        return read_flags(
+            self.profile.engine.version, self.catalog, location=self.composed.place(("engine", "version"))
+        )
 
     @cached_property
     def load(self) -> Load | None:
@@ -220,7 +222,7 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
         base = document.data.get(EXTENDS)
         if base is None:
             return layers
-        place = document.place((EXTENDS,))
+        place = document.location((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
                 "`extends` is not a name", where=place, hint="`extends: NAME`; `deploy profiles` lists the names"
@@ -251,7 +253,7 @@ def _read_load(name: str, catalog: Catalog, place: str) -> Load:
         raise ProfileError(f"no workload `{name}`", where=place, hint=hint)
     document = read_file(path, catalog.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
-    return validate({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
+    return validate({**lengths, "name": name}, Load, place=document.location, message=f"workload `{name}` is not valid")
 
 
 def _profile_path(name: str, catalog: Catalog) -> Path:
@@ -289,7 +291,7 @@ def _part_files(
         try:
             files[part] = _part_file(part, choice.file, folder, catalog)
         except ProfileError as error:
-            place = choice.by.place((part, USE)) if choice.by else f"--set {part}"
+            place = choice.by.location((part, USE)) if choice.by else f"--set {part}"
             problems.append(Problem(error.message, place, error.hint))
     if problems:
         last = [*layers.values()][-1]

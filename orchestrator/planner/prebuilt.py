@@ -25,7 +25,7 @@ from orchestrator.render.dockerfile import repository
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
-_REGISTRY: Final = Registry(within=5.0)  # timeout of a request in seconds, short because a plan waits for it
+_REGISTRY: Final = Registry(timeout=5.0)  # timeout of a request in seconds, short because a plan waits for it
 
 
 def require_image(runtime: str, image: str) -> None:

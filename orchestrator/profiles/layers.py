@@ -117,7 +117,7 @@ def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Overrid
         elif override.path == (part, USE):
             choice = replace(choice, file=_file(part, override.value, f"{_OPTION}{part}.{USE}"), by=None)
     if choice.file is None and not choice.over:
-        _file(part, None, _naming(part, profiles).place((part,)))
+        _file(part, None, _naming(part, profiles).location((part,)))
     return choice
 
 
@@ -125,9 +125,9 @@ def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
     """Return the choice after one more layer: a name replaces it, a mapping overrides the lower layers."""
     said = profile.data[part]
     if not isinstance(said, dict):
-        return EntryChoice(_file(part, said, profile.place((part,))), profile, ())
+        return EntryChoice(_file(part, said, profile.location((part,))), profile, ())
     if USE in said:
-        return EntryChoice(_file(part, said[USE], profile.place((part, USE))), profile, (profile,))
+        return EntryChoice(_file(part, said[USE], profile.location((part, USE))), profile, (profile,))
     return replace(below, over=(*below.over, profile))
 
 
@@ -169,7 +169,7 @@ def merge_layers(
         for override in overrides:
             _apply_override(data, places, override)
     for part in PARTS:
-        places.setdefault((part,), _naming(part, profiles).place((part,)))
+        places.setdefault((part,), _naming(part, profiles).location((part,)))
     return MergedProfile(data, places, names, overlaid)
 
 
@@ -254,7 +254,7 @@ class _Placer:
     source: KeyPath
 
     def __call__(self, path: KeyPath) -> str:
-        return self.document.place((*self.source, *path[self.cut :]))
+        return self.document.location((*self.source, *path[self.cut :]))
 
 
 def _merge(data: dict[str, Data], places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:

@@ -123,7 +123,7 @@ def test_a_stream_that_drips_ends_with_the_request() -> None:
 @pytest.mark.parametrize("begin", [OK, b"HTTP/1.1 200 ", OK + b"Content-Length: 1000000\r\n\r\n"])
 def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
     with server(drips(begin, b"a")) as (url, _), pytest.raises(BuildError, match=r"no complete response within 0\.6 s"):
-        Registry(within=0.6).config(f"{url.removeprefix('http://')}/a/b:1")
+        Registry(timeout=0.6).config(f"{url.removeprefix('http://')}/a/b:1")
 
 
 def test_silence_ends_the_request_before_its_time() -> None:

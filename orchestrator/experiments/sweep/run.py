@@ -241,7 +241,7 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
     for knob in space_of(file).knobs:
         section, _, name = knob.key.partition(".")
         if section == "flags":
-            where = document.place((section, name))
+            where = document.location((section, name))
             values = (value for value in knob.values if isinstance(value, bool | int | float | str))
             problems += (problem for value in values for problem in flag_problems(name, value, table, where))
     if problems:

@@ -34,7 +34,7 @@ INDEX = json.dumps(
 def registry(answer: Callable[[httpx.Request], httpx.Response], *, ticks: float = 0.0) -> Registry:
     """A registry that answers so; each look at the clock takes `ticks` seconds."""
     moments: Iterator[float] = count(0.0, ticks)
-    return Registry(within=5.0, transport=httpx.MockTransport(answer), clock=lambda: next(moments))
+    return Registry(timeout=5.0, transport=httpx.MockTransport(answer), clock=lambda: next(moments))
 
 
 def served(asked: list[str], *, top: bytes = INDEX, config: bytes = BLOB) -> Callable[[httpx.Request], httpx.Response]:

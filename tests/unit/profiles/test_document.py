@@ -21,10 +21,10 @@ def test_only_what_looks_like_a_number_is_one(text: str, value: object) -> None:
 
 def test_every_key_remembers_its_line() -> None:
     document = read_document("a: 1\nb:\n  c: [1, 2]\n  d:\n    e: x\n", "f.yaml")
-    assert document.place(("a",)) == "f.yaml:1"
-    assert document.place(("b", "c", 1)) == "f.yaml:3"
-    assert document.place(("b", "d", "e")) == "f.yaml:5"
-    assert document.place(("b", "d", "missing")) == "f.yaml:4"
+    assert document.location(("a",)) == "f.yaml:1"
+    assert document.location(("b", "c", 1)) == "f.yaml:3"
+    assert document.location(("b", "d", "e")) == "f.yaml:5"
+    assert document.location(("b", "d", "missing")) == "f.yaml:4"
 
 
 def test_all_faults_are_shown_at_once() -> None:
