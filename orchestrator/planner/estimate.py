@@ -10,6 +10,7 @@ from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import format_duration, table, terminal_width
 from orchestrator.core.paths import Home
+from orchestrator.hosts.venvs.venv import bytes_to_install
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.images.build import image_tag
 from orchestrator.images.config import local_config
@@ -38,6 +39,8 @@ DOWNLOAD_MB_S: Final = 400.0  # default download rate of a checkpoint
 _GPUS, _CPU = 420.0, 20.0  # seconds to compile kernels and capture graphs; neither on a CPU
 _LOAD: Final = 0.56e9  # bytes/s: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 
+_INSTALL: Final = 40e6  # bytes/s: 1.68 GB of sglang-cpu-0.5.14 in 38.5 s, with two CPU cores and a near package index
+
 
 def startup_seconds(plan: Plan) -> float:
     """Estimate the seconds from the start of a server until it is ready: load, compile, capture."""
@@ -60,7 +63,9 @@ def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
     table = () if plan.prebuilt_image else tuple(_table(plan, place.home))
-    if plan.model.checkpoint.source == "hub":  # the engine checks the arguments before the download
+    if (
+        plan.model.checkpoint.source != "local"
+    ):  # the engine checks the arguments before a download, and generates a model
         return (*image, checkpoint, *table, _start(plan))
     return (checkpoint, *table, *image, _start(plan))
 
@@ -121,6 +126,9 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
 def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if build is None:
+        if (size := bytes_to_install(plan.engine, place.home)) is not None:
+            what = f"{plan.engine.requirements}: {f'{size / 1e9:.1f} GB of ' if size else ''}packages to install"
+            yield UpStep(name="environment", what=what, about=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
             what = f"a copy of the interpreter's, for {patches}, where that was not made before"
             yield UpStep(name="sglang", what=what, about=STEP_SECONDS["copy"])

@@ -111,6 +111,14 @@ def built_interpreter(engine: Engine, home: Home) -> str | None:
     return str(folder / "bin" / "python") if _complete(folder) else None
 
 
+def bytes_to_install(engine: Engine, home: Home) -> int | None:
+    """Return the size of the engine's missing environment; 0 if its file does not state it, None if none is missing."""
+    requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements) if engine.requirements else None
+    if requirements is None or built_interpreter(engine, home) is not None:
+        return None
+    return _Recipe.read(requirements, data_root() / "images" / _SHIM).installed_bytes
+
+
 def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Venv:
     """Return the environment of a requirement file, and build it if necessary.
 

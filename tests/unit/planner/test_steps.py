@@ -48,10 +48,11 @@ def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
     tiny, place = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     made = Home(tmp_path).models / "tiny"
     generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
-    before = estimate.steps_of(tiny, place)[0]
+    environment, before = estimate.steps_of(tiny, place)[:2]
     made.mkdir(parents=True)
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
-    after = estimate.steps_of(tiny, place)[0]
+    after = estimate.steps_of(tiny, place)[1]
+    assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
     assert (before.what, before.about) == (f"{made}: made here", 5)
     assert (after.what, after.about) == (str(made), 0)
 
