@@ -4,6 +4,7 @@ import asyncio
 import datetime as dt
 import hashlib
 import json
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -117,6 +118,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             price=request.price,
             read_energy=request.read_energy,
             progress=progress,
+            salt="" if endpoint.is_sglang else f"{secrets.token_hex(4)}/",
         )
         return await _all_points(request, runner, result)
     finally:
@@ -235,6 +237,7 @@ def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
         result.run.provenance,
         ending=result.ending,
         overridden=request.overridden,
+        engine=result.run.endpoint.engine,
         speculation=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
     )
     return replace(result, points=points, knee_rps=knee(points), comparability_issues=issues)

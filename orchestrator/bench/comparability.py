@@ -5,6 +5,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchEnding, ComparabilityIssue, IssueKind, Point, ServerProvenance
+from orchestrator.engine.foreign import option_name
 from orchestrator.engine.options import Meaning
 
 CACHE_HIT_RATE_TOLERANCE: Final = 0.02  # hits are rounded down to a page: 64 of 12,000 tokens are 0.5 %
@@ -18,6 +19,7 @@ def comparability_issues(
     *,
     ending: BenchEnding,
     overridden: Sequence[str],
+    engine: str | None = None,
     speculation: str | None = None,
 ) -> tuple[ComparabilityIssue, ...]:
     """Return the comparability issues of a result, those of the whole run first.
@@ -29,7 +31,7 @@ def comparability_issues(
         *_server_issues(provenance),
         *_run_issues(ending, overridden),
         *_random_prompt_issues(points, speculation),
-        *(issue for point in points for issue in _point_issues(point)),
+        *(issue for point in points for issue in _point_issues(point, engine)),
     )
 
 
@@ -65,7 +67,7 @@ def _random_prompt_issues(points: Sequence[Point], speculation: str | None) -> I
     yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
 
 
-def _point_issues(point: Point) -> Iterator[ComparabilityIssue]:
+def _point_issues(point: Point, engine: str | None) -> Iterator[ComparabilityIssue]:
     if point.ending is not BenchEnding.COMPLETE:
         detail = f"{point.ending.value} after {point.requests} requests"
         yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
@@ -77,16 +79,17 @@ def _point_issues(point: Point) -> Iterator[ComparabilityIssue]:
     if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > MAX_SEND_LAG_S:
         detail = f"the load client was late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on an idle host or core"
         yield ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail=detail, point=point.label)
-    yield from _cache_hit_rate_issues(point)
+    yield from _cache_hit_rate_issues(point, engine)
 
 
-def _cache_hit_rate_issues(point: Point) -> Iterator[ComparabilityIssue]:
+def _cache_hit_rate_issues(point: Point, engine: str | None) -> Iterator[ComparabilityIssue]:
     if point.cache is None or not point.succeeded:
         return
     measured = metrics.cached_share(point)
     if measured is None:
         if point.cache.wanted_share:
-            detail = f"the server reports no cached tokens; start it with `--{Meaning.CACHED_TOKENS_REPORT}`"
+            option = option_name(engine, Meaning.CACHED_TOKENS_REPORT)
+            detail = "the server reports no cached tokens" + (f"; start it with `--{option}`" if option else "")
             yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_UNKNOWN, detail=detail, point=point.label)
     elif abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache; the target is {point.cache.wanted_share:.0%}"

@@ -8,7 +8,7 @@ from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.url import Address
-from orchestrator.engine import endpoints
+from orchestrator.engine import endpoints, foreign
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
@@ -102,7 +102,9 @@ async def discover(
     server = replicas[0] if replicas else connections
     try:
         await _get_json(connections, address, endpoints.MODELS)
-        models = read_models(await _get_json(server, address, endpoints.MODELS))
+        listed = await _get_json(server, address, endpoints.MODELS)
+        models = read_models(listed)
+        engine = foreign.read_engine(listed)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", where=address.url) from error
@@ -110,10 +112,16 @@ async def discover(
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", where=address.url)
     served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
-    metrics = await _exports_metrics(server)
+    metrics = await _read_metrics(server)
     if info is None:
+        if engine == "vllm":
+            facts = await _vllm_facts(server, facts, metrics or "")
         return Endpoint(
-            connections=connections, facts=facts, reports_cache=False, has_metrics=metrics, replicas=replicas
+            connections=connections,
+            facts=facts,
+            reports_cache=False,
+            has_metrics=metrics is not None,
+            replicas=replicas,
         )
     facts = replace(
         facts,
@@ -127,7 +135,7 @@ async def discover(
         connections=connections,
         facts=facts,
         reports_cache=info.reports_cache,
-        has_metrics=metrics,
+        has_metrics=metrics is not None,
         replicas=replicas,
     )
 
@@ -139,7 +147,12 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
         raise BenchError(
             f"`{facts.served_model}` has a context of {facts.context_length} tokens; the workload needs {needed}",
             where=facts.url,
-            hint=f"choose a smaller workload, or increase `--{Meaning.CONTEXT}` of the server",
+            hint="choose a smaller workload"
+            + (
+                f", or increase `--{option}` of the server"
+                if (option := foreign.option_name(facts.engine, Meaning.CONTEXT))
+                else ""
+            ),
         )
 
 
@@ -175,9 +188,27 @@ async def _fetch(connections: Connections, address: Address, path: str) -> tuple
         ) from error
 
 
-async def _exports_metrics(connections: Connections) -> bool:
+async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: str) -> EndpointFacts:
+    """Add the facts that vLLM reports in `/version` and in its metrics."""
     try:
-        status, _ = await connections.fetch("GET", endpoints.METRICS, max_bytes=MOST_METRICS_BYTES)
+        status, content = await connections.fetch("GET", endpoints.VERSION)
+        version = read_object(content, path=endpoints.VERSION).get("version") if status == 200 else None
+    except (NoResponseError, UnexpectedResponseError):
+        version = None
+    return replace(
+        facts,
+        engine="vllm",
+        engine_version=version if isinstance(version, str) else None,
+        replicas=foreign.read_ranks(metrics),
+        page_size=foreign.read_block_size(metrics),
+        speculative="algorithm not reported" if foreign.speculates(metrics) else None,
+    )
+
+
+async def _read_metrics(connections: Connections) -> str | None:
+    """Return the exported metrics; None if there are none."""
+    try:
+        status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MOST_METRICS_BYTES)
     except NoResponseError:
-        return False
-    return status == 200
+        return None
+    return content.decode(errors="replace") if status == 200 else None

@@ -198,7 +198,7 @@ class EndpointFacts:
     url: str
     api: str  # completions | generate
     served_model: str
-    engine: str | None = None  # sglang | None if unknown
+    engine: str | None = None  # sglang | vllm | None if unknown
     engine_version: str | None = None
     replicas: Number = 1  # data-parallel replicas, each with its own prefix cache
     context_length: Count | None = None

@@ -43,29 +43,35 @@ class PointRunner:
     price: Price | None
     read_energy: EnergyReader | None
     progress: Callable[[str, str], None]
+    salt: str = ""  # varies the prompts between runs on an endpoint whose cache cannot be flushed
 
     async def warm_up(self, label: str) -> str:
         """Flush the prefix caches, then send one request for each prefix to each replica; return a description.
 
-        Each sglang replica has its own cache, so warm-up requests are pinned with `routed_dp_rank`; measured requests
-        are balanced by the server. Raises BenchError if a request fails or has another length than requested.
+        Each sglang replica has its own cache, so warm-up requests are pinned with `routed_dp_rank`, unknown to other
+        engines; measured requests are balanced by the server. Raises BenchError if a request fails or has a length
+        other than requested.
         """
         flushed = await self.endpoint.flush_cache()
-        prefixes = await _collect_cooperatively(warmup_prompts(self.workload, label, self.text))
+        prefixes = await _collect_cooperatively(warmup_prompts(self.workload, self.salt + label, self.text))
         replicas = self.endpoint.facts.replicas
+        pinned = self.endpoint.is_sglang and replicas > 1
         self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
-        ranks: list[int | None] = list(range(replicas)) if replicas > 1 else [None]
+        ranks: list[int | None] = list(range(replicas)) if pinned else [None]
         load_results = await asyncio.gather(*(self._warm_replica(prefixes, rank) for rank in ranks))
         for load_result in load_results:
             check_warmup(self.workload, load_result.records)
-        target = f"each of {replicas} replicas ({RANK_FIELD})" if replicas > 1 else "the only known replica"
+        target = f"each of {replicas} replicas ({RANK_FIELD})" if pinned else "the only known replica"
+        if replicas > 1 and not pinned:
+            target = f"one of {replicas} replicas, chosen by the server"
         prefix = "caches flushed, " if flushed else ""
+        prefix += f"caches cannot be flushed: prompts varied by `{self.salt}`, " if self.salt else ""
         return f"{prefix}each of {len(prefixes)} prefixes sent once to {target}, full length"
 
     async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
         """Measure one offered rate."""
         count = self.workload.requests_at(rate_rps)
-        requests = await self._requests(prompts(self.workload, label, count, self.text))
+        requests = await self._requests(prompts(self.workload, self.salt + label, count, self.text))
         times = arrival_times(self.workload, rate_rps, count)
 
         def on_end(ended: int) -> None:
@@ -81,7 +87,7 @@ class PointRunner:
     async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
         """Measure the fixed concurrency of the workload."""
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
-        requests = await self._requests(prompts(self.workload, label, count, self.text))
+        requests = await self._requests(prompts(self.workload, self.salt + label, count, self.text))
 
         def on_end(ended: int) -> None:
             self.progress(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} completed")

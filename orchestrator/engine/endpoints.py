@@ -13,6 +13,7 @@ MODELS: Final = "/v1/models"
 MODEL_INFO: Final = "/model_info"
 SERVER_INFO: Final = "/server_info"  # contains the server's keys in clear text: never show or store it whole
 FLUSH_CACHE: Final = "/flush_cache"
+VERSION: Final = "/version"  # of vLLM
 TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; the same format in vLLM
 COMPLETIONS: Final = "/v1/completions"
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
@@ -28,6 +29,7 @@ __all__ = [
     "MODEL_INFO",
     "SERVER_INFO",
     "TOKENIZE",
+    "VERSION",
     "authorization",
     "read_key",
 ]

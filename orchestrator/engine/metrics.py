@@ -38,15 +38,32 @@ class Metric(StrEnum):
     OPEN_REQUESTS = "sglang:http_requests_active"  # until the response begins (0.5.14, srt/utils/common.py)
 
 
-_READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))
+# The same metrics in vLLM (0.32.0, v1/metrics/loggers.py).
+VLLM_METRICS: Final[Mapping[str, Metric]] = {
+    "vllm:request_success_total": Metric.REQUESTS,
+    "vllm:prompt_tokens_total": Metric.PROMPT_TOKENS,
+    "vllm:generation_tokens_total": Metric.OUTPUT_TOKENS,
+    "vllm:prompt_tokens_cached_total": Metric.CACHED_TOKENS,
+    "vllm:num_preemptions_total": Metric.RETRACTIONS,
+    "vllm:num_requests_waiting": Metric.QUEUED,
+    "vllm:num_requests_running": Metric.RUNNING,
+    "vllm:time_to_first_token_seconds": Metric.TTFT,
+    "vllm:inter_token_latency_seconds": Metric.ITL,
+    "vllm:e2e_request_latency_seconds": Metric.E2E,
+}
+_NAMES: Final[Mapping[str, Metric]] = {**VLLM_METRICS, **{str(each): each for each in Metric}}
+_READ: Final = {f"{name}{part}": f"{each}{part}" for name, each in _NAMES.items() for part in ("", "_sum", "_count")}
 Metrics = Mapping[str, float | None]  # None: a legal value that cannot be summed (NaN, +Inf)
 
 
 def read_metrics(content: bytes | bytearray) -> Metrics:
-    """Parse the exported metrics of `Metric`, each summed over its labels; histograms as `_sum` and `_count`."""
+    """Parse the metrics of sglang or vLLM under the names of `Metric`, each summed over its labels.
+
+    A histogram is read as `_sum` and `_count`.
+    """
     totals: dict[str, float] = {}
     for name, _, value in samples(content, _READ):
-        totals[name] = totals.get(name, 0.0) + value
+        totals[_READ[name]] = totals.get(_READ[name], 0.0) + value
     return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
 
 

@@ -132,6 +132,8 @@ def require_name(name: str) -> None:
         hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
         if ":" in name and "://" not in name:
             hint = f"the URL of a server begins with its scheme: `http://{name}`"
+        elif "://" in name:
+            hint = "name a server of `deploy status`; this command takes no URL"
         raise UsageError(f"a server cannot be called `{name}`", hint=hint)
 
 

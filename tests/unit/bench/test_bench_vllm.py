@@ -1,0 +1,59 @@
+"""What the measuring instrument reads of a vLLM endpoint: engine, counters, ranks, blocks; and varied prompts."""
+
+import json
+
+import pytest
+
+from orchestrator.bench.prompts import prompts
+from orchestrator.bench.workload import Workload
+from orchestrator.engine.foreign import option_name, read_block_size, read_engine, read_ranks, speculates
+from orchestrator.engine.metrics import Metric, read_metrics
+from orchestrator.engine.options import Meaning
+
+# Written by hand with the names and labels that vLLM 0.32.0 exports with `--data-parallel-size 2`; not a recording.
+METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 7.0
+vllm:cache_config_info{block_size="128",enable_prefix_caching="True",engine="0"} 1.0
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 41000.0
+vllm:prompt_tokens_cached_total{engine="0",model_name="tiny"} 31488.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 60.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 22.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="tiny"} 4.1
+vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 82.0
+"""
+
+
+def test_counters_of_vllm_are_read_under_one_name() -> None:
+    read = read_metrics(METRICS.encode())
+    assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (5, 7, 82)
+    assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS]) == (31488, 41000)
+    assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
+
+
+def test_the_metrics_tell_ranks_and_blocks() -> None:
+    assert (read_ranks(METRICS), read_block_size(METRICS), speculates(METRICS)) == (2, 128, False)
+    assert (read_ranks(""), read_block_size("")) == (1, None)
+    assert speculates(METRICS + 'vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
+
+
+@pytest.mark.parametrize(("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("someone", None)])
+def test_the_owner_of_a_model_names_the_engine(owner: str, engine: str | None) -> None:
+    assert read_engine(json.loads(json.dumps({"data": [{"id": "tiny", "owned_by": owner}]}))) == engine
+
+
+def test_an_option_has_the_name_of_its_engine() -> None:
+    assert option_name("sglang", Meaning.CONTEXT) == "context-length"
+    assert option_name("vllm", Meaning.CONTEXT) == "max-model-len"
+    assert option_name("vllm", Meaning.CACHED_TOKENS_REPORT) == "enable-prompt-tokens-details"
+    assert option_name(None, Meaning.CONTEXT) is None
+
+
+def test_another_salt_gives_other_prompts() -> None:
+    workload = Workload.model_validate({"input_tokens": 500, "output_tokens": 24, "request_rates": (1,)})
+    text = tuple(range(1000))
+    first, again, other = (list(prompts(workload, label, 5, text)) for label in ("a/1", "a/1", "b/1"))
+    assert first == again
+    assert first != other
