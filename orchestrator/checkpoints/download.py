@@ -46,7 +46,7 @@ def stage_checkpoint(
     """Download missing files of a model's checkpoint and verify all files against the hub's sizes.
 
     What is `asked` of it is completed by what the hub says. A checkpoint that does not come from a hub is verified
-    where it lies. Raises WeightsError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
+    where it lies. Raises CheckpointError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
     full disk, a download that broke off: what has arrived stays and the next call resumes.
     """
     if model.checkpoint.source != "hub":

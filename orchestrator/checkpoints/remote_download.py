@@ -66,7 +66,7 @@ class RemoteDownload:
     def run(self, program: Program, read_stderr: Callable[[], str]) -> VerifiedCheckpoint:
         """Run the protocol with the started program; `read_stderr` returns the stderr of the program and ssh.
 
-        Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
+        Raises CheckpointError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
            cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
         """
         source, hub = self.model.checkpoint, self.hub

@@ -28,7 +28,7 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
             if all_homes or _is_ours(servers, handle):
                 seconds = grace_of(servers, name) if grace is None else grace
                 if grace is None:
-                    say(f"stopping `{name}`: its requests have {seconds:g} s to end")
+                    say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, host_ref(plan.runtime, servers.home, host))

@@ -53,9 +53,9 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
 
 
 def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
-    """The target that a server without a plan says it is; what it does not tell is not promised.
+    """Return the target of a server without a plan, from its own server info; a feature it does not report is not checked.
 
-    Raises NoAnswerError, and OddAnswerError for what is no sglang server.
+    Raises NoResponseError, and UnexpectedResponseError if it is no sglang server.
     """
     info = read_server_info(server.get(endpoints.SERVER_INFO))
     named = next(((name, length) for name, length in server.models().items() if length is not None), None)

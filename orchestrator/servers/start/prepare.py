@@ -32,7 +32,7 @@ from orchestrator.servers.start.host import host_ref
 def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
     """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
 
-    Raises WeightsError, HostError.
+    Raises CheckpointError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
         note(f"checkpoint of `{plan.model.name}`: not checked from here; it is on the node of the server")
@@ -122,7 +122,7 @@ def prepare_engine(artifacts: Artifacts, place: HostRef) -> PreparedRun:
 
 
 def prepare_overlay(prepared: PreparedRun, place: HostRef) -> None:
-    """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
+    """Write the checkpoint's overlay anew, where the plan has a config patch. Raises CheckpointError."""
     _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or NO_DETECTED_PATCHES)
 
 
