@@ -45,9 +45,9 @@ def stage_checkpoint(
 ) -> VerifiedCheckpoint:
     """Download missing files of a model's checkpoint and verify all files against the hub's sizes.
 
-    What is `asked` of it is completed by what the hub says. A checkpoint that does not come from a hub is verified
-    where it lies. Raises CheckpointError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
-    full disk, a download that broke off: what has arrived stays and the next call resumes.
+    The listing of the hub completes `options`. A checkpoint that does not come from a hub is only verified. Raises
+    CheckpointError if the checkpoint is incomplete, and HostError if the hub does not answer, the disk is full, or the
+    download is interrupted: received bytes stay, and the next call resumes.
     """
     if model.checkpoint.source != "hub":
         return verify_fresh(directory, model, options)

@@ -53,7 +53,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
 
 
 def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
-    """Return the target of a server without a plan, from its own server info; a feature it does not report is not checked.
+    """Return the target of a server without a plan, from its server info; features it does not report are not checked.
 
     Raises NoResponseError, and UnexpectedResponseError if it is no sglang server.
     """
