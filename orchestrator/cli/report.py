@@ -30,7 +30,7 @@ def command(
     title: Annotated[str, typer.Option(metavar="TEXT", help="title of the page; default: the measured server")] = "",
     node_watts: Annotated[
         list[str] | None,
-        typer.Option(metavar="[GPU=]W", help="metered watts of a whole node under load (may be repeated)"),
+        typer.Option(metavar="[GPU=]W", help="metered watts of a node under load (may be repeated)"),
     ] = None,
     electricity_price: Annotated[
         str | None, typer.Option(metavar="PRICE[EUR]", help="electricity price per kWh; default currency: USD")
