@@ -44,7 +44,7 @@ def print_data(text: str, *, colors: bool = False, end: str = "\n") -> None:
 
 
 class _JsonOutput:
-    """Whether this command prints JSON, and what it has printed."""
+    """The JSON state of this command: whether it prints JSON, and what it has printed."""
 
     expected: bool = False
     document: bool = False  # the one document of the command; streams of lines have none

@@ -120,7 +120,7 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
             _do(step, runner)
             finished = True
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted", hint="the same command goes on from here") from error
+            raise Interrupted("interrupted", hint="repeat the command to continue") from error
         finally:
             if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
                 runner.take_down(step.run)
@@ -133,7 +133,7 @@ def _do(step: Step, runner: StepRunner) -> None:
     code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
     if code != 0:
         error = DeployError(
-            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="the same command goes on from here"
+            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="repeat the command to continue"
         )
         error.exit_code = code
         raise error

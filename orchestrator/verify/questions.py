@@ -24,7 +24,7 @@ def filler(words: int) -> str:
 
 
 def is_correct(question: SmokeQuestion, answer: str) -> bool:
-    """Return whether an answer is the one that is right; case, white space and a full stop at the end do not count."""
+    """Return whether an answer is correct, ignoring case, white space and a full stop at the end."""
     return _essence(answer) == _essence(question.expected)
 
 

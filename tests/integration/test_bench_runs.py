@@ -83,6 +83,15 @@ def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
     assert len(set(first.bodies)) == 32
 
 
+def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(tmp_path: Path) -> None:
+    first, second = Script(foreign=True), Script(foreign=True)
+    result = bench(first, tmp_path / "1")
+    bench(second, tmp_path / "2")
+    assert "caches cannot be flushed: prompts varied by " in result.run.warmup
+    assert len(first.bodies) == len(second.bodies) == 32
+    assert not {*first.bodies} & {*second.bodies}
+
+
 def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
     workload = WORKLOAD.model_copy(update={"request_rates": (40.0, 41.0, 42.0)})
     answered = itertools.count()

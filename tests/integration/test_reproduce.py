@@ -72,7 +72,7 @@ def test_interrupted_while_it_measures_and_taken_up_again(publication: Publicati
         first.wait_for("5 rps: 10 requests")
         code, said = first.end(signal.SIGINT)
     assert code == 130, said
-    assert "the same command goes on from here" in said
+    assert "repeat the command to continue" in said
     nothing_is_left(deploy, publication.port)
 
     second = deploy.run(*again)

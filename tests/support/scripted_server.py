@@ -60,6 +60,7 @@ class Script:
     die_after: int | None = None  # requests, then the server is gone
     served: int = 0
     replicas: int = 1
+    foreign: bool = False  # another engine: it has none of sglang's own paths
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)  # in the order of arrival, the warm-up's too
@@ -137,6 +138,10 @@ class ScriptedServer:
                 writer.transport.abort()
                 return
             await self._generate(path, content, writer, script.answer(script.served - 1))
+            return
+        if script.foreign and path in {"/server_info", "/flush_cache"}:
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
             return
         if path == "/flush_cache":
             script.served = 0
