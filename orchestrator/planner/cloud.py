@@ -51,6 +51,7 @@ def rental_files(
         brought=brought,
         image=image,
         secrets=secrets,
+        offers=asked.profile.hardware.offers,
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
         ready_seconds=load_seconds + STEP_SECONDS["kernels"] + STEP_SECONDS["smoke"] + (PULL if image else 0.0),
     )

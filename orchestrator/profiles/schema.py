@@ -124,6 +124,7 @@ class HardwareSection(StrictModel):
     vram: Size = Field(description="memory of one GPU")
     container: ContainerSection = Field(default=ContainerSection(), description="options of the container")
     source: Text = Field(default="", description="where these facts are published")
+    offers: dict[Word, list[Word]] = Field(default={}, description="instance types that dstack rents, by backend")
 
 
 def _named_in_a_catalog(name: str) -> str:

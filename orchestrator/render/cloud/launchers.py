@@ -1,4 +1,4 @@
-"""The YAML files of SkyPilot and dstack: a task that runs once, and a service that the broker keeps running.
+"""The YAML files of SkyPilot and dstack: a task that runs once, a service that the broker keeps running, and a fleet.
 
 The validators of skypilot 0.14.1 and dstack 0.22.5 accept these files; they were not tested on a rented host.
 """
@@ -11,6 +11,7 @@ from orchestrator.render.artifacts import RenderedFile, container_options
 from orchestrator.render.cloud.task import PATH_THERE, CloudTask, broker_file
 
 _CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three busy processes
+_IDLE: Final = "15m"  # until dstack gives an unused machine back
 _SLACK: Final = 2  # factor on the estimated startup time, before a broker gives up on a replica
 
 
@@ -56,6 +57,7 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
     common = {
         **({"image": rental.image} if rental.image is not None else {}),
         "env": list(rental.secrets),
+        "fleets": [rental.name],
         **({"files": [f"{here}:{there}" for there, here in rental.brought.items()]} if rental.brought else {}),
         "commands": ["set -eu", *rental.set_up, *rental.run],
         "resources": resources,
@@ -66,6 +68,11 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "timeout": "30s",  # during a long prefill, a response takes up to 20 s
         "interval": "30s",
     }
+    # dstack runs nothing without a fleet. Its default for idle instances of a fleet is 3 days.
+    fleet = {"type": "fleet", "name": rental.name, "nodes": "0..1", "idle_duration": _IDLE, "resources": resources}
+    if rental.offers and rental.gpus == hardware.gpus:  # the instance types are whole nodes
+        types = [name for names in rental.offers.values() for name in names]
+        fleet |= {"backends": list(rental.offers), "instance_types": types}
     service = {
         "port": plan.server.port,
         "auth": False,  # the server checks its own API key, which uses the same header
@@ -73,6 +80,7 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "probes": [probe],
     }
     return (
+        broker_file("fleet.dstack.yml", fleet, "dstack apply -f fleet.dstack.yml"),
         broker_file(
             "task.dstack.yml",
             {"type": "task", "name": rental.name, "ports": [plan.server.port], **common},

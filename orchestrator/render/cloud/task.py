@@ -30,6 +30,7 @@ class CloudTask:
     image: str | None  # of the container; None: the broker's own
     secrets: Sequence[str]  # names of environment variables
     disk_bytes: int
+    offers: Mapping[str, Sequence[str]]  # instance types by dstack backend; empty: any with the GPUs
     ready_seconds: float  # estimated seconds from start to ready
 
     @property

@@ -15,7 +15,6 @@ RETIRED: Final = {
     "borrowed": "fallback",
     "catalogue": "catalog",
     "colour": "color",
-    "fleet": "servers",
     "hazard": "warning",
     "hazards": "warnings",
     "heal": "restart",
@@ -80,12 +79,12 @@ def test_no_retired_word_is_used() -> None:
 def test_a_retired_word_is_found_in_a_name_and_in_a_text(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
-        'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"a {knock} fleet"\n'
+        'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"a {knock} hazard"\n'
     )
     assert [fault.split(":", 1)[1] for fault in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
         "2: write `restart`, not `heal`",
         "2: write `check the port`, not `knock`",
         "3: write `restart`, not `heal`",
-        "4: write `servers`, not `fleet`",
+        "4: write `warning`, not `hazard`",
     ]

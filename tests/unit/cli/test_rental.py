@@ -18,7 +18,7 @@ URL = "git+https://example.org/deploy@0a1b2c3"
 
 def told(broker: str, profile: str, home: Home, *overrides: str, tool: str = URL) -> list[dict[str, object]]:
     files = rental_files(broker, profile, overrides, home, tool=tool)[1]
-    return [yaml.safe_load(file.content) for file in files]
+    return [yaml.safe_load(file.content) for file in files if file.path != "fleet.dstack.yml"]
 
 
 @pytest.fixture
@@ -64,6 +64,20 @@ def test_the_gpus_that_the_layout_takes_and_the_disk_that_the_checkpoint_takes(h
     half = told("dstack", "mi355x-tp4dp2", home, "layout.dp=1")[0]["resources"]
     assert isinstance(half, dict)
     assert half["gpu"] == {"vendor": "amd", "name": "MI355X", "count": 4}
+
+
+def test_a_fleet_names_the_instance_types_that_are_whole_nodes_of_this_hardware(home: Home) -> None:
+    def fleet(profile: str, *overrides: str) -> dict[str, object]:
+        files = rental_files("dstack", profile, overrides, home, tool=URL)[1]
+        found: dict[str, object] = next(yaml.safe_load(f.content) for f in files if f.path == "fleet.dstack.yml")
+        return found
+
+    whole = fleet("mi355x-tp4dp2")
+    assert whole["backends"] == ["vultr"]
+    assert whole["instance_types"] == ["vbm-256c-3072gb-8-mi355x-gpu", "vcg-mi355x-252c-2872g-2304vram"]
+    assert [form["fleets"] for form in told("dstack", "mi355x-tp4dp2", home)] == [[whole["name"]]] * 2
+    assert "instance_types" not in fleet("mi355x-tp4dp2", "layout.dp=1")  # four GPUs: no node of eight is offered
+    assert "instance_types" not in fleet("b200-tp8")  # its hardware has no offers
 
 
 def test_an_engine_with_a_list_of_packages_needs_no_image(home: Home) -> None:
