@@ -91,14 +91,15 @@ def command(
 
 def _report_kernels(plan: Plan, home: Home, missing: Sequence[str]) -> None:
     """Report the coverage of tuned kernels, or the patches whose file the build context lacks."""
+    untuned = warn_untuned(plan, home)
     if missing:
+        build = "`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again"
         warn(
             f"`docker build` of these files stops: there is no file for patch `{'`, `'.join(missing)}`",
-            hint="`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again",
+            hint=f"after tuning, {build}" if untuned else build,
         )
     else:
         report_coverage(plan, home)
-    warn_untuned(plan, home)
 
 
 def _require_package(package: str | None, *, ours: bool) -> str:

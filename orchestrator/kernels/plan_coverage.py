@@ -233,10 +233,15 @@ def untuned_problem(
     )
 
 
-def warn_untuned(plan: Plan, home: Home) -> None:
-    """Warn of the batches for which `deploy up` would refuse the plan; of a prebuilt image nothing is known."""
-    if not plan.prebuilt_image and (problem := untuned_problem(plan, home)):
+def warn_untuned(plan: Plan, home: Home) -> bool:
+    """Warn of the batches for which `deploy up` refuses the plan, and return whether there are any.
+
+    Nothing is known of a prebuilt image.
+    """
+    problem = None if plan.prebuilt_image else untuned_problem(plan, home)
+    if problem:
         warn(problem.message, hint=problem.hint)
+    return problem is not None
 
 
 def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
