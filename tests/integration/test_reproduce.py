@@ -21,6 +21,7 @@ class Publication:
     """Published figures in a file of the user, measured again by a profile and a workload of the user."""
 
     file: Path
+    profile: Path
     port: int
 
 
@@ -45,7 +46,7 @@ def publication(tmp_path: Path) -> Publication:
     runs = f"[{{profile: {profile}, workloads: [{workload}]}}]"
     file = tmp_path / "mine.yaml"
     file.write_text(f"{figures}\nreproduce:\n  summary: on a CPU\n  runs: {runs}\n")
-    return Publication(file, port)
+    return Publication(file, profile, port)
 
 
 def changed(file: Path, *changes: tuple[str, str]) -> str:
@@ -89,6 +90,26 @@ def test_interrupted_while_it_measures_and_taken_up_again(publication: Publicati
 
     third = deploy.run(*again)
     assert (third.returncode, commands(third.stderr)) == (0, [])
+
+
+def test_a_running_server_is_measured_and_keeps_running(publication: Publication, tmp_path: Path) -> None:
+    deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
+    measure = ["reproduce", str(publication.file), "--from", "tiny-again", "--output", str(results)]
+    missing = deploy.run(*measure)
+    assert (missing.returncode, "no server `tiny-again` found" in missing.stderr) == (6, True), missing.stderr
+
+    assert deploy.run("up", str(publication.profile), "--set", "env.OF_THE_USER=1").returncode == 0
+    other = deploy.run(*measure)
+    assert other.returncode == 2, other.stderr
+    same = deploy.run(*measure, "--set", "env.OF_THE_USER=1")
+    assert same.returncode == 0, same.stderr
+    assert [command.split()[0] for command in commands(same.stderr)] == ["smoke", "bench", "report"]
+    (status,) = json.loads(deploy.run("status", "--json").stdout)
+    assert status["name"] == "tiny-again"
+    assert processes_with(f"--port {publication.port}")
+
+    assert deploy.run("down", "tiny-again").returncode == 0
+    nothing_is_left(deploy, publication.port)
 
 
 def nothing_is_left(deploy: CommandLine, port: int) -> None:

@@ -79,7 +79,7 @@ def test_no_retired_word_is_used() -> None:
 def test_a_retired_word_is_found_in_a_name_and_in_a_text(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
-        'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"a {knock} hazard"\n'
+        'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"{knock} hazard"\n'
     )
     assert [fault.split(":", 1)[1] for fault in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
